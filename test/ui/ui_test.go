@@ -55,12 +55,23 @@ func serveUntil(t *testing.T, sockets []string, nodes ...*fakenode.Node) (addres
 		}
 		sockets = append(sockets, socket)
 	}
-	config := web.Config{Token: token, Version: "test"}
+	config := web.Config{}
 	for _, socket := range sockets {
-		config.Nodes = append(config.Nodes, web.Node{Address: socket, Dial: func(ctx context.Context) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		}})
+		config.Nodes = append(config.Nodes, web.Node{Address: socket, Dial: dialer(socket)})
 	}
+	return serveConfig(t, config)
+}
+
+func dialer(socket string) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
+}
+
+// serveConfig serves the page with the nodes of a Config.
+func serveConfig(t *testing.T, config web.Config) (address string, end func()) {
+	t.Helper()
+	config.Token, config.Version = token, "test"
 	var err error
 	if config.Page, err = fs.Sub(ui.Dist, "dist"); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,8 @@ export type NodeClient = Client<typeof NodeService>;
 
 /** NodeInfo is a node of /api/nodes. */
 export interface NodeInfo {
+  /** id is the node's alone, for ever. */
+  id: number;
   name: string;
   address: string;
   flows: string;
@@ -47,11 +49,12 @@ export class Api {
     );
   }
 
-  node(index: number): NodeClient {
-    return this.client(`/api/node/${index}`);
+  node(id: number): NodeClient {
+    return this.client(`/api/node/${id}`);
   }
 
-  async nodes(): Promise<{ version: string; nodes: NodeInfo[] }> {
+  /** nodes lists the nodes. lacks is what the list lacks, or why it is old. */
+  async nodes(): Promise<{ version: string; lacks: string; nodes: NodeInfo[] }> {
     const answer = await fetch("/api/nodes", { headers: { Authorization: `Bearer ${this.token}` } });
     if (answer.status === 401) throw new ConnectError("", Code.Unauthenticated);
     if (!answer.ok) throw new ConnectError(await answer.text(), Code.Unavailable);

@@ -116,6 +116,7 @@ export function Page({ cluster }: { cluster: Cluster }) {
           ) : (
             <>
               {cluster.error && <p class="banner bad" role="alert">{cluster.error} What you see is old.</p>}
+              {cluster.lacks && <p class="banner warn" role="status">{shown(cluster.lacks)}</p>}
               {body}
             </>
           )}
@@ -165,7 +166,7 @@ function Header({ cluster, view, onHelp }: { cluster: Cluster; view: View; onHel
         {cluster.nodes.length > 1 && (
           <select aria-label="Node" value={cluster.selected} onChange={(e) => cluster.select(Number(e.currentTarget.value))}>
             <option value={-1}>All nodes</option>
-            {cluster.nodes.map((n) => <option key={n.index} value={n.index}>{shown(nodeName(n))}</option>)}
+            {cluster.nodes.map((n) => <option key={n.id} value={n.id}>{shown(nodeName(n))}</option>)}
           </select>
         )}
         <button type="button" onClick={nextTheme} aria-label={`Colors: ${theme}`} title={`Colors: ${theme}`}>

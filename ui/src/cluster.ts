@@ -16,7 +16,7 @@ export interface Result<T> {
 
 /** NodeState is a node and what it last reported. */
 export interface NodeState {
-  index: number;
+  id: number;
   info: NodeInfo;
   client: NodeClient;
   status?: StatusResponse;
@@ -41,9 +41,11 @@ export class Cluster extends Source {
   readonly api = new Api();
   nodes: NodeState[] = [];
   version = "";
+  /** lacks is what the list of nodes lacks, or why it is old. */
+  lacks = "";
   /** error is why the program that serves the page does not answer. */
   error = "";
-  /** selected is the index of the node to show; -1: all. */
+  /** selected is the id of the node to show; -1: all. */
   selected = -1;
   traffic = new Traffic();
   readonly watch = new Watch((event) => {
@@ -63,8 +65,8 @@ export class Cluster extends Source {
   }
 
   /** select shows one node, or all (-1). */
-  select(index: number) {
-    this.selected = index;
+  select(id: number) {
+    this.selected = id;
     this.traffic = new Traffic();
     this.services.clear();
     this.counted.clear();
@@ -78,7 +80,7 @@ export class Cluster extends Source {
 
   /** scope has the selected nodes. */
   get scope(): NodeState[] {
-    return this.selected < 0 ? this.nodes : this.nodes.filter((n) => n.index === this.selected);
+    return this.selected < 0 ? this.nodes : this.nodes.filter((n) => n.id === this.selected);
   }
 
   /** shows reports whether a node is selected, by the name that flows have. */
@@ -113,10 +115,13 @@ export class Cluster extends Source {
 
   private async readStatus() {
     try {
-      const { nodes, version } = await this.api.nodes();
+      const { nodes, version, lacks } = await this.api.nodes();
       this.version = version;
+      this.lacks = lacks;
       this.error = "";
-      this.nodes = nodes.map((info, index) => Object.assign(this.nodes[index] ?? { index, client: this.api.node(index), error: "", seen: 0 }, { info }));
+      const known = new Map(this.nodes.map((n) => [n.id, n]));
+      this.nodes = nodes.map((info) => Object.assign(known.get(info.id) ?? { id: info.id, client: this.api.node(info.id), error: "", seen: 0 }, { info }));
+      if (this.selected >= 0 && this.scope.length === 0) this.select(-1); // it has left the cluster
     } catch (error) {
       this.error = explain(error);
       this.changed();

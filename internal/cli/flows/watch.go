@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
+	"spillway.dev/spillway/internal/escape"
 )
 
 // quiet is the pause after which an agent has sent what it remembered.
@@ -37,31 +39,64 @@ func (w *watcher) one(ctx context.Context, agent nodeclient.Dialer) error {
 	return nodeclient.Error(does, agent, err)
 }
 
-// all watches the agents of all nodes until ctx ends.
+// listEvery is the time between two lists of the nodes.
+const listEvery = 10 * time.Second
+
+// all watches the agents of all nodes until ctx ends, also those of nodes that come later.
 func (w *watcher) all(ctx context.Context, cluster *reach.Cluster) error {
 	agents, complete, err := cluster.Agents(ctx)
 	if err != nil {
 		return fmt.Errorf("%s: %w", does, err)
 	}
 	if len(agents) == 0 {
-		return fmt.Errorf("%s: the cluster has no Pod with the label app.kubernetes.io/name=spillway", does)
+		return fmt.Errorf("%s: %s", does, reach.WithoutAgents)
 	}
 	if !complete {
-		w.out.note("nodes without an agent are missing: you may not list nodes: bind the ClusterRole spillway-viewer")
+		w.out.note(reach.WithoutNodes)
 	}
-	var all sync.WaitGroup
-	for _, a := range agents {
-		all.Go(func() {
-			cluster.Follow(ctx, a.Node, func(ctx context.Context, d nodeclient.Dialer, connected func()) error {
-				if err := w.hint(ctx, a.Node, d); err != nil {
-					return err
-				}
-				return w.watch(ctx, d, connected)
-			}, func(err *reach.Error) { w.out.note(lostText(a.Node, err)) })
-		})
+	var running sync.WaitGroup
+	defer running.Wait()
+	watched := map[string]context.CancelFunc{}
+	for {
+		gone := maps.Clone(watched)
+		for _, a := range agents {
+			delete(gone, a.Node)
+			if watched[a.Node] == nil {
+				own, cancel := context.WithCancel(ctx)
+				watched[a.Node] = cancel
+				running.Go(func() { w.again(own, cluster, a.Node) })
+			}
+		}
+		for node, cancel := range gone {
+			if complete { // else a node whose Pod is replaced seems to have gone
+				cancel()
+				delete(watched, node)
+				w.out.note(fmt.Sprintf("node %s: it has left the cluster", escape.Text(node)))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			for _, cancel := range watched {
+				cancel()
+			}
+			return nil
+		case <-time.After(listEvery):
+		}
+		// While the API server is away, its agents are too: their lines say so.
+		if now, all, err := cluster.Agents(ctx); err == nil {
+			agents, complete = now, all
+		}
 	}
-	all.Wait()
-	return nil
+}
+
+// again watches the agent of one node, also after it has ended.
+func (w *watcher) again(ctx context.Context, cluster *reach.Cluster, node string) {
+	cluster.Follow(ctx, node, func(ctx context.Context, d nodeclient.Dialer, connected func()) error {
+		if err := w.hint(ctx, node, d); err != nil {
+			return err
+		}
+		return w.watch(ctx, d, connected)
+	}, func(err *reach.Error) { w.out.note(lostText(node, err)) })
 }
 
 // hint notes what the agent does not report.

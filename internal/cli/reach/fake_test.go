@@ -289,7 +289,11 @@ func pipeTo(t *testing.T, api nodev1alpha1connect.NodeServiceHandler) execFunc {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.Handle(nodev1alpha1connect.NewNodeServiceHandler(api))
-	server := httptest.NewServer(mux)
+	server := httptest.NewUnstartedServer(mux)
+	server.Config.Protocols = &http.Protocols{} // as an agent
+	server.Config.Protocols.SetHTTP1(true)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
 	t.Cleanup(server.Close)
 	return func(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) int {
 		err := Pipe(ctx, func(ctx context.Context) (net.Conn, error) {

@@ -20,7 +20,8 @@ type Flags struct {
 	Node                           string // "": this node's agent
 	kubeconfig, context, namespace string
 	atOnce                         int
-	timeout                        time.Duration
+	// Timeout is for each node.
+	Timeout time.Duration
 }
 
 // AddNode adds --node and the flags of AddCluster.
@@ -39,7 +40,7 @@ func (f *Flags) AddCluster(flags *pflag.FlagSet) {
 	flags.StringVar(&f.context, "context", "", "Context of the kubeconfig (default: its current one).")
 	flags.StringVar(&f.namespace, "agent-namespace", "", "Namespace of the agents' Pods (default: found by their label).")
 	flags.IntVar(&f.atOnce, "nodes-at-once", 10, "Number of nodes asked at the same time.")
-	flags.DurationVar(&f.timeout, "node-timeout", 15*time.Second, "Timeout for each node.")
+	flags.DurationVar(&f.Timeout, "node-timeout", 15*time.Second, "Timeout for each node.")
 	cli.GroupFlags(flags, Group, clusterFlags...)
 }
 
@@ -50,7 +51,7 @@ func (f *Flags) All(cmd *cobra.Command) (*Cluster, error) {
 	if f.Node != "" {
 		return nil, cli.UsageErrorf("--all-nodes and --node: one node is asked, or all: give one of the two")
 	}
-	if err := f.validate(cmd, true); err != nil {
+	if err := f.Validate(cmd, true); err != nil {
 		return nil, err
 	}
 	return f.Cluster()
@@ -58,7 +59,7 @@ func (f *Flags) All(cmd *cobra.Command) (*Cluster, error) {
 
 // Dialer returns the dialer of the agent that the flags name: --node, or the socket.
 func (f *Flags) Dialer(cmd *cobra.Command, socket *nodeclient.Socket) (nodeclient.Dialer, error) {
-	if err := f.validate(cmd, f.Node != ""); err != nil {
+	if err := f.Validate(cmd, f.Node != ""); err != nil {
 		return nodeclient.Dialer{}, err
 	}
 	if f.Node == "" {
@@ -71,9 +72,9 @@ func (f *Flags) Dialer(cmd *cobra.Command, socket *nodeclient.Socket) (nodeclien
 	return c.Node(f.Node), nil
 }
 
-// validate returns a UsageError for flags that cannot be, and for those of a way to the agent
+// Validate returns a UsageError for flags that cannot be, and for those of a way to the agent
 // that the command does not take: through the cluster, or by the socket.
-func (f *Flags) validate(cmd *cobra.Command, cluster bool) error {
+func (f *Flags) Validate(cmd *cobra.Command, cluster bool) error {
 	flags := cmd.Flags()
 	for _, name := range append([]string{"node"}, clusterFlags...) {
 		flag := flags.Lookup(name)
@@ -92,8 +93,8 @@ func (f *Flags) validate(cmd *cobra.Command, cluster bool) error {
 		return cli.UsageErrorf("--api-socket is for this machine's agent: remove it, or --node and --all-nodes")
 	case f.atOnce < 1:
 		return cli.UsageErrorf("--nodes-at-once %d: must be 1 or more", f.atOnce)
-	case f.timeout <= 0:
-		return cli.UsageErrorf("--node-timeout %s: must be longer than 0", f.timeout)
+	case f.Timeout <= 0:
+		return cli.UsageErrorf("--node-timeout %s: must be longer than 0", f.Timeout)
 	}
 	return nil
 }
@@ -117,5 +118,5 @@ func (f *Flags) Cluster() (*Cluster, error) {
 	if err != nil {
 		own = ""
 	}
-	return New(Config{REST: config, Namespace: f.namespace, OwnNamespace: own, AtOnce: f.atOnce, Timeout: f.timeout})
+	return New(Config{REST: config, Namespace: f.namespace, OwnNamespace: own, AtOnce: f.atOnce, Timeout: f.Timeout})
 }

@@ -37,6 +37,14 @@ const (
 	Command = "api-pipe"
 )
 
+// Texts of commands that ask all nodes.
+const (
+	// WithoutNodes is about a list of agents that is not complete.
+	WithoutNodes = "nodes without an agent are missing: you may not list nodes: bind the ClusterRole spillway-viewer"
+	// WithoutAgents is about an empty list of agents.
+	WithoutAgents = "the cluster has no Pod with the label " + selector
+)
+
 // Config describes a Cluster.
 type Config struct {
 	REST *rest.Config

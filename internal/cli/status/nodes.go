@@ -131,7 +131,7 @@ func (all nodes) Write(w io.Writer) error {
 		t.Foot("this machine's clock is %s", aheadOrBehind(own))
 	}
 	if !all.complete {
-		t.Foot("nodes without an agent are missing: you may not list nodes: bind the ClusterRole spillway-viewer")
+		t.Foot(reach.WithoutNodes)
 	}
 	good := len(all.Nodes) - all.silent()
 	for _, n := range all.Nodes {
@@ -141,7 +141,7 @@ func (all nodes) Write(w io.Writer) error {
 	}
 	switch {
 	case len(all.Nodes) == 0:
-		t.Verdict(page.Bad, "no agents", "the cluster has no Pod with the label app.kubernetes.io/name=spillway")
+		t.Verdict(page.Bad, "no agents", reach.WithoutAgents)
 	case good == len(all.Nodes):
 		t.Verdict(page.Good, "serving", "all %d nodes, without a problem", good)
 	default:

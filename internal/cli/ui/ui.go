@@ -18,14 +18,18 @@ import (
 	"spillway.dev/spillway/docs"
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/cli/reach"
+	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/observe/web"
 	"spillway.dev/spillway/ui"
 )
 
 type options struct {
-	listen  string
-	remote  bool
-	sockets []string
+	listen   string
+	remote   bool
+	sockets  []string
+	allNodes bool
+	cluster  reach.Flags
 }
 
 // NewCommand returns the command ui.
@@ -33,15 +37,18 @@ func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "ui",
-		Short: "Serve a page with Services, flows, drops and findings of this node",
+		Short: "Serve a page with Services, flows, drops and findings of this node or of all",
 		Long: `Serves a page on this machine and prints its address. The page shows the agent's node:
 health, Services with their endpoints and rates, live flows and why each endpoint was
-chosen, drops in words with their runbooks, and findings with fixes. It needs no other
-server and no network. The end of the address is a key; a page of another site, or
-another user, cannot read without it. Runs until it is interrupted. Needs the rights to
-the agent's socket, which is root's.`,
+chosen, drops in words with their runbooks, and findings with fixes. The end of the
+address is a key; a page of another site, or another user, cannot read without it. Runs
+until it is interrupted. Needs the rights to the agent's socket, which is root's.
+
+With --node or --all-nodes the page shows other nodes. Their agents are reached through
+the API server, with the rights of a kubeconfig. Nodes that come and go do so on the page.`,
 		Example: `  spillway ui
-  spillway ui --listen 127.0.0.1:8900
+  spillway ui --all-nodes
+  spillway ui --node node2 --listen 127.0.0.1:8900
   spillway ui --api-socket one=/tmp/one.sock --api-socket two=/tmp/two.sock`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
@@ -50,27 +57,29 @@ the agent's socket, which is root's.`,
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "IP `address` and port of the page; port 0 is any free one.")
 	f.BoolVar(&o.remote, "allow-remote", false, "Allow --listen on addresses that other machines reach. The page is not encrypted.")
 	f.StringArrayVar(&o.sockets, "api-socket", []string{nodeclient.DefaultSocket}, "Socket of an agent's API, as `[NAME=]PATH`; may be given several times.")
+	f.BoolVar(&o.allNodes, "all-nodes", false, "Show all nodes of the cluster.")
+	cli.GroupFlags(f, reach.Group, "all-nodes")
+	o.cluster.AddNode(f)
 	return cmd
 }
 
-func (o options) run(cmd *cobra.Command) error {
+func (o *options) run(cmd *cobra.Command) error {
 	addr, err := o.address()
 	if err != nil {
 		return err
 	}
-	nodes, err := o.nodes()
-	if err != nil {
+	ctx, stop := cli.UntilSignal(cmd.Context())
+	defer stop()
+	config := web.Config{Token: rand.Text(), Version: cli.Build().Version}
+	if err := o.choose(ctx, cmd, &config); err != nil {
 		return err
 	}
-	page, err := fs.Sub(ui.Dist, "dist")
-	if err != nil {
+	if config.Page, err = fs.Sub(ui.Dist, "dist"); err != nil {
 		return err
 	}
-	runbooks, err := fs.Sub(docs.Runbooks, "runbooks")
-	if err != nil {
+	if config.Runbooks, err = fs.Sub(docs.Runbooks, "runbooks"); err != nil {
 		return err
 	}
-	config := web.Config{Nodes: nodes, Token: rand.Text(), Version: cli.Build().Version, Page: page, Runbooks: runbooks}
 	if err := config.Validate(); err != nil {
 		return err
 	}
@@ -78,8 +87,6 @@ func (o options) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w: choose another address with --listen", addr, err)
 	}
-	ctx, stop := cli.UntilSignal(cmd.Context())
-	defer stop()
 	server := &http.Server{Handler: web.Handler(config), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	context.AfterFunc(ctx, func() { _ = server.Close() }) // its listener is closed too
 	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "http://%s/#token=%s\n", listener.Addr(), config.Token); err != nil {
@@ -93,7 +100,7 @@ func (o options) run(cmd *cobra.Command) error {
 }
 
 // address is where to listen. Other machines reach it only if that was asked for.
-func (o options) address() (netip.AddrPort, error) {
+func (o *options) address() (netip.AddrPort, error) {
 	addr, err := netip.ParseAddrPort(o.listen)
 	switch {
 	case err != nil:
@@ -104,7 +111,49 @@ func (o options) address() (netip.AddrPort, error) {
 	return addr, nil
 }
 
-func (o options) nodes() ([]web.Node, error) {
+// choose adds the nodes that the flags name.
+func (o *options) choose(ctx context.Context, cmd *cobra.Command, config *web.Config) (err error) {
+	if !o.allNodes && o.cluster.Node == "" {
+		if err := o.cluster.Validate(cmd, false); err != nil {
+			return err
+		}
+		config.Nodes, err = o.local()
+		return err
+	}
+	if o.allNodes {
+		cluster, err := o.cluster.All(cmd)
+		if err != nil {
+			return err
+		}
+		r := remote{cluster, o.cluster.Timeout}
+		var lacks string
+		if config.Nodes, lacks, err = r.list(ctx); err != nil {
+			return fmt.Errorf("list nodes: %w", err)
+		}
+		if lacks != "" {
+			fmt.Fprintln(cmd.ErrOrStderr(), "spillway: "+reach.WithoutNodes)
+		}
+		config.Refresh = r.list
+		return nil
+	}
+	if err := o.cluster.Validate(cmd, true); err != nil {
+		return err
+	}
+	cluster, err := o.cluster.Cluster()
+	if err != nil {
+		return err
+	}
+	// A node that does not exist, or a right that is missing, is seen at once.
+	agent, err := cluster.Agent(ctx, o.cluster.Node)
+	if err != nil {
+		return fmt.Errorf("find the agent of node %s: %w", escape.Text(o.cluster.Node), err)
+	}
+	r := remote{cluster, o.cluster.Timeout}
+	config.Nodes = []web.Node{r.node(agent, cluster.Node(agent.Node))}
+	return nil
+}
+
+func (o *options) local() ([]web.Node, error) {
 	var nodes []web.Node
 	for _, socket := range o.sockets {
 		name, path, named := strings.Cut(socket, "=")

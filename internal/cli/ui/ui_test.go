@@ -48,7 +48,7 @@ func TestUsage(t *testing.T) {
 }
 
 func TestNamesOfSockets(t *testing.T) {
-	nodes, err := options{sockets: []string{"/run/a.sock", "b=/run/b.sock", "/run/c=d.sock"}}.nodes()
+	nodes, err := (&options{sockets: []string{"/run/a.sock", "b=/run/b.sock", "/run/c=d.sock"}}).local()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -20,7 +21,7 @@ var discard = log.New(io.Discard, "", 0)
 // to a server.
 type merge struct {
 	nodev1alpha1connect.UnimplementedNodeServiceHandler
-	nodes []*node
+	nodes *set
 }
 
 // retryFirst and retryMost limit the time between two attempts to watch a node.
@@ -29,8 +30,9 @@ const (
 	retryMost  = 15 * time.Second
 )
 
-// WatchFlows forwards the events of every node that has them. It ends with an error if the
-// filter is wrong, or if no node can be watched.
+// WatchFlows forwards the events of every node that has them, and of nodes that come later.
+// It ends with an error if the filter is wrong. It also ends if no node can be watched, and
+// the nodes never change.
 func (m *merge) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, out *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -38,50 +40,101 @@ func (m *merge) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequ
 	if err := out.Send(&nodev1alpha1.WatchFlowsResponse{}); err != nil {
 		return err
 	}
-	// The buffer is small: an agent counts the events that a slow page misses.
-	messages := make(chan *nodev1alpha1.WatchFlowsResponse, 16)
-	ends := make(chan error, len(m.nodes))
-	for _, n := range m.nodes {
-		go func() { ends <- n.follow(ctx, req, messages) }()
+	f := followers{
+		forever: m.nodes.refresh != nil, req: req, cancels: map[*node]context.CancelFunc{},
+		// The buffer is small: an agent counts the events that a slow page misses.
+		messages: make(chan *nodev1alpha1.WatchFlowsResponse, 16), ends: make(chan error),
 	}
-	for running := len(m.nodes); ; {
-		select {
-		case message := <-messages:
-			if err := out.Send(message); err != nil {
-				return err
+	for {
+		nodes, _, changed := m.nodes.now()
+		f.follow(ctx, nodes)
+		for again := false; !again; {
+			select {
+			case message := <-f.messages:
+				if err := out.Send(message); err != nil {
+					return err
+				}
+			case err := <-f.ends:
+				f.running--
+				if connect.CodeOf(err) == connect.CodeInvalidArgument || f.running == 0 && !f.forever {
+					return err
+				}
+			case <-changed:
+				again = true
+			case <-ctx.Done():
+				return ctx.Err()
 			}
-		case err := <-ends:
-			if running--; running == 0 || connect.CodeOf(err) == connect.CodeInvalidArgument {
-				return err
-			}
-		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
 }
 
+// followers watch the nodes of one stream.
+type followers struct {
+	forever  bool // refusals are not final: an agent may be upgraded, a right granted
+	req      *nodev1alpha1.WatchFlowsRequest
+	cancels  map[*node]context.CancelFunc
+	running  int
+	messages chan *nodev1alpha1.WatchFlowsResponse
+	ends     chan error // of those that gave up, or whose node has gone
+}
+
+// follow watches these nodes and no others.
+func (f *followers) follow(ctx context.Context, nodes []*node) {
+	for n, cancel := range f.cancels {
+		if !slices.Contains(nodes, n) {
+			cancel()
+			delete(f.cancels, n)
+		}
+	}
+	for _, n := range nodes {
+		if f.cancels[n] != nil {
+			continue
+		}
+		own, cancel := context.WithCancel(ctx)
+		f.cancels[n] = cancel
+		f.running++
+		go func() {
+			defer cancel()
+			err := n.follow(own, f.req, f.messages, f.forever)
+			select {
+			case f.ends <- err:
+			case <-ctx.Done():
+			}
+		}()
+	}
+}
+
 // follow watches one node until the context ends, and again after a failure. It gives up
-// only if the agent refuses the call.
-func (n *node) follow(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, messages chan<- *nodev1alpha1.WatchFlowsResponse) error {
+// if the filter is wrong, and, unless it goes on forever, if the agent refuses the call.
+func (n *node) follow(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, messages chan<- *nodev1alpha1.WatchFlowsResponse, forever bool) error {
 	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
 		began := time.Now()
 		err := n.followOnce(ctx, req, messages)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		final := false
+		var refused *connect.Error
 		switch connect.CodeOf(err) {
+		case connect.CodeInvalidArgument:
+			return err
 		case connect.CodeUnimplemented:
 			n.setWatchError("This agent has no live events: it is older than the page, or does not follow flows.")
-			return err
-		case connect.CodeInvalidArgument, connect.CodeFailedPrecondition, connect.CodePermissionDenied:
-			var refused *connect.Error
-			if errors.As(err, &refused) && connect.CodeOf(err) != connect.CodeInvalidArgument {
+			final = true
+		case connect.CodeFailedPrecondition, connect.CodePermissionDenied:
+			if errors.As(err, &refused) {
 				n.setWatchError(refused.Message())
 			}
+			final = true
+		default:
+			n.setWatchError(n.own().explain(err))
+		}
+		if final && !forever {
 			return err
 		}
-		n.setWatchError(n.explain(err))
-		if time.Since(began) > retryMost {
+		if final {
+			wait = retryMost
+		} else if time.Since(began) > retryMost {
 			wait = retryFirst
 		}
 		select {

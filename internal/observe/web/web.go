@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -29,12 +30,22 @@ type Node struct {
 	Address string
 	// Dial connects to the agent's API.
 	Dial func(context.Context) (net.Conn, error)
+	// DialTime limits a Dial; 0: 5 s.
+	DialTime time.Duration
+	// OneConnection sends all calls over one connection, by HTTP/2: each connection costs
+	// the agent something.
+	OneConnection bool
+	// Explain says in sentences why a Dial failed; nil: Dial connects to a Unix socket.
+	Explain func(error) string
 }
 
 // Config is what a Handler serves.
 type Config struct {
 	// Nodes are in the order in which the page shows them.
 	Nodes []Node
+	// Refresh returns the present nodes, each with a Name of its own, and what the list
+	// lacks, as a sentence or "". It is called while a page is open. nil: they never change.
+	Refresh func(context.Context) (nodes []Node, lacks string, err error)
 	// Token is what a caller must know to read from a node.
 	Token string
 	// Version is that of the program.
@@ -48,7 +59,7 @@ type Config struct {
 // Validate returns what is missing.
 func (c Config) Validate() error {
 	switch {
-	case len(c.Nodes) == 0:
+	case len(c.Nodes) == 0 && c.Refresh == nil:
 		return errors.New("no node")
 	case c.Token == "":
 		return errors.New("no token")
@@ -64,20 +75,22 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 // Handler returns the server of a valid configuration.
-func Handler(c Config) http.Handler {
-	nodes := make([]*node, len(c.Nodes))
-	for i, n := range c.Nodes {
-		nodes[i] = newNode(n)
-	}
+func Handler(c Config) http.Handler { return handler(c, newSet(c.Nodes, c.Refresh)) }
+
+func handler(c Config, nodes *set) http.Handler {
 	api := http.NewServeMux()
-	api.HandleFunc("GET /api/nodes", func(w http.ResponseWriter, _ *http.Request) { writeNodes(w, c.Version, nodes) })
-	api.HandleFunc("POST /api/node/{index}/"+nodev1alpha1connect.NodeServiceName+"/{method}", func(w http.ResponseWriter, r *http.Request) {
-		i, err := strconv.Atoi(r.PathValue("index"))
-		if err != nil || i < 0 || i >= len(nodes) {
-			writeError(w, r, connect.CodeNotFound, "no such node: load the page again")
+	api.HandleFunc("GET /api/nodes", func(w http.ResponseWriter, _ *http.Request) {
+		nodes.look()
+		writeNodes(w, c.Version, nodes)
+	})
+	api.HandleFunc("POST /api/node/{id}/"+nodev1alpha1connect.NodeServiceName+"/{method}", func(w http.ResponseWriter, r *http.Request) {
+		id, err := strconv.Atoi(r.PathValue("id"))
+		n := nodes.node(id)
+		if err != nil || n == nil {
+			writeError(w, r, connect.CodeNotFound, "this node is no longer part of the cluster")
 			return
 		}
-		http.StripPrefix("/api/node/"+r.PathValue("index"), nodes[i].proxy).ServeHTTP(w, r)
+		http.StripPrefix("/api/node/"+r.PathValue("id"), n.proxy).ServeHTTP(w, r)
 	})
 	path, merged := nodev1alpha1connect.NewNodeServiceHandler(&merge{nodes: nodes})
 	api.Handle("POST /api/nodes"+path, http.StripPrefix("/api/nodes", merged))
@@ -146,19 +159,25 @@ func writeError(w http.ResponseWriter, r *http.Request, code connect.Code, messa
 
 // nodeObject is a node in /api/nodes.
 type nodeObject struct {
+	// ID names the node in the address of calls. No other node gets it later.
+	ID      int    `json:"id"`
 	Name    string `json:"name"`
 	Address string `json:"address"`
 	// Flows is why events of flows do not arrive; "": they do, or nothing watches.
 	Flows string `json:"flows"`
 }
 
-func writeNodes(w http.ResponseWriter, version string, nodes []*node) {
+func writeNodes(w http.ResponseWriter, version string, s *set) {
+	nodes, lacks, _ := s.now()
 	object := struct {
-		Version string       `json:"version"`
-		Nodes   []nodeObject `json:"nodes"`
-	}{Version: version}
+		Version string `json:"version"`
+		// Lacks is what the list lacks, or why it is old; "": nothing.
+		Lacks string       `json:"lacks"`
+		Nodes []nodeObject `json:"nodes"`
+	}{Version: version, Lacks: lacks, Nodes: []nodeObject{}}
 	for _, n := range nodes {
-		object.Nodes = append(object.Nodes, nodeObject{Name: n.Name, Address: n.Address, Flows: n.watchError()})
+		own := n.own()
+		object.Nodes = append(object.Nodes, nodeObject{ID: n.id, Name: own.Name, Address: own.Address, Flows: n.watchError()})
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(object) // the caller has closed the connection

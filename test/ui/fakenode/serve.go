@@ -13,7 +13,10 @@ import (
 func (n *Node) Serve(ctx context.Context, listener net.Listener) error {
 	mux := http.NewServeMux()
 	mux.Handle(nodev1alpha1connect.NewNodeServiceHandler(n))
-	server := &http.Server{Handler: mux, BaseContext: func(net.Listener) context.Context { return ctx }}
+	protocols := &http.Protocols{} // those of an agent
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Handler: mux, Protocols: protocols, BaseContext: func(net.Listener) context.Context { return ctx }}
 	context.AfterFunc(ctx, func() { _ = server.Close() }) // its listener is closed too
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err

@@ -21,7 +21,7 @@ export function Drops() {
     <>
       <h1>Drops</h1>
       {cluster.drops.error && <p class="banner bad" role="alert">{shown(cluster.drops.error)}</p>}
-      {value?.errors.map((r) => <p key={r.node.index} class="banner warn" role="alert">{shown(nodeName(r.node))}: {shown(r.error)}</p>)}
+      {value?.errors.map((r) => <p key={r.node.id} class="banner warn" role="alert">{shown(nodeName(r.node))}: {shown(r.error)}</p>)}
       {!value && !cluster.drops.error && <Message title="Reading the counters …" />}
       {value && list.length === 0 && value.errors.length === 0 && <Message title="No packet was dropped" mood="good"><p>The eBPF programs have refused or dropped none since they were loaded. The command spillway drops shows those of the whole kernel.</p></Message>}
       {list.length > 0 && (

@@ -34,7 +34,7 @@ export function Overview() {
         <Rates />
       </div>
       <h2>{scope.length === 1 ? "Node" : "Nodes"}</h2>
-      <div class={scope.length === 1 ? "cards one" : "cards"}>{scope.map((n) => <NodeCard key={n.index} node={n} />)}</div>
+      <div class={scope.length === 1 ? "cards one" : "cards"}>{scope.map((n) => <NodeCard key={n.id} node={n} />)}</div>
     </>
   );
 }

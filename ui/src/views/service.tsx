@@ -41,7 +41,7 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
       {results.length > 0 && !first && failed && <Message title="The Service cannot be read" mood="bad"><p>{shown(failed.error)}</p></Message>}
       {traffic && <Chart label={`Connections of ${shown(key)} in the last minute`} lines={lines} data={data} height={120} />}
       {first && <Whole service={first.value!.service!} />}
-      {results.map((r) => <Differences key={r.node.index} node={nodeName(r.node)} service={r.value?.service} />)}
+      {results.map((r) => <Differences key={r.node.id} node={nodeName(r.node)} service={r.value?.service} />)}
       <p>
         <button
           type="button"
