@@ -41,7 +41,7 @@ func TestSCTPChangesItsDataplane(t *testing.T) {
 	spec.Conntrack = true
 	e := &sctpNode{env: &env{Harness: harness.Start(t, cluster.Config{Spec: spec, NoAgents: true})}}
 	must(t, e.Agent("a").Start(t.Context()))
-	e.waitVerified(t, "a")
+	e.waitVerified(t)
 	e.serve(t)
 	e.open(t, "nftables", "a1", "client0", "a")
 	e.wantEBPF(t, 0)
@@ -72,16 +72,16 @@ func (e *sctpNode) restartWith(t *testing.T, flags ...string) {
 	t.Helper()
 	e.Flags = map[string][]string{"": flags}
 	e.restart(t, "a", syscall.SIGTERM, 0)
-	e.waitVerified(t, "a")
+	e.waitVerified(t)
 }
 
 // waitVerified waits until the agent is ready. On a busy machine, the emulated CPU of
 // hack/vm verifies the programs for longer than WaitReady waits.
-func (e *env) waitVerified(t *testing.T, node string) {
+func (e *sctpNode) waitVerified(t *testing.T) {
 	t.Helper()
 	var err error
 	for range 3 {
-		if err = e.Agent(node).WaitReady(t.Context()); err == nil {
+		if err = e.Agent("a").WaitReady(t.Context()); err == nil {
 			return
 		}
 	}
