@@ -441,6 +441,8 @@ enum settings_flags {
 	SETTING_TCP_LIBERAL = 1 << 7,	/* only RSTs are compared with the TCP window */
 	SETTING_EVENTS_REFUSED = 1 << 8, /* store events of refused and dropped packets */
 	SETTING_EVENTS_FLOWS = 1 << 9,	/* store events of flows */
+	SETTING_HOOKS_HOST = 1 << 10,	/* the socket hooks leave the sockets of pods */
+	SETTING_HOOKS_EXCEPT = 1 << 11, /* they leave the cgroups in unhooked_cgroups */
 };
 
 /*

@@ -6,7 +6,7 @@
  *
  * A program runs for the cgroup of a process, in any network namespace. Decisions that need
  * packets (source ranges, silent drops) are left to the tc programs, if the process is in a
- * pod.
+ * pod. So are the sockets of pods that the agent excludes: --socket-hooks, and an annotation.
  */
 #ifndef SPILLWAY_SOCKET_H
 #define SPILLWAY_SOCKET_H
@@ -300,6 +300,38 @@ static __always_inline enum socket_decision socket_decide(const struct frontend 
 	return SOCKET_TRANSLATE;
 }
 
+/*
+ * Levels of cgroup2 at which the cgroup of a pod is searched. The kubelet's are at 2 to 4, and
+ * deeper where the node itself is a container.
+ */
+#define CGROUP_LEVELS 12
+
+/*
+ * Is the current process in a pod that has no socket hooks? The helper is available to these
+ * programs since 5.7, as bpf_get_netns_cookie is.
+ */
+static __noinline int pod_unhooked(void)
+{
+	struct settings *s = get_settings();
+	__u64 id;
+	int level;
+
+	if (!s)
+		return 0;
+	if (s->flags & SETTING_HOOKS_HOST)
+		return 1;
+	if (!(s->flags & SETTING_HOOKS_EXCEPT))
+		return 0;
+	for (level = 1; level <= CGROUP_LEVELS; level++) {
+		id = bpf_get_current_ancestor_cgroup_id(level);
+		if (!id)
+			return 0;
+		if (bpf_map_lookup_elem(&unhooked_cgroups, &id))
+			return 1;
+	}
+	return 0;
+}
+
 /* Handles connect() and sendmsg(): replaces the Service's address by an endpoint's. */
 static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 family,
 					    enum socket_call call)
@@ -324,6 +356,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 		return ALLOW;
 	netns = bpf_get_netns_cookie(ctx);
 	in_pod = netns != host_netns_cookie;
+	if (in_pod && pod_unhooked())
+		return ALLOW;
 	decision = socket_decide(fe, dst.family, in_pod);
 	if (decision == SOCKET_LEAVE)
 		return ALLOW;

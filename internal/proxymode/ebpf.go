@@ -40,7 +40,7 @@ func mayDefaultCgroup(own, pid1 string) error {
 
 func ebpfConfig(c Config) (ebpf.Config, error) {
 	root := c.CgroupRoot
-	if root == "" {
+	if root == "" && c.SocketHooks != ebpf.HooksOff {
 		if err := mayDefaultCgroup(kernel.NetnsName("/proc/self"), kernel.NetnsName("/proc/1")); err != nil {
 			return ebpf.Config{}, err
 		}
@@ -50,7 +50,7 @@ func ebpfConfig(c Config) (ebpf.Config, error) {
 		}
 	}
 	return ebpf.Config{
-		BPFFS: c.BPFFS, CgroupRoot: root, Bypass: c.Bypass, Log: c.Log,
+		BPFFS: c.BPFFS, CgroupRoot: root, SocketHooks: c.SocketHooks, Bypass: c.Bypass, Log: c.Log,
 		FlowTableSize: c.FlowTableSize, Timeouts: c.Timeouts,
 		TCPLiberal: c.TCPLiberal, LeavePrevious: c.LeavePrevious, SCTP: c.SCTP, Refused: c.Refused,
 		FlowEvents: c.FlowEvents, FlowEventsSample: c.FlowEventsSample, FlowEventsRate: c.FlowEventsRate,

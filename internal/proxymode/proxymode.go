@@ -26,6 +26,7 @@ type Config struct {
 	Mode              string // one of Names
 	BPFFS             string
 	CgroupRoot        string // "": where cgroup2 is mounted
+	SocketHooks       string // --socket-hooks
 	Bypass            string
 	ServiceCounters   bool
 	VerifyPartialSync string

@@ -130,6 +130,7 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"mode: instead", "at '/mode': value must be one of 'replace', 'beside'"},
 		{"proxyMode: ipvs", "at '/proxyMode': value must be one of 'ebpf', 'nftables', 'iptables'"},
 		{"bypass: sometimes", "bypass"},
+		{"socketHooks: some", "socketHooks"},
 		{"clusterCidr: [10.0.0.0/8]", "additional properties 'clusterCidr' not allowed"},
 		{"clusterCIDR: [10.0.0.0]", "clusterCIDR/0"},
 		{"nodePortAddresses: [secondary]", "nodePortAddresses/0"},
@@ -242,7 +243,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "masqueradeAll", "bypass", "ebpfSCTP",
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName",

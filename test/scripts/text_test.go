@@ -172,6 +172,7 @@ func (r *recorder) nodeText() string {
 		{"known pods", n.KnownPods, len(n.KnownPods) > 0},
 		{"must traverse netfilter", n.MustTraverseNetfilter, len(n.MustTraverseNetfilter) > 0},
 		{"deny rule", n.DenyRuleOnlyPods, len(n.DenyRuleOnlyPods) > 0},
+		{"unhooked pods", n.UnhookedPods, len(n.UnhookedPods) > 0},
 		{"NetworkPolicies exist", n.PoliciesExist, n.PoliciesExist},
 		{"leaving", n.Leaving, n.Leaving},
 	} {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/kube"
@@ -43,6 +44,7 @@ type Config struct {
 	Cleanup            bool
 	Takeover           string
 	CgroupRoot         string
+	SocketHooks        string
 	BPFFS              string
 	DropCapabilities   bool
 	LeavePrevious      bool
@@ -91,6 +93,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.Cleanup, "cleanup", false, "Remove everything of this instance from the kernel, and exit.")
 	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: remove kube-proxy's rules from the kernel when this agent serves and no kube-proxy runs here.")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted).")
+	f.StringVar(&c.SocketHooks, "socket-hooks", ebpf.HooksAll, "Sockets that eBPF translates when they connect: all, host (of the node's own network namespace) or off. The packets of other pods are translated one by one. With off, processes of the node have no Services.")
 	f.StringVar(&c.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
 	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "Drop CAP_SYS_ADMIN and CAP_PERFMON after the dataplane is loaded. Conntrack of other network namespaces is then neither measured nor tuned.")
 	f.BoolVar(&c.LeavePrevious, "leave-previous-layout", false, "Leave the maps and programs of the release before when the agent ends, for a rollback to it (--proxy-mode ebpf).")
@@ -124,6 +127,9 @@ func (c *Config) warnOfIdleFlags(log *slog.Logger) {
 	}
 	if c.EBPFSCTP && c.ProxyMode != "ebpf" {
 		log.Warn("--ebpf-sctp has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+	if c.SocketHooks != ebpf.HooksAll && c.ProxyMode != "ebpf" {
+		log.Warn("--socket-hooks has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
 	if c.Events.counted && c.ProxyMode != "ebpf" {
 		log.Warn("--service-metrics has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
@@ -205,6 +211,9 @@ func (c *Config) validateChoices() error {
 	}
 	if !slices.Contains(bypasses, c.Bypass) {
 		return cli.UsageErrorf("--bypass %q: not a choice: use auto, always or never", c.Bypass)
+	}
+	if !slices.Contains(ebpf.SocketHooks, c.SocketHooks) {
+		return cli.UsageErrorf("--socket-hooks %q: not a choice: use %s", c.SocketHooks, strings.Join(ebpf.SocketHooks, ", "))
 	}
 	if err := c.validateTakeover(); err != nil {
 		return err
@@ -327,7 +336,7 @@ func (c *Config) servers() (list []netip.AddrPort) {
 // set Refused and Takeover.
 func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 	return proxymode.Config{
-		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, Bypass: c.Bypass,
+		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
 		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP,

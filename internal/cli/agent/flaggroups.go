@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
@@ -17,7 +18,7 @@ var flagGroups = []struct {
 }{
 	{"Source", []string{"kubeconfig", "master", "manifests", "config", "hostname-override", "service-proxy-name",
 		"kube-api-qps", "kube-api-burst", "kube-api-content-type"}},
-	{"Dataplane", []string{"proxy-mode", "bypass", "takeover", "cleanup", "bpffs", "cgroup-root", "drop-capabilities", "leave-previous-layout", "ebpf-sctp"}},
+	{"Dataplane", []string{"proxy-mode", "bypass", "takeover", "cleanup", "bpffs", "cgroup-root", "socket-hooks", "drop-capabilities", "leave-previous-layout", "ebpf-sctp"}},
 	{"Service", []string{"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
 		"nodeport-addresses", "masquerade-all", "allow-external-ips", "feature-gates"}},
 	{"Flow Table", []string{"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait",
@@ -40,6 +41,7 @@ func groupFlags(cmd *cobra.Command) {
 	cli.Choices(cmd, "detect-local-mode", string(intent.LocalClusterCIDR), string(intent.LocalNodeCIDR),
 		string(intent.LocalBridgeInterface), string(intent.LocalInterfaceNamePrefix))
 	cli.Choices(cmd, "bypass", bypasses...)
+	cli.Choices(cmd, "socket-hooks", ebpf.SocketHooks...)
 	cli.Choices(cmd, "takeover", "kube-proxy")
 	cli.Choices(cmd, "verify-partial-sync", iptables.VerifyChoices...)
 	cli.Choices(cmd, "conntrack-autopilot", autopilot.Modes...)

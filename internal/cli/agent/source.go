@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/manifest"
 	"spillway.dev/spillway/internal/facts/model"
@@ -65,7 +66,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	}
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
-		NetworkPolicies: c.Bypass == "auto", DoNotTrack: policies, Contact: contact, Logger: log,
+		NetworkPolicies: c.Bypass == "auto", NodePods: c.ProxyMode == "ebpf" && c.SocketHooks == ebpf.HooksAll, DoNotTrack: policies, Contact: contact, Logger: log,
 		Nodes: kube.NodesConfig{OwnOnly: c.ProxyMode != "ebpf"},
 	})
 	if err != nil {

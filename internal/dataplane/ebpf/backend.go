@@ -48,6 +48,7 @@ type Backend struct {
 	repaired dataplane.Repair
 	checks   chan struct{}
 	drifted  chan struct{}
+	unhook   chan struct{} // the pods without socket hooks have changed
 
 	mu            sync.Mutex // for the fields below: interfaces change on their own
 	node          *intent.Node
@@ -79,7 +80,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	}
 	b := &Backend{
 		cfg: cfg, features: features, traversing: map[netip.Addr]traversal{},
-		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1),
+		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1), unhook: make(chan struct{}, 1),
 	}
 	if b.objects, err = load(&cfg, features); err != nil {
 		return nil, err
@@ -138,7 +139,11 @@ func probe(cfg *Config) (kernel.Features, error) {
 	}
 	// Without conntrack there are no connections to look up.
 	_ = kernel.LoadConntrack()
-	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
+	place := kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot}
+	if cfg.SocketHooks == HooksOff {
+		place.CgroupRoot = "" // none is needed
+	}
+	features, err := kernel.Probe(place)
 	if err != nil {
 		return features, err
 	}
@@ -281,7 +286,7 @@ func (b *Backend) attach(ctx context.Context) error {
 		// OnError has reported each failed interface; the others are served.
 		b.cfg.Log.Error("Attach to interfaces", "err", err)
 	}
-	err := attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms())
+	err := b.attachSockets()
 	stop()
 	if err != nil {
 		return fmt.Errorf("attach socket hooks: %w", err)
@@ -305,9 +310,18 @@ func (b *Backend) attach(ctx context.Context) error {
 	})
 	b.done.Go(func() { b.sweepLoop(run) })
 	b.done.Go(func() { b.checkLoop(run) })
+	b.done.Go(func() { b.unhookLoop(run) })
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
-		"cgroup", b.cfg.CgroupRoot, "bpffs", b.cfg.BPFFS)
+		"cgroup", b.cfg.CgroupRoot, "socketHooks", b.cfg.SocketHooks, "bpffs", b.cfg.BPFFS)
 	return nil
+}
+
+// attachSockets attaches the socket hooks, or detaches those of an earlier run.
+func (b *Backend) attachSockets() error {
+	if b.cfg.SocketHooks == HooksOff {
+		return attach.DetachCgroup(b.cfg.BPFFS)
+	}
+	return attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms())
 }
 
 // migrate copies the recent entries of the earlier run's programs.

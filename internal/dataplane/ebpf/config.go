@@ -23,14 +23,28 @@ const (
 	EventsAll     = "all"     // also flows: opened, answered, closed
 )
 
+// The values of Config.SocketHooks, from --socket-hooks.
+const (
+	HooksAll  = "all"  // sockets of the node and of pods
+	HooksHost = "host" // sockets of the node's own network namespace
+	HooksOff  = "off"  // no socket: no program is attached to the cgroup
+)
+
+// SocketHooks are the values of Config.SocketHooks.
+var SocketHooks = []string{HooksAll, HooksHost, HooksOff}
+
 // Config configures the dataplane.
 type Config struct {
 	// BPFFS is this instance's own directory in a bpf file system.
 	BPFFS string
-	// CgroupRoot is the cgroup2 directory whose processes use Services.
+	// CgroupRoot is the cgroup2 directory whose processes use Services. HooksOff needs none.
 	CgroupRoot string
-	Bypass     string
-	Log        *slog.Logger
+	// SocketHooks selects the sockets that the socket hooks translate; "" means HooksAll.
+	// The tc programs translate packets of the other sockets of pods. Other processes of
+	// the node have no Services.
+	SocketHooks string
+	Bypass      string
+	Log         *slog.Logger
 
 	// FlowTableSize is the maximum number of confirmed flows; the kernel evicts the
 	// oldest first. The table has room for a quarter as many unconfirmed flows in
@@ -128,7 +142,13 @@ func (c *Config) Validate() error {
 	if !filepath.IsAbs(c.BPFFS) {
 		return fmt.Errorf("bpffs %q: must be an absolute path", c.BPFFS)
 	}
-	if !filepath.IsAbs(c.CgroupRoot) {
+	if c.SocketHooks == "" {
+		c.SocketHooks = HooksAll
+	}
+	if !slices.Contains(SocketHooks, c.SocketHooks) {
+		return fmt.Errorf("socket hooks %q: use all, host or off", c.SocketHooks)
+	}
+	if !filepath.IsAbs(c.CgroupRoot) && c.SocketHooks != HooksOff {
 		return fmt.Errorf("cgroup root %q: must be an absolute path", c.CgroupRoot)
 	}
 	if c.Bypass == "" {

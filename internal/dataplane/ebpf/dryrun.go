@@ -38,7 +38,7 @@ type DryRun struct {
 var agentMaps = []string{
 	tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends, tcMapPods, tcMapNodeAddrs,
 	tcMapUplinks, tcMapL3Devices, tcMapUntrackedPorts, tcMapUntrackedPods, tcMapUntrackedBlocks,
-	tcMapNodeSettings, tcMapSnatPorts, tcMapPortFilter, tcMapSourceRanges,
+	tcMapNodeSettings, tcMapSnatPorts, tcMapPortFilter, tcMapSourceRanges, tcMapUnhookedCgroups,
 }
 
 // dryRunFlows is the size of a DryRun's flow table. It gets at most dryRunCopies entries.

@@ -72,7 +72,11 @@ func (b *Backend) Hooks() []dataplane.Hook {
 	attached := b.attached
 	b.portsMu.Unlock()
 	var socket []dataplane.Hook
-	for at, program := range b.objects.socketPrograms() {
+	programs := b.objects.socketPrograms()
+	if b.cfg.SocketHooks == HooksOff {
+		programs = nil
+	}
+	for at, program := range programs {
 		h := dataplane.Hook{Place: b.cfg.CgroupRoot, Program: strings.ToLower(at.String()), Mechanism: "cgroup"}
 		if info, err := program.Info(); err == nil {
 			h.Program = info.Name

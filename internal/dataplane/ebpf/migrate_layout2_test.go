@@ -184,9 +184,9 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	wantSame(t, "links again", again.links, first.links)
 	wantSame(t, "endpoints again", again.endpoints, first.endpoints)
 	wantOnlyOwnMaps(t, cfg)
-	// Layout 2 has no maps of events: they went with their pins.
+	// Layout 2 has no maps of events and of pods without hooks: they went with their pins.
 	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes,
-		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals)
+		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapUnhookedCgroups)
 }
 
 // switchMeanwhile gives flows as programs leave them in the older map while the

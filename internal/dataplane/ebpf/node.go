@@ -67,6 +67,12 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	if b.cfg.TCPLiberal {
 		flags |= tcSettingsFlagsSETTING_TCP_LIBERAL
 	}
+	if b.cfg.SocketHooks == HooksHost {
+		flags |= tcSettingsFlagsSETTING_HOOKS_HOST
+	}
+	if len(n.UnhookedPods) > 0 {
+		flags |= tcSettingsFlagsSETTING_HOOKS_EXCEPT
+	}
 	s.Flags = uint32(flags | b.cfg.eventFlags())
 	s.IcmpIntervalV4 = icmpInterval("net.ipv4.icmp_ratelimit", time.Millisecond)
 	s.IcmpIntervalV6 = icmpInterval("net.ipv6.icmp.ratelimit", time.Millisecond)
@@ -130,6 +136,12 @@ func (b *Backend) writeNode(n *intent.Node) error {
 	before := b.node
 	b.node = n
 	b.setFacts(n)
+	if before == nil || !slices.Equal(before.UnhookedPods, n.UnhookedPods) {
+		b.askUnhook()
+		if _, err := b.writeUnhooked(); err != nil {
+			return err
+		}
+	}
 	want := map[tcAddrKey]uint32{}
 	for _, a := range n.Addrs {
 		want[addrKey(a)] = 0

@@ -44,6 +44,7 @@ const (
 	sockMapSources         = "sources"
 	sockMapUnconfirmed     = "unconfirmed"
 	sockMapUnconfirmedNext = "unconfirmed_next"
+	sockMapUnhookedCgroups = "unhooked_cgroups"
 	sockMapUntrackedBlocks = "untracked_blocks"
 	sockMapUntrackedPods   = "untracked_pods"
 	sockMapUntrackedPorts  = "untracked_ports"
@@ -156,6 +157,7 @@ type sockMapSpecs struct {
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
+	UnhookedCgroups *ebpf.MapSpec `ebpf:"unhooked_cgroups"`
 	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
 	UntrackedPods   *ebpf.MapSpec `ebpf:"untracked_pods"`
 	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
@@ -230,6 +232,7 @@ type sockMaps struct {
 	Sources         *ebpf.Map `ebpf:"sources"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
+	UnhookedCgroups *ebpf.Map `ebpf:"unhooked_cgroups"`
 	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
 	UntrackedPods   *ebpf.Map `ebpf:"untracked_pods"`
 	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
@@ -267,6 +270,7 @@ func (m *sockMaps) Close() error {
 		m.Sources,
 		m.Unconfirmed,
 		m.UnconfirmedNext,
+		m.UnhookedCgroups,
 		m.UntrackedBlocks,
 		m.UntrackedPods,
 		m.UntrackedPorts,

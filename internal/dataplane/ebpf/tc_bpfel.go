@@ -358,6 +358,8 @@ const (
 	tcSettingsFlagsSETTING_TCP_LIBERAL    tcSettingsFlags = 128
 	tcSettingsFlagsSETTING_EVENTS_REFUSED tcSettingsFlags = 256
 	tcSettingsFlagsSETTING_EVENTS_FLOWS   tcSettingsFlags = 512
+	tcSettingsFlagsSETTING_HOOKS_HOST     tcSettingsFlags = 1024
+	tcSettingsFlagsSETTING_HOOKS_EXCEPT   tcSettingsFlags = 2048
 )
 
 type tcSlotKey struct {
@@ -527,6 +529,7 @@ const (
 	tcMapSources               = "sources"
 	tcMapUnconfirmed           = "unconfirmed"
 	tcMapUnconfirmedNext       = "unconfirmed_next"
+	tcMapUnhookedCgroups       = "unhooked_cgroups"
 	tcMapUntrackedBlocks       = "untracked_blocks"
 	tcMapUntrackedPods         = "untracked_pods"
 	tcMapUntrackedPorts        = "untracked_ports"
@@ -656,6 +659,7 @@ type tcMapSpecs struct {
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
+	UnhookedCgroups *ebpf.MapSpec `ebpf:"unhooked_cgroups"`
 	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
 	UntrackedPods   *ebpf.MapSpec `ebpf:"untracked_pods"`
 	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
@@ -751,6 +755,7 @@ type tcMaps struct {
 	Sources         *ebpf.Map `ebpf:"sources"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
+	UnhookedCgroups *ebpf.Map `ebpf:"unhooked_cgroups"`
 	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
 	UntrackedPods   *ebpf.Map `ebpf:"untracked_pods"`
 	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
@@ -789,6 +794,7 @@ func (m *tcMaps) Close() error {
 		m.Sources,
 		m.Unconfirmed,
 		m.UnconfirmedNext,
+		m.UnhookedCgroups,
 		m.UntrackedBlocks,
 		m.UntrackedPods,
 		m.UntrackedPorts,

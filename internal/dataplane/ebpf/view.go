@@ -148,6 +148,12 @@ func (v *View) Pod(a netip.Addr) *PodEntry {
 	return &PodEntry{Ifindex: int(e.Ifindex), Flags: v.flags("pod_flags", uint64(e.Flags), "POD_")}
 }
 
+// Unhooked reports whether a cgroup is that of a pod without socket hooks.
+func (v *View) Unhooked(cgroup uint64) bool {
+	var one uint8
+	return v.maps[tcMapUnhookedCgroups].Lookup(cgroup, &one) == nil
+}
+
 // Uplink returns the node's address towards an external device. found is false for a device
 // that is not external.
 func (v *View) Uplink(ifindex int, like netip.Addr) (own netip.Addr, found bool) {

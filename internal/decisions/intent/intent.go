@@ -129,6 +129,9 @@ type Node struct {
 	// without the node's own. While PoliciesExist, any other pod address belongs to a pod
 	// with unknown labels: a pod that starts, or a pod whose object was deleted.
 	KnownPods []netip.Addr
+	// UnhookedPods are the UIDs of this node's pods whose sockets must connect to Service
+	// addresses themselves, sorted: see model.Pod.UnhookedUID.
+	UnhookedPods []string
 	// PoliciesExist says that a NetworkPolicy exists, or may exist, in any namespace. A
 	// pod of its namespace may start on this node at any time, and its first packets leave
 	// before its Pod object names an address.

@@ -36,6 +36,7 @@ type ownNode struct {
 	mustTraverseOfSlice map[model.Name][]netip.Addr
 	denyRulePods        []netip.Addr
 	knownPods           map[netip.Addr]int      // how many Pods of this node have the address
+	unhookedPods        map[model.Name]string   // UnhookedUID of the Pods of this node that have one
 	dirtyPods           map[model.Name]struct{} // pods to check again
 	anyPolicy           bool                    // a NetworkPolicy may require netfilter
 
@@ -51,6 +52,7 @@ func newOwnNode() ownNode {
 		mustTraverseOfPod:   map[model.Name][]netip.Addr{},
 		mustTraverseOfSlice: map[model.Name][]netip.Addr{},
 		knownPods:           map[netip.Addr]int{},
+		unhookedPods:        map[model.Name]string{},
 		nodeAddrs:           map[netip.Addr]int{},
 		otherNodesPods:      map[netip.Addr]int{},
 		dirtyPods:           map[model.Name]struct{}{},
@@ -231,6 +233,22 @@ func (o *ownNode) countOtherNodesPod(p *model.Pod, by int) {
 	}
 }
 
+// noteUnhooked notes whether a Pod of this node has no socket hooks; now is nil for a deleted
+// Pod.
+func (o *ownNode) noteUnhooked(node string, name model.Name, now *model.Pod) {
+	uid := ""
+	if now != nil && now.Node == node {
+		uid = now.UnhookedUID
+	}
+	if o.unhookedPods[name] == uid {
+		return
+	}
+	o.stale = true
+	if o.unhookedPods[name] = uid; uid == "" {
+		delete(o.unhookedPods, name)
+	}
+}
+
 // changedNode returns the Node if it differs from what was last returned.
 func (t *Tracker) changedNode() *Node {
 	t.updatePods()
@@ -265,6 +283,7 @@ func (t *Tracker) describeNode() Node {
 		Peers:         t.own.peers,
 		OtherPods:     t.own.otherPods,
 		OtherPodCIDRs: t.own.others,
+		UnhookedPods:  slices.Sorted(maps.Values(t.own.unhookedPods)),
 		MasqueradeAll: t.cfg.MasqueradeAll,
 
 		PoliciesUnknown: t.policiesUnknown(),
@@ -375,6 +394,6 @@ func sameNode(a, b Node) bool {
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
 		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.MustTraverseNetfilter, b.MustTraverseNetfilter) && slices.Equal(a.DenyRuleOnlyPods, b.DenyRuleOnlyPods) &&
 		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.KnownPods, b.KnownPods) && a.Leaving == b.Leaving &&
-		slices.Equal(a.OtherPods, b.OtherPods) && slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
+		slices.Equal(a.UnhookedPods, b.UnhookedPods) && slices.Equal(a.OtherPods, b.OtherPods) && slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

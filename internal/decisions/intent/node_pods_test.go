@@ -2,6 +2,7 @@ package intent
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"spillway.dev/spillway/internal/decisions/policy"
@@ -113,6 +114,33 @@ func TestClaimedPods(t *testing.T) {
 			t.Errorf("%s: node changes to %+v, want claimed pods %v", step.name, c.Node, step.want)
 		} else if c.Node != nil && !equalStrings(stringsOf(c.Node.KnownPods), step.want) {
 			t.Errorf("%s: claimed pods %v, want %v", step.name, c.Node.KnownPods, step.want)
+		}
+	}
+}
+
+func TestUnhookedPods(t *testing.T) {
+	tr := newTracker()
+	pod := func(n, node, uid string) model.Delta {
+		p := podObject(n, node, nil, "10.1.0.2")
+		p.UnhookedUID = uid
+		return delta(p)
+	}
+	for _, step := range []struct {
+		name  string
+		delta model.Delta
+		want  []string
+	}{
+		{"a pod with hooks", pod("p", here, ""), nil},
+		{"it is annotated", pod("p", here, "u2"), []string{"u2"}},
+		{"another one", pod("q", here, "u1"), []string{"u1", "u2"}},
+		{"one of another node", pod("r", there, "u3"), []string{"u1", "u2"}},
+		{"the annotation is removed", pod("p", here, ""), []string{"u1"}},
+		{"a pod of this name is created again", pod("q", here, "u4"), []string{"u4"}},
+		{"the pod is deleted", model.Delta{Pods: map[model.Name]*model.Pod{name("q"): nil}}, nil},
+	} {
+		tr.Apply(step.delta)
+		if got := tr.State().Node.UnhookedPods; !slices.Equal(got, step.want) {
+			t.Errorf("%s: unhooked pods %v, want %v", step.name, got, step.want)
 		}
 	}
 }

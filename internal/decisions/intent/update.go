@@ -128,6 +128,7 @@ func (t *Tracker) onPoliciesUnknown() { t.own.stale = true }
 
 // onPod marks dirty what depends on a Pod.
 func (t *Tracker) onPod(name model.Name, before, now *model.Pod) {
+	t.own.noteUnhooked(t.cfg.NodeName, name, now)
 	if before != nil && now != nil && before.Node == now.Node && maps.Equal(before.Labels, now.Labels) && slices.Equal(before.IPs, now.IPs) {
 		return
 	}

@@ -76,8 +76,13 @@ func (c *cgroups) of(pid int) string {
 
 // below reports whether a directory is a cgroup or below it.
 func (c *cgroups) below(dir string, id uint64) bool {
+	return c.belowAny(dir, func(at uint64) bool { return at == id })
+}
+
+// belowAny reports whether a directory is one of the cgroups that is selects, or below one.
+func (c *cgroups) belowAny(dir string, is func(id uint64) bool) bool {
 	for ; strings.HasPrefix(dir, c.top); dir = filepath.Dir(dir) {
-		if inode(dir) == id {
+		if is(inode(dir)) {
 			return true
 		}
 		if dir == c.top {

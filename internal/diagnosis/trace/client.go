@@ -101,7 +101,7 @@ func (t *tracer) findProcess(served attach.Cgroup) {
 	t.client.cookie = drops.Cookie(*t.client.ns)
 	for _, pid := range processesIn(t.client.ns.Inode) {
 		dir := t.cgroups.of(pid)
-		hooks := dir != "" && served.ID != 0 && t.cgroups.below(dir, served.ID)
+		hooks := dir != "" && served.ID != 0 && t.cgroups.below(dir, served.ID) && !t.cgroups.belowAny(dir, t.view.Unhooked)
 		if t.client.pid == 0 || hooks && !t.client.hooks {
 			t.client.pid, t.client.cgroup, t.client.hooks = pid, dir, hooks
 		}

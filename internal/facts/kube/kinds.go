@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -54,6 +55,14 @@ func (s *Source) allKinds() []watched {
 		},
 		s.nodes,
 	}
+	if s.cfg.NetworkPolicies || s.cfg.NodePods {
+		kinds = append(kinds, &kind[*corev1.Pod, model.Pod]{
+			source: s, name: "Pod", known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, optional: true, trim: trimPod,
+			lw: listWatch(c.CoreV1().Pods("").List, c.CoreV1().Pods("").Watch,
+				metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}),
+			put: s.putPod,
+		})
+	}
 	if !s.cfg.NetworkPolicies {
 		return kinds
 	}
@@ -62,12 +71,6 @@ func (s *Source) allKinds() []watched {
 			source: s, name: "NetworkPolicy", known: map[model.Name]*model.NetworkPolicy{}, convert: kubeobject.NetworkPolicy, optional: true,
 			lw:  listWatch(c.NetworkingV1().NetworkPolicies("").List, c.NetworkingV1().NetworkPolicies("").Watch, metav1.ListOptions{}),
 			put: func(d *model.Delta, n model.Name, m *model.NetworkPolicy) { enter(&d.NetworkPolicies, n, m) },
-		},
-		&kind[*corev1.Pod, model.Pod]{
-			source: s, name: "Pod", known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, optional: true, trim: trimPod,
-			lw: listWatch(c.CoreV1().Pods("").List, c.CoreV1().Pods("").Watch,
-				metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}),
-			put: s.putPod,
 		},
 	)
 }
@@ -131,9 +134,12 @@ func (s *Source) trimNode(n *corev1.Node) {
 	n.Status = corev1.NodeStatus{Addresses: n.Status.Addresses}
 }
 
-// trimPod keeps the fields that decide whether a policy selects the Pod.
+// trimPod keeps the fields that decide whether a policy selects the Pod, and whether it has
+// socket hooks.
 func trimPod(p *corev1.Pod) {
-	p.Annotations = nil
+	maps.DeleteFunc(p.Annotations, func(key, _ string) bool {
+		return key != kubeobject.SocketHooksAnnotation && key != corev1.MirrorPodAnnotationKey
+	})
 	p.Spec = corev1.PodSpec{
 		NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork,
 		Containers: trimContainers(p.Spec.Containers), InitContainers: trimContainers(p.Spec.InitContainers),

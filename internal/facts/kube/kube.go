@@ -41,6 +41,8 @@ type Config struct {
 	// the server forbids either, the source delivers the rest and sets
 	// model.Delta.NetworkPoliciesUnknown.
 	NetworkPolicies bool
+	// NodePods makes the source watch the Pods of this node in any case, for their annotations.
+	NodePods bool
 	// DoNotTrack reads DoNotTrackPolicies and, while any exist, the Pods and Namespaces
 	// that they select. nil disables them.
 	DoNotTrack dynamic.Interface

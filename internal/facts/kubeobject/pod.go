@@ -31,11 +31,29 @@ func Pod(o *corev1.Pod) (*model.Pod, []model.Problem) {
 			}
 		}
 	}
+	p.UnhookedUID = c.unhooked(o)
 	p.HostPorts = hostPorts(o.Spec.InitContainers, hostPorts(o.Spec.Containers, nil))
 	if c.invalid {
 		return nil, c.problems
 	}
 	return p, c.problems
+}
+
+// SocketHooksAnnotation excludes a Pod from the socket hooks of eBPF with the value "off".
+const SocketHooksAnnotation = ownPrefix + "socket-hooks"
+
+// unhooked returns Pod.UnhookedUID. Another value than "off" changes nothing, and is reported
+// if it is not "on".
+func (c *checker) unhooked(o *corev1.Pod) string {
+	switch value, set := o.Annotations[SocketHooksAnnotation]; {
+	case !set || value == "on":
+		return ""
+	case value != "off":
+		c.notef(field.NewPath("metadata", "annotations").Key(SocketHooksAnnotation), "%q is ignored; use on or off", clip(value))
+		return ""
+	}
+	// The kubelet names the cgroup of a static Pod by the file, not by the mirror Pod.
+	return cmp.Or(o.Annotations[corev1.MirrorPodAnnotationKey], string(o.UID))
 }
 
 var podProtocols = map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP}

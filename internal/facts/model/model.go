@@ -174,6 +174,9 @@ type Pod struct {
 	IPs    []netip.Addr
 	// HostPorts are the container ports to which the CNI maps a port of the node.
 	HostPorts []HostPort
+	// UnhookedUID is the UID by which the kubelet names the Pod's cgroup, if the Pod has no
+	// socket hooks by its annotation; else "".
+	UnhookedUID string
 }
 
 // HostPort is a container's port and the node's port that maps to it.

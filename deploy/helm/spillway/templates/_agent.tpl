@@ -49,6 +49,9 @@
 {{- if .ebpfSCTP }}
 - --ebpf-sctp
 {{- end }}
+{{- if not (has (toString .socketHooks) (list "" "all" "<nil>")) }}
+- --socket-hooks={{ .socketHooks }}
+{{- end }}
 {{- if .profiling }}
 - --profiling
 {{- end }}

@@ -1,0 +1,134 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// The socket hooks recognize a pod without hooks by its cgroup (pod_unhooked in
+// bpf/lib/socket.h). The kubelet makes the cgroup before the pod's network and its first
+// container, and after the API server has announced the Pod. So the agent looks for a new
+// pod's cgroup soon and often, and later checks that it is still the same.
+const (
+	unhookFirst = 50 * time.Millisecond
+	unhookLater = 10 * time.Second
+)
+
+// askUnhook wakes unhookLoop.
+func (b *Backend) askUnhook() {
+	select {
+	case b.unhook <- struct{}{}:
+	default: // it is about to look
+	}
+}
+
+// unhookLoop looks for the cgroups of pods without socket hooks until ctx is done. It
+// reports a pod without a cgroup once, when it has looked for some seconds.
+func (b *Backend) unhookLoop(ctx context.Context) {
+	wait, reported := unhookLater, false
+	timer := time.NewTimer(unhookFirst)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.unhook:
+			wait, reported = unhookFirst, false
+		case <-timer.C:
+			wait = min(2*wait, unhookLater)
+		}
+		b.mu.Lock()
+		missing, err := b.writeUnhooked()
+		b.mu.Unlock()
+		if err != nil {
+			b.cfg.Log.Error("Exclude pods from socket hooks", "err", err)
+		} else if len(missing) > 0 && wait == unhookLater && !reported {
+			reported = true
+			b.cfg.Log.Warn("Pods have socket hooks in spite of their annotation: their cgroups are not found",
+				"cgroup", b.cfg.CgroupRoot, "uids", missing)
+		}
+		if len(missing) == 0 {
+			wait = unhookLater
+		}
+		timer.Reset(wait)
+	}
+}
+
+// writeUnhooked writes the cgroups of the pods without socket hooks, and returns the UIDs
+// of those that have none. The caller holds mu.
+func (b *Backend) writeUnhooked() (missing []string, err error) {
+	if b.node == nil || b.cfg.SocketHooks != HooksAll {
+		return nil, nil
+	}
+	found, err := podCgroups(b.cfg.CgroupRoot, b.node.UnhookedPods)
+	if err != nil {
+		return nil, fmt.Errorf("find cgroups of pods: %w", err)
+	}
+	want := map[uint64]uint8{}
+	for _, uid := range b.node.UnhookedPods {
+		if id, ok := found[uid]; ok {
+			want[id] = 1
+		} else {
+			missing = append(missing, uid)
+		}
+	}
+	if err := replaceMap(b.m(tcMapUnhookedCgroups), want); err != nil {
+		return missing, fmt.Errorf("write cgroups without socket hooks: %w", err)
+	}
+	return missing, nil
+}
+
+// podCgroups returns the ids of the cgroups of pods, by UID. The kubelet names them
+// "podUID", or, with systemd, "kubepods-burstable-podUID.slice" with "_" for "-". An id is
+// the inode of the directory.
+func podCgroups(root string, uids []string) (map[string]uint64, error) {
+	found := map[string]uint64{}
+	if len(uids) == 0 {
+		return found, nil
+	}
+	names := make(map[string]string, 2*len(uids))
+	for _, uid := range uids {
+		names[uid], names[strings.ReplaceAll(uid, "-", "_")] = uid, uid
+	}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV):
+			return nil // removed meanwhile
+		case err != nil || !d.IsDir():
+			return err
+		}
+		name, ok := cgroupUID(d.Name())
+		if !ok {
+			return nil
+		}
+		// A pod has no pods: what a container names its own cgroups does not count.
+		if uid, wanted := names[name]; wanted {
+			if info, err := d.Info(); err == nil {
+				if st, ok := info.Sys().(*syscall.Stat_t); ok {
+					found[uid] = st.Ino
+				}
+			}
+		}
+		return fs.SkipDir
+	})
+	return found, err
+}
+
+// minUID is the length of the shortest UID: that of a static Pod is a hash in hexadecimal.
+const minUID = 32
+
+// cgroupUID returns the part of a cgroup's name that is the UID of its pod.
+func cgroupUID(name string) (uid string, ok bool) {
+	if name, ok = strings.CutSuffix(name, ".slice"); ok {
+		_, uid, ok = strings.Cut(name, "-pod")
+	} else {
+		uid, ok = strings.CutPrefix(name, "pod")
+	}
+	return uid, ok && len(uid) >= minUID
+}
