@@ -18,7 +18,7 @@ func findingsPage(root string) ([]byte, error) {
 		if k.Fixable {
 			remedy += " (`--fix`)"
 		}
-		rows = append(rows, []string{runbook(root, k.ID) + "<br>" + cell(k.Severity), cell(k.Effect) + "<br>" + remedy})
+		rows = append(rows, []string{runbook(root, k) + "<br>" + cell(k.Severity), cell(k.Effect) + "<br>" + remedy})
 	}
 	table(w, rows...)
 	w.WriteString("## Checks\n\nEach check can report one or more findings. They run in this order.\n\n")
@@ -30,10 +30,10 @@ func findingsPage(root string) ([]byte, error) {
 	return end(w), nil
 }
 
-// runbook returns a name as a link to its runbook, if it has one.
-func runbook(root, name string) string {
-	if _, err := os.Stat(filepath.Join(root, "docs/runbooks", name+".md")); err != nil {
-		return code(name)
+// runbook returns the id of a kind of finding as a link to its runbook, if it has one.
+func runbook(root string, k doctor.Kind) string {
+	if _, err := os.Stat(filepath.Join(root, "docs", k.Document())); err != nil {
+		return code(k.ID)
 	}
-	return fmt.Sprintf("[%s](../runbooks/%s.md)", code(name), name)
+	return fmt.Sprintf("[%s](../%s)", code(k.ID), k.Document())
 }

@@ -98,6 +98,10 @@ type ServiceCounter interface {
 	// ServiceCounters returns the counters of the ports that had a connection or a refusal.
 	// It returns nil if they are not counted.
 	ServiceCounters() (map[intent.PortID]*ServiceCounters, error)
+
+	// ServiceCountersOf is ServiceCounters for these ports only. Its cost follows their
+	// number, and that of refusals.
+	ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*ServiceCounters, error)
 }
 
 // HandshakeBuckets is the number of buckets of ServiceCounters.Handshakes.

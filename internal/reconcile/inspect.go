@@ -65,6 +65,11 @@ type Address struct {
 	Service  intent.PortID // that is served there; zero: none
 	Pod      model.Name    // that has the address; zero: unknown
 	Node     string        // of the pod; "": unknown
+
+	// EndpointOf are the Service ports that have it as an endpoint, sorted. The asker sets
+	// EndpointOfMax, the most it wants.
+	EndpointOf    []intent.PortID
+	EndpointOfMax int
 }
 
 // Names fills in what the store knows about addresses. It waits for the end of a turn; the
@@ -78,6 +83,9 @@ func (r *Reconciler) Names(ctx context.Context, addrs []Address) error {
 			a := &found[i]
 			a.Service = services.PortAt(a.Protocol, a.AddrPort)
 			a.Pod, a.Node = services.PodAt(a.AddrPort.Addr())
+			if a.EndpointOfMax > 0 {
+				a.EndpointOf = services.EndpointOf(a.Protocol, a.AddrPort, a.EndpointOfMax)
+			}
 		}
 	})
 	if err == nil {

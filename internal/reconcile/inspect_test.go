@@ -61,6 +61,10 @@ func TestQuestionsAreAnsweredBetweenTurns(t *testing.T) {
 		if err := g.Names(t.Context(), at); err != nil || at[0].Service.Service != svcName("c") || at[1].Pod != svcName("a-0") || at[1].Node != "n2" {
 			t.Errorf("names: %+v, %v", at, err)
 		}
+		at = []Address{{Protocol: model.TCP, AddrPort: netip.MustParseAddrPort("10.1.0.2:8001"), EndpointOfMax: 1}, {Protocol: model.TCP, AddrPort: netip.MustParseAddrPort("10.1.0.2:8001")}}
+		if err := g.Names(t.Context(), at); err != nil || len(at[0].EndpointOf) != 1 || at[0].EndpointOf[0].Service != svcName("b") || at[1].EndpointOf != nil {
+			t.Errorf("endpoints: %+v, %v", at, err)
+		}
 		if s := g.Status(); s.Services != 3 || s.Endpoints != 3 || len(s.Errors) != 0 {
 			t.Errorf("status: %+v", s)
 		}

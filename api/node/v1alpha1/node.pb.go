@@ -2304,6 +2304,300 @@ func (x *Drop) GetService() string {
 	return ""
 }
 
+type NamesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addresses     []*Address             `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"` // at most 512
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamesRequest) Reset() {
+	*x = NamesRequest{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamesRequest) ProtoMessage() {}
+
+func (x *NamesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamesRequest.ProtoReflect.Descriptor instead.
+func (*NamesRequest) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *NamesRequest) GetAddresses() []*Address {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+type Address struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Protocol      Protocol               `protobuf:"varint,1,opt,name=protocol,proto3,enum=spillway.node.v1alpha1.Protocol" json:"protocol,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Address) Reset() {
+	*x = Address{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Address) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Address) ProtoMessage() {}
+
+func (x *Address) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Address.ProtoReflect.Descriptor instead.
+func (*Address) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Address) GetProtocol() Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return Protocol_PROTOCOL_UNSPECIFIED
+}
+
+func (x *Address) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Address) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+type NamesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []*AddressNames        `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"` // of the addresses of the request, in their order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamesResponse) Reset() {
+	*x = NamesResponse{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamesResponse) ProtoMessage() {}
+
+func (x *NamesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamesResponse.ProtoReflect.Descriptor instead.
+func (*NamesResponse) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *NamesResponse) GetNames() []*AddressNames {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+// AddressNames is what the node knows about an address; empty: nothing.
+type AddressNames struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Service *ServicePortName       `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"` // that is served there; unset: none
+	// Ports of Services that have it as an endpoint, sorted, at most 8.
+	EndpointOf    []*ServicePortName `protobuf:"bytes,2,rep,name=endpoint_of,json=endpointOf,proto3" json:"endpoint_of,omitempty"`
+	Pod           string             `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`   // namespace/name; "": unknown
+	Node          string             `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"` // of the pod; "": unknown
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddressNames) Reset() {
+	*x = AddressNames{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddressNames) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddressNames) ProtoMessage() {}
+
+func (x *AddressNames) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddressNames.ProtoReflect.Descriptor instead.
+func (*AddressNames) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *AddressNames) GetService() *ServicePortName {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+func (x *AddressNames) GetEndpointOf() []*ServicePortName {
+	if x != nil {
+		return x.EndpointOf
+	}
+	return nil
+}
+
+func (x *AddressNames) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *AddressNames) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type ServicePortName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // of the Service
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`           // of the Service
+	PortName      string                 `protobuf:"bytes,3,opt,name=port_name,json=portName,proto3" json:"port_name,omitempty"`
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	Protocol      Protocol               `protobuf:"varint,5,opt,name=protocol,proto3,enum=spillway.node.v1alpha1.Protocol" json:"protocol,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServicePortName) Reset() {
+	*x = ServicePortName{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServicePortName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServicePortName) ProtoMessage() {}
+
+func (x *ServicePortName) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServicePortName.ProtoReflect.Descriptor instead.
+func (*ServicePortName) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ServicePortName) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ServicePortName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServicePortName) GetPortName() string {
+	if x != nil {
+		return x.PortName
+	}
+	return ""
+}
+
+func (x *ServicePortName) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ServicePortName) GetProtocol() Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return Protocol_PROTOCOL_UNSPECIFIED
+}
+
 type FindingsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2312,7 +2606,7 @@ type FindingsRequest struct {
 
 func (x *FindingsRequest) Reset() {
 	*x = FindingsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2324,7 +2618,7 @@ func (x *FindingsRequest) String() string {
 func (*FindingsRequest) ProtoMessage() {}
 
 func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2337,7 +2631,7 @@ func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
 func (*FindingsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
 }
 
 type FindingsResponse struct {
@@ -2350,7 +2644,7 @@ type FindingsResponse struct {
 
 func (x *FindingsResponse) Reset() {
 	*x = FindingsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2656,7 @@ func (x *FindingsResponse) String() string {
 func (*FindingsResponse) ProtoMessage() {}
 
 func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2669,7 @@ func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
 func (*FindingsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FindingsResponse) GetFindings() []*Finding {
@@ -2399,7 +2693,7 @@ type Finding struct {
 	Title         string                 `protobuf:"bytes,3,opt,name=title,proto3" json:"title,omitempty"`
 	Detail        string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"` // effect on packets, and its cause
 	Fix           string                 `protobuf:"bytes,5,opt,name=fix,proto3" json:"fix,omitempty"`
-	Documentation string                 `protobuf:"bytes,6,opt,name=documentation,proto3" json:"documentation,omitempty"` // address of a page
+	Documentation string                 `protobuf:"bytes,6,opt,name=documentation,proto3" json:"documentation,omitempty"` // address of its runbook
 	Evidence      []string               `protobuf:"bytes,7,rep,name=evidence,proto3" json:"evidence,omitempty"`
 	Commands      []string               `protobuf:"bytes,8,rep,name=commands,proto3" json:"commands,omitempty"` // that carry out the fix, each a line of a shell
 	unknownFields protoimpl.UnknownFields
@@ -2408,7 +2702,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2714,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2727,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Finding) GetId() string {
@@ -2672,7 +2966,27 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\ameaning\x18\x02 \x01(\tR\ameaning\x12\x18\n" +
 	"\apackets\x18\x03 \x01(\x04R\apackets\x12\x1c\n" +
 	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x18\n" +
-	"\aservice\x18\x05 \x01(\tR\aservice\"\x11\n" +
+	"\aservice\x18\x05 \x01(\tR\aservice\"M\n" +
+	"\fNamesRequest\x12=\n" +
+	"\taddresses\x18\x01 \x03(\v2\x1f.spillway.node.v1alpha1.AddressR\taddresses\"u\n" +
+	"\aAddress\x12<\n" +
+	"\bprotocol\x18\x01 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\"K\n" +
+	"\rNamesResponse\x12:\n" +
+	"\x05names\x18\x01 \x03(\v2$.spillway.node.v1alpha1.AddressNamesR\x05names\"\xc1\x01\n" +
+	"\fAddressNames\x12A\n" +
+	"\aservice\x18\x01 \x01(\v2'.spillway.node.v1alpha1.ServicePortNameR\aservice\x12H\n" +
+	"\vendpoint_of\x18\x02 \x03(\v2'.spillway.node.v1alpha1.ServicePortNameR\n" +
+	"endpointOf\x12\x10\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\xb2\x01\n" +
+	"\x0fServicePortName\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
+	"\tport_name\x18\x03 \x01(\tR\bportName\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12<\n" +
+	"\bprotocol\x18\x05 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\"\x11\n" +
 	"\x0fFindingsRequest\"\x8c\x01\n" +
 	"\x10FindingsResponse\x12;\n" +
 	"\bfindings\x18\x01 \x03(\v2\x1f.spillway.node.v1alpha1.FindingR\bfindings\x12;\n" +
@@ -2697,7 +3011,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x13EVENT_KIND_ANSWERED\x10\x02\x12\x15\n" +
 	"\x11EVENT_KIND_CLOSED\x10\x03\x12\x16\n" +
 	"\x12EVENT_KIND_REFUSED\x10\x04\x12\x16\n" +
-	"\x12EVENT_KIND_DROPPED\x10\x052\xb4\x05\n" +
+	"\x12EVENT_KIND_DROPPED\x10\x052\x8a\x06\n" +
 	"\vNodeService\x12W\n" +
 	"\x06Status\x12%.spillway.node.v1alpha1.StatusRequest\x1a&.spillway.node.v1alpha1.StatusResponse\x12i\n" +
 	"\fListServices\x12+.spillway.node.v1alpha1.ListServicesRequest\x1a,.spillway.node.v1alpha1.ListServicesResponse\x12c\n" +
@@ -2706,7 +3020,8 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\tListFlows\x12(.spillway.node.v1alpha1.ListFlowsRequest\x1a).spillway.node.v1alpha1.ListFlowsResponse\x12e\n" +
 	"\n" +
 	"WatchFlows\x12).spillway.node.v1alpha1.WatchFlowsRequest\x1a*.spillway.node.v1alpha1.WatchFlowsResponse0\x01\x12T\n" +
-	"\x05Drops\x12$.spillway.node.v1alpha1.DropsRequest\x1a%.spillway.node.v1alpha1.DropsResponse\x12]\n" +
+	"\x05Drops\x12$.spillway.node.v1alpha1.DropsRequest\x1a%.spillway.node.v1alpha1.DropsResponse\x12T\n" +
+	"\x05Names\x12$.spillway.node.v1alpha1.NamesRequest\x1a%.spillway.node.v1alpha1.NamesResponse\x12]\n" +
 	"\bFindings\x12'.spillway.node.v1alpha1.FindingsRequest\x1a(.spillway.node.v1alpha1.FindingsResponseB6Z4spillway.dev/spillway/api/node/v1alpha1;nodev1alpha1b\x06proto3"
 
 var (
@@ -2722,7 +3037,7 @@ func file_spillway_node_v1alpha1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_spillway_node_v1alpha1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(Protocol)(0),                 // 0: spillway.node.v1alpha1.Protocol
 	(EventKind)(0),                // 1: spillway.node.v1alpha1.EventKind
@@ -2755,15 +3070,20 @@ var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(*DropsRequest)(nil),          // 28: spillway.node.v1alpha1.DropsRequest
 	(*DropsResponse)(nil),         // 29: spillway.node.v1alpha1.DropsResponse
 	(*Drop)(nil),                  // 30: spillway.node.v1alpha1.Drop
-	(*FindingsRequest)(nil),       // 31: spillway.node.v1alpha1.FindingsRequest
-	(*FindingsResponse)(nil),      // 32: spillway.node.v1alpha1.FindingsResponse
-	(*Finding)(nil),               // 33: spillway.node.v1alpha1.Finding
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 35: google.protobuf.Duration
+	(*NamesRequest)(nil),          // 31: spillway.node.v1alpha1.NamesRequest
+	(*Address)(nil),               // 32: spillway.node.v1alpha1.Address
+	(*NamesResponse)(nil),         // 33: spillway.node.v1alpha1.NamesResponse
+	(*AddressNames)(nil),          // 34: spillway.node.v1alpha1.AddressNames
+	(*ServicePortName)(nil),       // 35: spillway.node.v1alpha1.ServicePortName
+	(*FindingsRequest)(nil),       // 36: spillway.node.v1alpha1.FindingsRequest
+	(*FindingsResponse)(nil),      // 37: spillway.node.v1alpha1.FindingsResponse
+	(*Finding)(nil),               // 38: spillway.node.v1alpha1.Finding
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
 }
 var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
-	34, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
-	34, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	39, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	39, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
 	4,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
 	5,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
 	6,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
@@ -2771,8 +3091,8 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	8,  // 6: spillway.node.v1alpha1.StatusResponse.hooks:type_name -> spillway.node.v1alpha1.Hook
 	9,  // 7: spillway.node.v1alpha1.StatusResponse.features:type_name -> spillway.node.v1alpha1.Feature
 	10, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
-	34, // 9: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
-	34, // 10: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
+	39, // 9: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
+	39, // 10: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
 	15, // 11: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
 	15, // 12: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
 	16, // 13: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
@@ -2780,48 +3100,56 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	0,  // 15: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
 	17, // 16: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
 	18, // 17: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
-	35, // 18: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
+	40, // 18: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
 	19, // 19: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
 	19, // 20: spillway.node.v1alpha1.Endpoint.counters:type_name -> spillway.node.v1alpha1.Counters
 	1,  // 21: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
 	20, // 22: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
 	27, // 23: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
 	20, // 24: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	34, // 25: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
+	39, // 25: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
 	25, // 26: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
 	1,  // 27: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
-	34, // 28: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
+	39, // 28: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
 	27, // 29: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
 	0,  // 30: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
 	26, // 31: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
 	26, // 32: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
 	26, // 33: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
-	34, // 34: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
-	34, // 35: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
-	35, // 36: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
-	35, // 37: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
+	39, // 34: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
+	39, // 35: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
+	40, // 36: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
+	40, // 37: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
 	30, // 38: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
-	33, // 39: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	6,  // 40: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	2,  // 41: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	11, // 42: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	13, // 43: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	21, // 44: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	23, // 45: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	28, // 46: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	31, // 47: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 48: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	12, // 49: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	14, // 50: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	22, // 51: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	24, // 52: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	29, // 53: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	32, // 54: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	48, // [48:55] is the sub-list for method output_type
-	41, // [41:48] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	32, // 39: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
+	0,  // 40: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	34, // 41: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
+	35, // 42: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
+	35, // 43: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
+	0,  // 44: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	38, // 45: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	6,  // 46: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	2,  // 47: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	11, // 48: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	13, // 49: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	21, // 50: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	23, // 51: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	28, // 52: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	31, // 53: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	36, // 54: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 55: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	12, // 56: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	14, // 57: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	22, // 58: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	24, // 59: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	29, // 60: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	33, // 61: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	37, // 62: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	55, // [55:63] is the sub-list for method output_type
+	47, // [47:55] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }
@@ -2835,7 +3163,7 @@ func file_spillway_node_v1alpha1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spillway_node_v1alpha1_node_proto_rawDesc), len(file_spillway_node_v1alpha1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   32,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -16,7 +16,8 @@ func TestReportsFitTheTerminal(t *testing.T) {
 			Title:    "new connections are at risk: the conntrack table is 99.6 % full",
 			Evidence: []string{"261095 entries of 262144 (nf_conntrack_max)", "dropped packets 12 since this namespace was created, 0 of them in the last 1.0 s"},
 			Packets:  "A full table drops the first packet of every new connection.", Remedy: "Raise the limit and the buckets.",
-			Commands: []string{"sysctl -w net.netfilter.nf_conntrack_max=524288"}, Fixable: true},
+			Commands: []string{"sysctl -w net.netfilter.nf_conntrack_max=524288"}, Fixable: true,
+			Documentation: "https://spillway.dev/docs/runbooks/conntrack-table-full/"},
 		{ID: "tcp-not-liberal", Severity: doctor.Info, Title: "RSTs of middleboxes may end connections", Packets: "x", Remedy: "y"},
 	}))
 }

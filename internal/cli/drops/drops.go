@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/diagnosis/drops/cause"
 	"spillway.dev/spillway/internal/escape"
@@ -29,6 +30,7 @@ type config struct {
 	ports                           []uint
 	protocol                        string
 	pins                            cli.Pins
+	socket                          nodeclient.Socket
 	output                          cli.Output
 	all                             bool
 	rate, count                     int
@@ -44,7 +46,7 @@ func NewCommand() *cobra.Command {
 		Long: `Follows the packets that this machine's kernel drops, in every network namespace.
 Reports for each packet the hop (namespace or pod, interface, netfilter hook and table,
 the kernel's function) and the kernel's reason. Explains each reason once. Changes
-nothing and needs no agent.
+nothing and needs no agent. An agent of this machine names Services, endpoints and pods.
 
 A drop is shown if it matches every filter. A filter with several values matches if one
 of them does. The kernel compares the packet as it is at the hop: after DNAT it has the
@@ -58,7 +60,7 @@ Linux 5.17.`,
 			if err := c.output.Validate(); err != nil {
 				return err
 			}
-			if err := cli.NotEmpty(cmd.Flags(), "address", "port", "protocol", "pod", "netns", "reason"); err != nil {
+			if err := cli.NotEmpty(cmd.Flags(), "address", "port", "protocol", "pod", "netns", "reason", "api-socket"); err != nil {
 				return err
 			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
@@ -76,6 +78,7 @@ Linux 5.17.`,
 	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces`: a name that 'spillway top' shows, a process id, or here.")
 	f.StringSliceVar(&c.reasons, "reason", nil, "The kernel's drop `reason`, or '!REASON' for all others.")
 	c.pins.AddFlag(f, "Directory of the agent's pins, to explain drops of the agent's programs.")
+	c.socket.AddFlag(f)
 	f.BoolVar(&c.all, "all", false, "Also show harmless drops: multicast, and "+strings.Join(drops.Quiet, ", ")+".")
 	f.IntVar(&c.rate, "rate", 100, "Most `drops` shown a second; the others are counted. 0: no limit.")
 	f.DurationVar(&c.duration, "for", 0, "Time after which to end. 0: when interrupted.")
@@ -184,6 +187,10 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	for _, line := range follower.Missing() {
 		fmt.Fprintf(stderr, "spillway: not available on this kernel: %s\n", line)
 	}
+	names := nodeclient.NewNames(c.socket.Dialer())
+	if err := names.Probe(ctx); err != nil && ctx.Err() == nil {
+		fmt.Fprintf(stderr, "spillway: %v\n", err)
+	}
 	if !c.output.ForPrograms() {
 		fmt.Fprintln(stderr, "spillway: following dropped packets; end with Ctrl-C")
 	}
@@ -192,12 +199,12 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 		ctx, stop = context.WithTimeout(ctx, c.duration)
 		defer stop()
 	}
-	return c.follow(ctx, follower, verdicts, c.targets(&config), out, stderr)
+	return c.follow(ctx, follower, explainer{verdicts, follower, names}, c.targets(&config), out, stderr)
 }
 
 // follow prints drops until ctx ends or --count is reached, and then a summary of the
 // drops that it did not print.
-func (c *config) follow(ctx context.Context, follower *drops.Follower, verdicts *cause.Verdicts, targets []*drops.Target, out, stderr io.Writer) error {
+func (c *config) follow(ctx context.Context, follower *drops.Follower, explain explainer, targets []*drops.Target, out, stderr io.Writer) error {
 	shown := 0
 	byReason := map[string]uint64{}
 	told := explained{}
@@ -219,9 +226,9 @@ func (c *config) follow(ctx context.Context, follower *drops.Follower, verdicts 
 		if err != nil {
 			return err
 		}
-		verdicts.Explain(&d)
-		cause.ExplainDenial(follower, &d)
-		if err := c.print(out, dropResult{&d, told}); err != nil {
+		result := explain.drop(ctx, &d)
+		result.explained = told
+		if err := c.print(out, result); err != nil {
 			return err
 		}
 		shown++

@@ -27,15 +27,21 @@ func (e explained) isNew(d *drops.Drop) bool {
 // dropResult is a drop with a text form.
 type dropResult struct {
 	*drops.Drop
+	names
 	explained explained
 }
 
-// Write prints three lines: the packet, the hop, and the meaning. It leaves out a meaning
+// Write prints the packet, its names as far as an agent knows them, the hop, and the meaning,
+// each in a line. It leaves out a meaning
 // that the last drop of the same cause had. On a terminal, long lines are broken.
 func (d dropResult) Write(w io.Writer) error {
 	p := page.Of(w)
 	lines := d.Time.Format("15:04:05.000") + " " + packetText(&d.Packet) + "\n"
-	texts := []string{hopText(d.Drop)}
+	var texts []string
+	if text := d.text(); text != "" {
+		texts = append(texts, text)
+	}
+	texts = append(texts, hopText(d.Drop))
 	if d.explained.isNew(d.Drop) {
 		texts = append(texts, d.Meaning)
 	}

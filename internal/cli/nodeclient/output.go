@@ -71,3 +71,6 @@ func Age(now, then *timestamppb.Timestamp) string {
 func Protocol(p nodev1alpha1.Protocol) string {
 	return strings.TrimPrefix(p.String(), "PROTOCOL_")
 }
+
+// ConntrackProtocol returns the name of a protocol, as conntrack writes it.
+func ConntrackProtocol(p nodev1alpha1.Protocol) string { return strings.ToLower(Protocol(p)) }

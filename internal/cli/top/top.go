@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/diagnosis/top"
 	"spillway.dev/spillway/internal/escape"
@@ -24,22 +26,33 @@ import (
 func NewCommand() *cobra.Command {
 	var interval time.Duration
 	var once bool
+	var view string
 	var pins cli.Pins
+	var socket nodeclient.Socket
 	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show the use of conntrack in every network namespace of this machine",
 		Long: `Shows the use of the conntrack table and the drops of every network namespace in which
-conntrack is in use, and refreshes the page until it is interrupted. In a terminal, keys
-select another view (Services, endpoints, sources of flows), the order and a filter; the
-last line of the page lists them. With -o json, each line is an array. Services of the
-eBPF dataplane need no conntrack and are not shown. Needs root.`,
+conntrack is in use, and refreshes the page until it is interrupted. --view shows Services,
+endpoints or sources of flows. In a terminal, keys select the view, the order and a filter;
+the last line of the page lists them. With -o json, each line is an array. Flows of the
+eBPF dataplane are not in conntrack: an agent of this machine adds them to these views, and
+the names of Services and pods. Needs root.`,
 		Example: `  spillway top
   spillway top --once -o wide
+  spillway top --view services --once
   spillway top --interval 10s -o json`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
+				return err
+			}
+			shown, known := top.ParseView(view)
+			if !known {
+				return cli.UsageErrorf("--view %q: not a view: use %s", view, strings.Join(top.ViewNames(), ", "))
+			}
+			if err := cli.NotEmpty(cmd.Flags(), "api-socket"); err != nil {
 				return err
 			}
 			if interval < 100*time.Millisecond {
@@ -52,15 +65,23 @@ eBPF dataplane need no conntrack and are not shown. Needs root.`,
 			defer stop()
 			serving := servingText(pins.Dir())
 			if !once && !output.ForPrograms() && page.IsTerminal(cmd.OutOrStdout()) {
-				return watchTop(ctx, interval, serving)
+				return watchTop(ctx, interval, shown, serving, newAgent(socket.Dialer()))
 			}
 			t := topPages{out: cmd.OutOrStdout(), warn: cmd.ErrOrStderr(), output: output, once: once, read: conntrack.ReadAll, serving: serving}
+			if shown != top.Namespaces {
+				c := top.NewCollector()
+				c.Agent = newAgent(socket.Dialer())
+				t.sample = func(ctx context.Context) (top.Sample, error) { return c.Read(ctx, shown, 0) }
+			}
 			return t.run(ctx, interval)
 		},
 	}
 	f := cmd.Flags()
 	f.DurationVar(&interval, "interval", 2*time.Second, "Time between two pages.")
 	f.BoolVar(&once, "once", false, "Print one page and exit.")
+	f.StringVar(&view, "view", top.Namespaces.String(), "What to count: "+strings.Join(top.ViewNames(), ", ")+".")
+	cli.Choices(cmd, "view", top.ViewNames()...)
+	socket.AddFlag(f)
 	pins.AddFlag(f, "Directory of the agent's pins, to tell whether the eBPF dataplane serves.")
 	output.AddFlag(cmd)
 	return cmd
@@ -76,15 +97,15 @@ func servingText(bpffs string) string {
 }
 
 // watchTop shows the interactive view until the user quits.
-func watchTop(ctx context.Context, interval time.Duration, serving string) error {
+func watchTop(ctx context.Context, interval time.Duration, view top.View, serving string, agent top.Agent) error {
 	c := top.NewCollector()
-	c.Serving = serving
+	c.Serving, c.Agent = serving, agent
 	ctx, stop := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer stop()
 	watching.Go(func() { c.Watch(ctx) })
-	_, err := tea.NewProgram(top.NewModel(ctx, c.Read, interval), tea.WithContext(ctx), tea.WithoutSignalHandler()).Run()
+	_, err := tea.NewProgram(top.NewModel(ctx, c.Read, view, interval), tea.WithContext(ctx), tea.WithoutSignalHandler()).Run()
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("show terminal: %w", err)
 	}
@@ -98,6 +119,8 @@ type topPages struct {
 	once      bool
 	serving   string // of servingText
 	read      func(context.Context) ([]conntrack.Report, error)
+	// sample reads another view than namespaces; nil: the view is namespaces.
+	sample func(context.Context) (top.Sample, error)
 
 	collector top.Collector
 	warned    string
@@ -121,6 +144,9 @@ func (t *topPages) run(ctx context.Context, interval time.Duration) error {
 // page reads and prints once. It reports errors of some namespaces once. It returns an
 // error only if nothing could be read.
 func (t *topPages) page(ctx context.Context) error {
+	if t.sample != nil {
+		return t.addressPage(ctx)
+	}
 	reports, err := t.read(ctx)
 	if ctx.Err() != nil {
 		return nil
@@ -136,11 +162,72 @@ func (t *topPages) page(ctx context.Context) error {
 	} else if err := t.output.Print(t.out, topTable{rows, t.serving}); err != nil {
 		return err
 	}
-	if err != nil && escape.OneLine(err) != t.warned {
-		t.warned = escape.OneLine(err)
-		fmt.Fprintf(t.warn, "spillway: %s\n", t.warned)
+	if err != nil {
+		t.warnOnce(escape.OneLine(err))
 	}
 	return nil
+}
+
+// warnOnce prints a line, unless it is the last that was printed.
+func (t *topPages) warnOnce(line string) {
+	if line != t.warned {
+		t.warned = line
+		fmt.Fprintf(t.warn, "spillway: %s\n", line)
+	}
+}
+
+// addressPage is page for another view than namespaces.
+func (t *topPages) addressPage(ctx context.Context) error {
+	s, err := t.sample(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	top.Sort(s.Rows)
+	if t.output.ForPrograms() {
+		err = t.output.Encode(t.out, addressObjects(s.Rows), "")
+	} else {
+		err = t.output.Print(t.out, addressTable(s))
+	}
+	if err == nil && len(s.Problems) > 0 {
+		t.warnOnce(escape.Text(strings.Join(s.Problems, "; ")))
+	}
+	return err
+}
+
+// addressObject is a row of another view than namespaces, for programs. The keys are an
+// interface.
+type addressObject struct {
+	Protocol string `json:"protocol,omitempty"`
+	Address  string `json:"address"`
+	Port     uint16 `json:"port,omitempty"`
+	top.Owner
+	Entries int     `json:"entries"`
+	Rate    float64 `json:"entries_per_second"`
+}
+
+func addressObjects(rows []top.Row) []addressObject {
+	list := make([]addressObject, 0, len(rows))
+	for _, r := range rows {
+		a := r.Address.AddrPort
+		list = append(list, addressObject{r.Address.Protocol, a.Addr().String(), a.Port(), r.Owner, r.Entries, r.Rate})
+	}
+	return list
+}
+
+// addressTable is a page of another view than namespaces.
+type addressTable top.Sample
+
+// Write prints the page.
+func (p addressTable) Write(w io.Writer) error {
+	t := page.NewTable(page.Column{Name: top.Sample(p).Heading(), Least: 20, Cut: true}, page.Number("ENTRIES"), page.Number("+/s"))
+	for _, r := range p.Rows {
+		t.Row(r.Name, r.Entries, r.Growth())
+	}
+	t.Foot("%d %s", len(p.Rows), p.View)
+	return t.Write(w)
 }
 
 // object is a row for programs. The keys are an interface.

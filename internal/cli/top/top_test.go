@@ -7,14 +7,19 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/clitest"
+	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/cli/nodeclient/nodeclienttest"
 	"spillway.dev/spillway/internal/diagnosis/top"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/page"
@@ -133,6 +138,86 @@ func TestTheKeysOfAJSONPage(t *testing.T) {
 	want := []string{"counters", "drops_per_second", "entries", "entries_per_second", "expectations", "limits", "name", "namespace"}
 	if got := slices.Sorted(maps.Keys(page[0])); !slices.Equal(got, want) {
 		t.Errorf("keys %q, want %q", got, want)
+	}
+}
+
+// fakeAgent has two flows of a Service and one that it does not know.
+type fakeAgent struct {
+	nodev1alpha1connect.UnimplementedNodeServiceHandler
+	flowsErr error
+}
+
+func (a fakeAgent) Names(_ context.Context, req *nodev1alpha1.NamesRequest) (*nodev1alpha1.NamesResponse, error) {
+	resp := &nodev1alpha1.NamesResponse{}
+	web := &nodev1alpha1.ServicePortName{Namespace: "shop", Name: "web", PortName: "http"}
+	for _, a := range req.Addresses {
+		out := &nodev1alpha1.AddressNames{}
+		switch a.Address {
+		case "10.96.0.1":
+			out.Service = web
+		case "10.1.0.7":
+			out.Pod, out.EndpointOf = "shop/web-0", []*nodev1alpha1.ServicePortName{web}
+		}
+		resp.Names = append(resp.Names, out)
+	}
+	return resp, nil
+}
+
+func (a fakeAgent) ListFlows(context.Context, *nodev1alpha1.ListFlowsRequest) (*nodev1alpha1.ListFlowsResponse, error) {
+	peer := func(addr string, port uint32) *nodev1alpha1.Peer {
+		return &nodev1alpha1.Peer{Address: addr, Port: port}
+	}
+	tcp := nodev1alpha1.Protocol_PROTOCOL_TCP
+	return &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{
+		{Protocol: tcp, Client: peer("10.1.0.2", 1), ServiceAddress: peer("10.96.0.1", 80), Endpoint: peer("10.1.0.7", 8080)},
+		{Protocol: tcp, Client: peer("10.1.0.2", 2), ServiceAddress: peer("10.96.0.1", 80), Endpoint: peer("10.1.0.7", 8080)},
+		{Protocol: tcp, Client: peer("10.1.0.3", 2), ServiceAddress: peer("10.96.0.9", 80)},
+	}}, a.flowsErr
+}
+
+// addressPages prints a page of a view, where conntrack is not in use.
+func addressPages(t *testing.T, view top.View, output cli.Output, socket string) (text, warned string) {
+	t.Helper()
+	var out, warn bytes.Buffer
+	c := top.NewCollector()
+	c.ReadAll = func(context.Context) ([]conntrack.Report, error) { return nil, conntrack.ErrUnsupported }
+	c.Agent = newAgent(nodeclient.Unix(socket))
+	tp := topPages{out: &out, warn: &warn, output: output, once: true, sample: func(ctx context.Context) (top.Sample, error) { return c.Read(ctx, view, 0) }}
+	for range 2 {
+		out.Reset()
+		if err := tp.page(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out.String(), warn.String()
+}
+
+func TestPagesOfServicesHaveNamesAndSpillwaysFlows(t *testing.T) {
+	socket := nodeclienttest.Serve(t, fakeAgent{})
+	for view, want := range map[top.View]string{
+		top.Services:  "SERVICE ENTRIES +/s tcp 10.96.0.1:80 shop/web:http 2 +0 tcp 10.96.0.9:80 1 +0 2 services",
+		top.Endpoints: "ENDPOINT ENTRIES +/s tcp 10.1.0.7:8080 shop/web-0 of shop/web:http 2 +0 1 endpoints",
+	} {
+		text, _ := addressPages(t, view, cli.Table, socket)
+		if got := strings.Join(strings.Fields(text), " "); got != want {
+			t.Errorf("%s: %s\nwant %s", view, got, want)
+		}
+	}
+	text, _ := addressPages(t, top.Services, cli.JSON, socket)
+	if want := `{"protocol":"tcp","address":"10.96.0.1","port":80,"service":"shop/web:http","entries":2,"entries_per_second":0}`; !strings.HasPrefix(text, "["+want+",") {
+		t.Errorf("%s\nwant %s", text, want)
+	}
+}
+
+func TestPagesWithoutAnAgentSaySoOnce(t *testing.T) {
+	for want, socket := range map[string]string{
+		"name Services, which needs the agent: the agent at ": filepath.Join(t.TempDir(), "api.sock"),
+		"list Spillway's flows: the agent at ":                nodeclienttest.Serve(t, fakeAgent{flowsErr: errors.New("broken")}),
+	} {
+		text, warned := addressPages(t, top.Services, cli.Table, socket)
+		if !strings.Contains(text, "0 services") || strings.Count(warned, want) != 1 {
+			t.Errorf("%q, warned %q, want %q once", text, warned, want)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -481,6 +482,16 @@ func TestPacketServiceMetrics(t *testing.T) {
 	}
 	all, err := n.ServiceCounters()
 	ok(t, err)
+	for id, want := range all {
+		some, err := n.ServiceCountersOf([]intent.PortID{id})
+		ok(t, err)
+		if len(some) != 1 || !reflect.DeepEqual(some[id], want) {
+			t.Errorf("counters of %s alone: %+v, want %+v", id, some, want)
+		}
+	}
+	if some, err := n.ServiceCountersOf([]intent.PortID{{Port: "none"}}); err != nil || len(some) != 0 {
+		t.Errorf("counters of a port that is not served: %v, %v", some, err)
+	}
 	answered, took := uint64(0), time.Duration(0)
 	for _, c := range all {
 		for _, v := range c.Handshakes {

@@ -26,50 +26,107 @@ func (b *Backend) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCounter
 	if !b.cfg.ServiceMetrics {
 		return nil, nil
 	}
-	out := map[intent.PortID]*dataplane.ServiceCounters{}
-	of := func(service uint32) *dataplane.ServiceCounters {
-		id, known := b.services.port(service)
-		if !known {
-			return &dataplane.ServiceCounters{} // the sweep deletes it
-		}
-		if out[id] == nil {
-			out[id] = &dataplane.ServiceCounters{Refused: map[string]uint64{}, Dropped: map[string]uint64{}}
-		}
-		return out[id]
-	}
-	err := eachPerCPU(b.m(tcMapServiceCounters), func(service uint32, perCPU []tcServiceCounts) {
-		c := of(service)
-		for i := range perCPU {
-			addCounts(c, &perCPU[i])
-		}
-	})
-	if err != nil {
+	r := countersReading{b: b, port: b.services.port, of: map[intent.PortID]*dataplane.ServiceCounters{}}
+	if err := eachPerCPU(b.m(tcMapServiceCounters), r.addCounters); err != nil {
 		return nil, err
 	}
-	err = eachPerCPU(b.m(tcMapServiceRefusals), func(key tcRefusalKey, perCPU []uint64) {
-		c, n := of(key.Service), uint64(0)
-		for _, v := range perCPU {
-			n += v
-		}
-		if int(key.Verdict) >= len(b.objects.verdicts) || c.Refused == nil {
-			return
-		}
-		name := b.objects.verdicts[key.Verdict]
-		if verdictRefuses(tcVerdict(key.Verdict)) {
-			c.Refused[name] += n
-		} else {
-			c.Dropped[name] += n
-		}
-	})
-	if err != nil {
+	if err := eachPerCPU(b.m(tcMapServiceRefusals), r.addRefusals); err != nil {
 		return nil, err
 	}
 	if active := b.active.counts.Load(); active != nil {
 		for service, n := range *active {
-			of(service).Active += n
+			r.addActive(service, n)
 		}
 	}
-	return out, nil
+	return r.of, nil
+}
+
+// ServiceCountersOf implements dataplane.ServiceCounter. It looks up the counters of these
+// ports. It looks at all refusals: only Services that refused or dropped have some.
+func (b *Backend) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dataplane.ServiceCounters, error) {
+	if !b.cfg.ServiceMetrics {
+		return nil, nil
+	}
+	services := b.services.of(ports)
+	r := countersReading{b: b, of: map[intent.PortID]*dataplane.ServiceCounters{}, port: func(service uint32) (intent.PortID, bool) {
+		id, wanted := services[service]
+		return id, wanted
+	}}
+	counters := b.m(tcMapServiceCounters)
+	for service := range services {
+		var perCPU []tcServiceCounts
+		switch err := counters.Lookup(service, &perCPU); {
+		case err == nil:
+			r.addCounters(service, perCPU)
+		case !errors.Is(err, ebpf.ErrKeyNotExist):
+			return nil, fmt.Errorf("read eBPF map %s: %w", counters, err)
+		}
+	}
+	if err := eachPerCPU(b.m(tcMapServiceRefusals), r.addRefusals); err != nil {
+		return nil, err
+	}
+	if active := b.active.counts.Load(); active != nil {
+		for service := range services {
+			if n := (*active)[service]; n > 0 {
+				r.addActive(service, n)
+			}
+		}
+	}
+	return r.of, nil
+}
+
+// countersReading adds up the counters of Service ports.
+type countersReading struct {
+	b *Backend
+	// port returns the port of a Service id; false: it is unknown and soon deleted, or not
+	// wanted.
+	port func(service uint32) (intent.PortID, bool)
+	of   map[intent.PortID]*dataplane.ServiceCounters
+}
+
+// service returns the counters of a Service id; nil if its port is not counted.
+func (r *countersReading) service(service uint32) *dataplane.ServiceCounters {
+	id, ok := r.port(service)
+	if !ok {
+		return nil
+	}
+	c := r.of[id]
+	if c == nil {
+		c = &dataplane.ServiceCounters{Refused: map[string]uint64{}, Dropped: map[string]uint64{}}
+		r.of[id] = c
+	}
+	return c
+}
+
+func (r *countersReading) addCounters(service uint32, perCPU []tcServiceCounts) {
+	if c := r.service(service); c != nil {
+		for i := range perCPU {
+			addCounts(c, &perCPU[i])
+		}
+	}
+}
+
+func (r *countersReading) addRefusals(key tcRefusalKey, perCPU []uint64) {
+	c := r.service(key.Service)
+	if c == nil || int(key.Verdict) >= len(r.b.objects.verdicts) {
+		return
+	}
+	n := uint64(0)
+	for _, v := range perCPU {
+		n += v
+	}
+	name := r.b.objects.verdicts[key.Verdict]
+	if verdictRefuses(tcVerdict(key.Verdict)) {
+		c.Refused[name] += n
+	} else {
+		c.Dropped[name] += n
+	}
+}
+
+func (r *countersReading) addActive(service uint32, n uint64) {
+	if c := r.service(service); c != nil {
+		c.Active += n
+	}
 }
 
 func addCounts(c *dataplane.ServiceCounters, n *tcServiceCounts) {

@@ -50,3 +50,20 @@ func (s *serviceNames) port(id uint32) (port intent.PortID, known bool) {
 	port, known = s.ports[id]
 	return port, known
 }
+
+// of returns the ids of Service ports. A port that was deleted and came again has several.
+func (s *serviceNames) of(ports []intent.PortID) map[uint32]intent.PortID {
+	wanted := make(map[intent.PortID]bool, len(ports))
+	for _, p := range ports {
+		wanted[p] = true
+	}
+	ids := make(map[uint32]intent.PortID, len(ports))
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for id, p := range s.ports {
+		if wanted[p] {
+			ids[id] = p
+		}
+	}
+	return ids
+}

@@ -3,6 +3,7 @@ package intent
 import (
 	"container/heap"
 	"net/netip"
+	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/facts/store"
@@ -86,6 +87,28 @@ func (t *Tracker) PortAt(proto model.Protocol, at netip.AddrPort) PortID {
 		}
 	}
 	return PortID{}
+}
+
+// EndpointOf returns the Service ports whose EndpointSlices have an address and port, sorted,
+// and as many as limit at most. It does not look at ports that lost all frontends.
+func (t *Tracker) EndpointOf(proto model.Protocol, at netip.AddrPort, limit int) (ids []PortID) {
+	addr := at.Addr().Unmap()
+	for _, s := range t.facts.SlicesAt(addr) {
+		e := t.services[s.Object.Service]
+		if e == nil {
+			continue
+		}
+		for _, p := range e.ports {
+			if p.ID.Protocol == proto && p.ID.Family == s.Object.Family && slices.ContainsFunc(s.Object.Ports, func(sp model.EndpointPort) bool {
+				return sp.Name == p.ID.Port && sp.Protocol == proto && sp.Port == at.Port()
+			}) {
+				ids = append(ids, p.ID)
+			}
+		}
+	}
+	slices.SortFunc(ids, PortID.Compare)
+	ids = slices.Compact(ids)
+	return ids[:min(limit, len(ids))]
 }
 
 // PodAt returns the pod that has an address, and its node, as far as Pods and EndpointSlices

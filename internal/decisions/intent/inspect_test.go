@@ -98,6 +98,33 @@ func TestPortAt(t *testing.T) {
 	}
 }
 
+func TestEndpointOf(t *testing.T) {
+	tr := newTracker(web(), web(called("api"), clusterIPs("10.96.0.2")), web(called("lost"), born(9999)),
+		sliceOf("s1", at("10.1.0.1", here)), sliceOf("s2", at("10.1.0.1", here), at("10.1.0.2", there)), ofService(sliceOf("a", at("10.1.0.1", here)), "api"))
+	for _, row := range []struct {
+		at    string
+		proto model.Protocol
+		limit int
+		want  []string
+	}{
+		{"10.1.0.1:8080", model.TCP, 8, []string{"ns/api", "ns/web"}},
+		{"[::ffff:10.1.0.1]:8080", model.TCP, 8, []string{"ns/api", "ns/web"}},
+		{"10.1.0.1:8080", model.TCP, 1, []string{"ns/api"}},
+		{"10.1.0.2:8080", model.TCP, 8, []string{"ns/web"}},
+		{"10.1.0.1:8080", model.UDP, 8, nil},
+		{"10.1.0.1:80", model.TCP, 8, nil},
+		{"10.96.0.1:80", model.TCP, 8, nil},
+	} {
+		var got []string
+		for _, id := range tr.EndpointOf(row.proto, netip.MustParseAddrPort(row.at), row.limit) {
+			got = append(got, id.Service.String())
+		}
+		if !slices.Equal(got, row.want) {
+			t.Errorf("%s/%s is an endpoint of %v, want %v", row.at, row.proto, got, row.want)
+		}
+	}
+}
+
 func TestPodAt(t *testing.T) {
 	pod := func(n, node string, ips ...string) *model.Pod {
 		return &model.Pod{Name: name(n), Node: node, IPs: addrs(ips...)}

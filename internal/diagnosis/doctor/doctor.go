@@ -53,6 +53,8 @@ type Finding struct {
 	Settings string `json:"settings,omitempty"`
 	// Fixable reports that --fix applies the remedy.
 	Fixable bool `json:"fixable"`
+	// Documentation is the address of the runbook.
+	Documentation string `json:"documentation,omitempty"`
 
 	fixes []fix
 }
@@ -97,6 +99,9 @@ func Examine(n *Node, ids ...string) []Finding {
 	}
 	if len(ids) > 0 {
 		findings = slices.DeleteFunc(findings, func(f Finding) bool { return !slices.Contains(ids, f.ID) })
+	}
+	for i := range findings {
+		findings[i].Documentation = documentation(findings[i].ID)
 	}
 	slices.SortStableFunc(findings, func(a, b Finding) int {
 		return cmp.Compare(slices.Index(Severities, a.Severity), slices.Index(Severities, b.Severity))

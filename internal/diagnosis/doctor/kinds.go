@@ -1,5 +1,7 @@
 package doctor
 
+import "strings"
+
 // Kind describes the findings of one ID, for documents and completion. The texts are
 // Markdown.
 type Kind struct {
@@ -9,6 +11,17 @@ type Kind struct {
 	Effect   string // effect on packets, then the cause
 	Remedy   string
 	Fixable  bool // --fix may apply the remedy
+}
+
+// site has the documents: site_url of mkdocs.yml.
+const site = "https://spillway.dev/docs/"
+
+// Document returns the path of the runbook below docs/.
+func (k Kind) Document() string { return "runbooks/" + k.ID + ".md" }
+
+// documentation returns the address of the runbook of findings with an id.
+func documentation(id string) string {
+	return site + strings.TrimSuffix(Kind{ID: id}.Document(), ".md") + "/"
 }
 
 // Kinds lists the kinds of findings, in the order of Checks.

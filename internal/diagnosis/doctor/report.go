@@ -232,6 +232,9 @@ func (f *Finding) write(w *printer) {
 	if f.Fixable {
 		fmt.Fprintln(w, "    --fix does this.")
 	}
+	if f.Documentation != "" {
+		w.wrap("    Runbook: ", "      ", f.Documentation)
+	}
 	fmt.Fprintln(w)
 }
 

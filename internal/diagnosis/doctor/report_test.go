@@ -121,3 +121,23 @@ func TestEveryIDHasAKind(t *testing.T) {
 		t.Errorf("listed in Kinds %q\nused by checks %q", listed, used)
 	}
 }
+
+// TestDocumentationExists compares addresses of runbooks with the documents and their site.
+func TestDocumentationExists(t *testing.T) {
+	config, err := os.ReadFile("../../../mkdocs.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(config), "\nsite_url: "+site+"\n") {
+		t.Errorf("site_url of mkdocs.yml is not %s", site)
+	}
+	for _, k := range Kinds {
+		text, err := os.ReadFile(filepath.Join("../../../docs", k.Document()))
+		if err != nil || !strings.HasPrefix(string(text), "# ") {
+			t.Errorf("the runbook of %s: %v", k.ID, err)
+		}
+	}
+	if got := documentation("rules-many"); got != "https://spillway.dev/docs/runbooks/rules-many/" {
+		t.Errorf("documentation is at %s", got)
+	}
+}

@@ -41,9 +41,10 @@ type Model struct {
 	ready  bool
 }
 
-// NewModel returns a Model; interval is the time from one Sample to the next request.
-func NewModel(ctx context.Context, read func(context.Context, View, uint64) (Sample, error), interval time.Duration) Model {
-	return Model{ctx: ctx, read: read, interval: interval, width: 80, height: 24}
+// NewModel returns a Model that begins with a view; interval is the time from one Sample to
+// the next request.
+func NewModel(ctx context.Context, read func(context.Context, View, uint64) (Sample, error), view View, interval time.Duration) Model {
+	return Model{ctx: ctx, read: read, view: view, interval: interval, width: 80, height: 24}
 }
 
 type answered struct {
@@ -220,7 +221,7 @@ func (m Model) head(n int) string {
 func (m Model) nameWidth() int { return m.width - 44 }
 
 func (m Model) columns() string {
-	return fmt.Sprintf("  %-*s %9s %7s %8s %8s %5s", m.nameWidth(), strings.ToUpper(strings.TrimSuffix(m.view.String(), "s")), "ENTRIES", "USE", "+/s", "DROPS", "/s")
+	return fmt.Sprintf("  %-*s %9s %7s %8s %8s %5s", m.nameWidth(), m.view.heading(), "ENTRIES", "USE", "+/s", "DROPS", "/s")
 }
 
 func (m Model) line(r *Row, chosen bool) string {

@@ -16,7 +16,7 @@ import (
 // page is a Model that shows a Sample.
 func page(t *testing.T, s Sample) Model {
 	t.Helper()
-	m := NewModel(t.Context(), func(context.Context, View, uint64) (Sample, error) { return s, nil }, time.Hour)
+	m := NewModel(t.Context(), func(context.Context, View, uint64) (Sample, error) { return s, nil }, Namespaces, time.Hour)
 	return answer(t, m)
 }
 
@@ -92,7 +92,7 @@ func TestKeysChooseViewAndNamespace(t *testing.T) {
 	m := NewModel(t.Context(), func(_ context.Context, v View, only uint64) (Sample, error) {
 		asked = append(asked, fmt.Sprint(v, only))
 		return three, nil
-	}, time.Hour)
+	}, Namespaces, time.Hour)
 	m = press(t, answer(t, m), "tab", "tab", "4", "1", "down", "enter", "2", "esc")
 	want := "namespaces0 services0 endpoints0 sources0 namespaces0 sources3 services3 namespaces0"
 	if got := strings.ReplaceAll(strings.Join(asked, ","), " ", ""); got != strings.ReplaceAll(want, " ", ",") {
@@ -181,7 +181,7 @@ func TestWhatCannotBeReadIsSaidAndTheRestIsShown(t *testing.T) {
 func TestTheProgramRunsAndEnds(t *testing.T) {
 	var screen bytes.Buffer
 	in, keys := io.Pipe()
-	m := NewModel(t.Context(), func(context.Context, View, uint64) (Sample, error) { return three, nil }, 10*time.Millisecond)
+	m := NewModel(t.Context(), func(context.Context, View, uint64) (Sample, error) { return three, nil }, Namespaces, 10*time.Millisecond)
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(&screen), tea.WithWindowSize(80, 24), tea.WithoutSignals(),
 		tea.WithEnvironment([]string{"TERM=xterm"}))
 	go func() {

@@ -1,7 +1,8 @@
 // Package top shows the use of conntrack on this machine: entries and drops by network
-// namespace, Service, endpoint and source.
+// namespace, Service, endpoint and source. An agent adds names and its own flows.
 //
 //	conntrack.ReadAll, Conn.Dump ──┐
+//	Agent: names, its own flows ───┤
 //	drops.Follower ────────────────┴─> Collector ──> Sample ──> Model (a terminal)
 package top
 
@@ -10,9 +11,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,10 +39,23 @@ var viewNames = [views]string{"namespaces", "services", "endpoints", "sources"}
 
 func (v View) String() string { return viewNames[v] }
 
+func (v View) heading() string { return strings.ToUpper(strings.TrimSuffix(v.String(), "s")) }
+
+// ViewNames lists the names of the views.
+func ViewNames() []string { return slices.Clone(viewNames[:]) }
+
+// ParseView returns the view of a name; false if there is none.
+func ParseView(name string) (View, bool) {
+	i := slices.Index(viewNames[:], name)
+	return View(max(0, i)), i >= 0
+}
+
 // Row is one line of a page.
 type Row struct {
 	Name    string
-	Inode   uint64 // of a namespace
+	Address Address // of other views than Namespaces
+	Owner   Owner   // of Address, as far as the agent knows it
+	Inode   uint64  // of a namespace
 	Entries int
 	Max     int     // of a namespace: capacity of its table
 	Rate    float64 // entries a second by which it grew
@@ -102,6 +118,8 @@ type Collector struct {
 	ReadAll func(context.Context) ([]conntrack.Report, error)
 	Dump    func(context.Context, conntrack.Namespace, func(*conntrack.Entry) bool) error
 	Pods    func() map[netip.Addr]string
+	// Agent names addresses, and has flows that conntrack does not have; nil: none does.
+	Agent Agent
 	// Serving names a dataplane that serves without conntrack; may be empty.
 	Serving string
 
@@ -161,7 +179,7 @@ func (c *Collector) count(d *drops.Drop) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, key := range []string{
-		serviceKey(d.Protocol, netip.AddrPortFrom(d.Destination, d.DestinationPort)),
+		Address{d.Protocol, netip.AddrPortFrom(d.Destination, d.DestinationPort)}.String(),
 		d.Source.String(),
 	} {
 		if _, known := c.dropped[key]; known || len(c.dropped) < maxCounted {
@@ -170,14 +188,13 @@ func (c *Collector) count(d *drops.Drop) {
 	}
 }
 
-func serviceKey(protocol string, a netip.AddrPort) string { return protocol + " " + a.String() }
-
 // Read reads a Sample of one view. If only is not 0, only the entries of that namespace
 // count. Errors of some namespaces are in Problems; Read returns an error if all fail.
 func (c *Collector) Read(ctx context.Context, view View, only uint64) (Sample, error) {
 	s := Sample{At: time.Now(), View: view, Serving: c.Serving}
 	reports, err := c.ReadAll(ctx)
-	if errors.Is(err, conntrack.ErrUnsupported) || ctx.Err() != nil {
+	// Without conntrack, an agent's own flows are all there is.
+	if errors.Is(err, conntrack.ErrUnsupported) && (view == Namespaces || c.Agent == nil) || ctx.Err() != nil {
 		return s, errors.Join(err, ctx.Err())
 	}
 	s.problem(err) // also without reports: maybe conntrack is not in use
@@ -210,6 +227,9 @@ func namespaceRows(reports []conntrack.Report) []Row {
 	return rows
 }
 
+// Heading returns the heading of the names of rows.
+func (s Sample) Heading() string { return s.View.heading() }
+
 // problem adds the parts of err to Problems.
 func (s *Sample) problem(err error) {
 	var many interface{ Unwrap() []error }
@@ -222,10 +242,9 @@ func (s *Sample) problem(err error) {
 	}
 }
 
-// addresses counts the entries by the key of the view.
+// addresses counts the entries, and the agent's own flows, by the key of the view.
 func (c *Collector) addresses(ctx context.Context, s *Sample, reports []conntrack.Report, only uint64) []Row {
-	counts := map[string]int{}
-	pods := c.Pods()
+	counts := map[Address]int{}
 	for _, r := range reports {
 		if only != 0 && r.Namespace.Inode != only {
 			continue
@@ -240,59 +259,43 @@ func (c *Collector) addresses(ctx context.Context, s *Sample, reports []conntrac
 			s.problem(fmt.Errorf("read conntrack of %s: %w", r.Namespace, err))
 		}
 	}
+	c.countFlows(ctx, s, reports, only, counts)
+	dropped := c.dropCounts(s)
+	if s.View == Sources && only == 0 {
+		// A host whose packets are dropped before conntrack has no entries: add its row.
+		for key := range dropped {
+			if addr, err := netip.ParseAddr(key); err == nil {
+				counts[Address{AddrPort: netip.AddrPortFrom(addr, 0)}] += 0
+			}
+		}
+	}
+	pods, owners := c.Pods(), c.owners(ctx, s, counts)
+	rows := make([]Row, 0, len(counts))
+	for key, n := range counts {
+		rows = append(rows, Row{Name: nameOf(key, owners[key], pods), Address: key, Owner: owners[key], Entries: n, Drops: dropped[key.String()]})
+	}
+	return rows
+}
+
+// dropCounts returns the counts of Watch, and adds to s why there are none.
+func (c *Collector) dropCounts(s *Sample) map[string]uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.blind != "" {
 		s.Problems = append(s.Problems, c.blind)
 	}
-	rows := make([]Row, 0, len(counts))
-	for key, n := range counts {
-		rows = append(rows, Row{Name: named(key, pods), Entries: n, Drops: c.dropped[key]})
-	}
-	if s.View != Sources {
-		return rows
-	}
-	// A host whose packets are dropped before conntrack has no entries: add its row.
-	for key, n := range c.dropped {
-		if _, err := netip.ParseAddr(key); err == nil && counts[key] == 0 && only == 0 {
-			rows = append(rows, Row{Name: named(key, pods), Drops: n})
-		}
-	}
-	return rows
+	return maps.Clone(c.dropped)
 }
 
-func keyOf(v View, e *conntrack.Entry) (string, bool) {
+func keyOf(v View, e *conntrack.Entry) (Address, bool) {
+	key := Address{conntrack.ProtocolName(e.Protocol), e.Reply.Src}
 	switch v {
 	case Sources:
-		return e.Orig.Src.Addr().String(), true
+		return Address{AddrPort: netip.AddrPortFrom(e.Orig.Src.Addr(), 0)}, true
 	case Services:
-		return serviceKey(conntrack.ProtocolName(e.Protocol), e.Orig.Dst), e.Orig.Dst != e.Reply.Src
-	default:
-		return serviceKey(conntrack.ProtocolName(e.Protocol), e.Reply.Src), e.Orig.Dst != e.Reply.Src
+		key.AddrPort = e.Orig.Dst
 	}
-}
-
-// named adds the name of the pod that has the address.
-func named(key string, pods map[netip.Addr]string) string {
-	for _, field := range []string{key, key[max(0, len(key)-len(afterSpace(key))):]} {
-		addr, err := netip.ParseAddr(field)
-		if ap, perr := netip.ParseAddrPort(field); perr == nil {
-			addr, err = ap.Addr(), nil
-		}
-		if err == nil && pods[addr] != "" {
-			return key + " " + pods[addr]
-		}
-	}
-	return key
-}
-
-func afterSpace(s string) string {
-	for i := range s {
-		if s[i] == ' ' {
-			return s[i+1:]
-		}
-	}
-	return s
+	return key, e.Orig.Dst != e.Reply.Src
 }
 
 // compare computes the rates since the previous Sample of the same view. A new address
@@ -306,6 +309,8 @@ func (c *Collector) compare(s *Sample, only uint64) {
 		key := r.Name
 		if r.Inode != 0 {
 			key = fmt.Sprint(r.Inode) // the name of a namespace may change
+		} else if r.Address != (Address{}) {
+			key = r.Address.String() // its owner may change
 		}
 		old, known := c.before[key]
 		r.Compared = same && (known || r.Inode == 0)
@@ -331,6 +336,9 @@ const (
 )
 
 func (o Order) String() string { return [...]string{"entries", "drops", "rate"}[o] }
+
+// Sort sorts rows, those with the most entries first.
+func Sort(rows []Row) { sortRows(rows, ByEntries) }
 
 func sortRows(rows []Row, by Order) {
 	slices.SortStableFunc(rows, func(a, b Row) int {

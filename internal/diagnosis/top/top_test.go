@@ -87,6 +87,81 @@ func TestEntriesAreCountedByServiceEndpointAndSource(t *testing.T) {
 	}
 }
 
+// fakeAgent has flows of its own, and names the addresses of a Service.
+type fakeAgent struct {
+	more bool
+	err  error
+}
+
+func (a *fakeAgent) Flows(context.Context) ([]Flow, bool, error) {
+	at := netip.MustParseAddrPort
+	return []Flow{
+		{"tcp", at("10.1.0.2:5000"), at("10.96.0.1:80"), at("10.1.0.7:8080")},
+		{"udp", at("10.1.0.2:5000"), at("10.96.0.1:80"), at("10.1.0.7:8080")},
+	}, a.more, a.err
+}
+
+func (a *fakeAgent) Owners(_ context.Context, addrs []Address) ([]Owner, error) {
+	out := make([]Owner, len(addrs))
+	for i, addr := range addrs {
+		switch addr.String() {
+		case "tcp 10.96.0.1:80":
+			out[i].Service = "shop/web:http"
+		case "tcp 10.1.0.7:8080":
+			out[i] = Owner{Pod: "shop/web-0", EndpointOf: []string{"shop/web:http", "shop/api:80"}}
+		case "10.1.0.2":
+			out[i].Pod = "shop/client"
+		}
+	}
+	return out, a.err
+}
+
+func TestAnAgentAddsNamesAndItsOwnFlows(t *testing.T) {
+	entries := map[uint64][]*conntrack.Entry{2: {flow("10.1.0.2:4000", "10.96.0.1:80", "10.1.0.7:8080")}}
+	c := collector(entries, nil)
+	agent := &fakeAgent{}
+	c.Agent = agent
+	check := func(view View, only uint64, want, problems string) {
+		t.Helper()
+		s, err := c.Read(t.Context(), view, only)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sortRows(s.Rows, ByEntries)
+		var got []string
+		for _, r := range s.Rows {
+			got = append(got, r.Name+"="+itoa(r.Entries))
+		}
+		if strings.Join(got, ", ") != want || strings.Join(s.Problems, "; ") != problems {
+			t.Errorf("%s of %d: %s, want %s; problems %q, want %q", view, only, strings.Join(got, ", "), want, s.Problems, problems)
+		}
+	}
+	check(Services, 0, "tcp 10.96.0.1:80 shop/web:http=2, udp 10.96.0.1:80=1", "")
+	check(Endpoints, 0, "tcp 10.1.0.7:8080 shop/web-0 of shop/web:http, shop/api:80=2, udp 10.1.0.7:8080 web-0=1", "")
+	check(Sources, 0, "10.1.0.2 shop/client=3", "")
+	check(Sources, 2, "10.1.0.2 shop/client=1", "") // another namespace than the agent's
+	agent.more = true
+	check(Sources, 0, "10.1.0.2 shop/client=3", "Spillway's flow table has more flows than are counted here")
+	agent.err = errors.New("no agent")
+	check(Sources, 0, "10.1.0.2 shop/client=1", "no agent")
+}
+
+func TestRatesOutliveNames(t *testing.T) {
+	c := collector(map[uint64][]*conntrack.Entry{1: {flow("10.1.0.2:4000", "10.96.0.1:80", "10.1.0.7:8080")}}, nil)
+	if _, err := c.Read(t.Context(), Services, 0); err != nil {
+		t.Fatal(err)
+	}
+	c.Agent = &fakeAgent{}
+	s, err := c.Read(t.Context(), Services, 0)
+	if err != nil || len(s.Rows) != 2 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	sortRows(s.Rows, ByEntries)
+	if r := s.Rows[0]; c.before[r.Address.String()].Entries != 2 || !r.Compared {
+		t.Errorf("a row that got a name is new: %+v", r)
+	}
+}
+
 func itoa(n int) string { return strings.TrimSpace(string(rune('0' + n))) }
 
 func TestANamespaceThatVanishesIsLeftOut(t *testing.T) {

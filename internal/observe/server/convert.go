@@ -56,6 +56,16 @@ func protocol(p model.Protocol) nodev1alpha1.Protocol {
 	return nodev1alpha1.Protocol_PROTOCOL_UNSPECIFIED
 }
 
+// protocolOf is the inverse of protocol; 0 for one that Services do not have.
+func protocolOf(p nodev1alpha1.Protocol) model.Protocol {
+	for _, known := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		if protocol(known) == p {
+			return known
+		}
+	}
+	return 0
+}
+
 // convertService returns a Service whose first ports are those of s.Ports, in their order.
 // The others have no address that is served. whole adds endpoints, and what the kernel lacks.
 func convertService(s reconcile.Service, problems []model.Problem, whole bool) *nodev1alpha1.Service {

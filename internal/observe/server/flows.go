@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -10,6 +11,7 @@ import (
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/observe/flowlog"
 	"spillway.dev/spillway/internal/reconcile"
@@ -148,6 +150,49 @@ func (s *Server) flow(f dataplane.Flow, client, at, endpoint reconcile.Address) 
 	}
 	out.ServiceAddress.Pod, out.ServiceAddress.Node = "", ""
 	return out
+}
+
+// maxNames is how many addresses one request of Names has.
+const maxNames = 512
+
+// maxEndpointOf is how many Service ports Names returns that have an address as an endpoint.
+const maxEndpointOf = 8
+
+// Names looks up addresses between two turns of reconcile.
+func (s service) Names(ctx context.Context, req *nodev1alpha1.NamesRequest) (*nodev1alpha1.NamesResponse, error) {
+	if len(req.Addresses) > maxNames {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("addresses: %d, at most %d are allowed", len(req.Addresses), maxNames))
+	}
+	names := make([]reconcile.Address, len(req.Addresses))
+	for i, a := range req.Addresses {
+		addr, err := netip.ParseAddr(a.Address)
+		if err != nil || a.Port > math.MaxUint16 {
+			return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("addresses[%d]: not an address and a port: %q, %d", i, a.Address, a.Port))
+		}
+		names[i] = reconcile.Address{Protocol: protocolOf(a.Protocol), AddrPort: netip.AddrPortFrom(addr, uint16(a.Port)), EndpointOfMax: maxEndpointOf}
+	}
+	if err := s.cfg.State.Names(ctx, names); err != nil {
+		return nil, err
+	}
+	resp := &nodev1alpha1.NamesResponse{}
+	for _, n := range names {
+		out := &nodev1alpha1.AddressNames{Service: portName(n.Service), Pod: peer(n).Pod, Node: n.Node}
+		for _, id := range n.EndpointOf {
+			out.EndpointOf = append(out.EndpointOf, portName(id))
+		}
+		resp.Names = append(resp.Names, out)
+	}
+	return resp, nil
+}
+
+// portName is nil for no port.
+func portName(id intent.PortID) *nodev1alpha1.ServicePortName {
+	if id == (intent.PortID{}) {
+		return nil
+	}
+	return &nodev1alpha1.ServicePortName{
+		Namespace: id.Service.Namespace, Name: id.Service.Name, PortName: id.Port, Port: uint32(id.Number), Protocol: protocol(id.Protocol),
+	}
 }
 
 func peer(a reconcile.Address) *nodev1alpha1.Peer {

@@ -26,6 +26,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/reconcile"
 )
 
@@ -73,6 +74,9 @@ func (f *fakeState) Names(ctx context.Context, addrs []reconcile.Address) error 
 		a := &addrs[i]
 		for _, s := range f.services {
 			for _, p := range s.Ports {
+				if a.EndpointOfMax > 0 && slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.Addr == a.AddrPort }) {
+					a.EndpointOf = append(a.EndpointOf, p.ID)
+				}
 				if p.Frontends[0].Addr == a.AddrPort.Addr() && p.Frontends[0].Port == a.AddrPort.Port() {
 					a.Service = p.ID
 				}
@@ -458,7 +462,8 @@ func TestDropsAndFindings(t *testing.T) {
 	h := start(t, func(c *Config) {
 		c.Backends = []dataplane.Backend{&fakePlane{}}
 		c.examine = func(context.Context) (*doctor.Node, error) {
-			return &doctor.Node{Problems: []doctor.Problem{{What: "cannot be read", Namespaces: []string{"a", "b"}}}}, nil
+			return &doctor.Node{Problems: []doctor.Problem{{What: "cannot be read", Namespaces: []string{"a", "b"}}},
+				Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: {Lines: 1}}}, nil
 		}
 	}).wait(t)
 	drops, err := h.client.Drops(t.Context(), &nodev1alpha1.DropsRequest{})
@@ -466,9 +471,80 @@ func TestDropsAndFindings(t *testing.T) {
 		t.Errorf("drops %v, %v", drops, err)
 	}
 	findings, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{})
-	if err != nil || len(findings.Findings) != 0 || len(findings.Problems) != 1 || findings.Problems[0].Where != "a, b" {
+	if err != nil || len(findings.Findings) != 1 || len(findings.Problems) != 1 || findings.Problems[0].Where != "a, b" {
 		t.Errorf("findings %v, %v", findings, err)
+	} else if f := findings.Findings[0]; f.Documentation != "https://spillway.dev/docs/runbooks/"+f.Id+"/" {
+		t.Errorf("the runbook of %s is %q", f.Id, f.Documentation)
 	}
+}
+
+// countingPlane counts connections, and remembers which ports it was asked for.
+type countingPlane struct {
+	fakePlane
+	asked []intent.PortID
+}
+
+func (p *countingPlane) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCounters, error) {
+	return nil, errors.New("reads the counters of all Services")
+}
+
+func (p *countingPlane) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dataplane.ServiceCounters, error) {
+	p.asked = ports
+	out := map[intent.PortID]*dataplane.ServiceCounters{}
+	for _, id := range ports {
+		out[id] = &dataplane.ServiceCounters{Connections: 7}
+	}
+	return out, nil
+}
+
+func TestCountersAreReadForThePageOnly(t *testing.T) {
+	state, plane := &fakeState{}, &countingPlane{}
+	for i := range 5 {
+		state.services = append(state.services, serviceOf("default", fmt.Sprint("web", i), i))
+	}
+	h := start(t, func(c *Config) { c.State, c.Backends = state, []dataplane.Backend{plane} }).wait(t)
+	resp, err := h.client.ListServices(t.Context(), &nodev1alpha1.ListServicesRequest{PageSize: 2, PageToken: "default/web1"})
+	if err != nil || len(resp.Services) != 2 || resp.Services[1].Ports[0].Counters.GetConnections() != 7 {
+		t.Errorf("page %v, %v", resp, err)
+	}
+	if len(plane.asked) != 2 || plane.asked[0].Service.Name != "web2" || plane.asked[1].Service.Name != "web3" {
+		t.Errorf("counters were read of %v", plane.asked)
+	}
+	one, err := h.client.GetService(t.Context(), &nodev1alpha1.GetServiceRequest{Namespace: "default", Name: "web4"})
+	if err != nil || one.Service.Ports[0].Counters.GetConnections() != 7 || len(plane.asked) != 1 || plane.asked[0].Service.Name != "web4" {
+		t.Errorf("one Service: %v, %v; counters were read of %v", one, err, plane.asked)
+	}
+}
+
+func TestNames(t *testing.T) {
+	state := &fakeState{services: []reconcile.Service{serviceOf("default", "web", 1)}}
+	h := start(t, func(c *Config) { c.State = state }).wait(t)
+	tcp := func(addr string, port uint32) *nodev1alpha1.Address {
+		return &nodev1alpha1.Address{Protocol: nodev1alpha1.Protocol_PROTOCOL_TCP, Address: addr, Port: port}
+	}
+	names := func(a ...*nodev1alpha1.Address) ([]*nodev1alpha1.AddressNames, error) {
+		resp, err := h.client.Names(t.Context(), &nodev1alpha1.NamesRequest{Addresses: a})
+		return resp.GetNames(), err
+	}
+	got, err := names(tcp("10.96.0.1", 80), tcp("10.1.1.1", 8080), tcp("192.0.2.1", 9))
+	if err != nil || len(got) != 3 {
+		t.Fatal(got, err)
+	}
+	if s := got[0].Service; s.GetNamespace() != "default" || s.GetName() != "web" || s.GetPortName() != "http" || s.GetPort() != 80 || s.GetProtocol() != nodev1alpha1.Protocol_PROTOCOL_TCP {
+		t.Errorf("the Service's address: %v", got[0])
+	}
+	if e := got[1]; e.Pod != "default/pod-10.1.1.1" || e.Node != "n2" || len(e.EndpointOf) != 1 || e.EndpointOf[0].Name != "web" || e.Service != nil {
+		t.Errorf("the endpoint: %v", e)
+	}
+	if n := got[2]; n.Service != nil || len(n.EndpointOf) != 0 || n.Pod+n.Node != "" {
+		t.Errorf("an unknown address: %v", n)
+	}
+	_, err = names(slices.Repeat([]*nodev1alpha1.Address{tcp("10.96.0.1", 80)}, maxNames+1)...)
+	wantCode(t, "too many", err, connect.CodeInvalidArgument, "at most 512")
+	_, err = names(tcp("10.96.0.1", 80), tcp("web", 80))
+	wantCode(t, "no address", err, connect.CodeInvalidArgument, `addresses[1]: not an address and a port: "web", 80`)
+	_, err = names(tcp("10.96.0.1", 70_000))
+	wantCode(t, "no port", err, connect.CodeInvalidArgument, "70000")
 }
 
 // TestFindingsAreExaminedOnceAtATime: an examination costs more than other requests.

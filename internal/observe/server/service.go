@@ -139,7 +139,7 @@ func (s service) ListServices(ctx context.Context, req *nodev1alpha1.ListService
 	if err != nil {
 		return nil, err
 	}
-	problems, counted := problemsByService(s.cfg.State.Status().Problems), s.counted()
+	problems, counted := problemsByService(s.cfg.State.Status().Problems), s.counted(list[:min(size, len(list))]...)
 	resp := &nodev1alpha1.ListServicesResponse{}
 	bytes := 0
 	for i, one := range list {
@@ -180,7 +180,7 @@ func (s service) GetService(ctx context.Context, req *nodev1alpha1.GetServiceReq
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("this node serves no Service %s: it does not exist, is headless, or belongs to another proxy", name))
 	}
 	out := convertService(found, problemsByService(s.cfg.State.Status().Problems)[name], true)
-	addCounters(out, found.Ports, s.counted())
+	addCounters(out, found.Ports, s.counted(found))
 	for i, p := range found.Ports {
 		if err := s.compare(ctx, p.ID, found.Sync[i], out.Ports[i]); err != nil {
 			return nil, err
@@ -189,13 +189,19 @@ func (s service) GetService(ctx context.Context, req *nodev1alpha1.GetServiceReq
 	return &nodev1alpha1.GetServiceResponse{Service: out}, nil
 }
 
-// counted returns the counters of all ports that a dataplane counts. A failure to read them
-// hides them: the Services themselves are known.
-func (s service) counted() map[intent.PortID]*dataplane.ServiceCounters {
+// counted returns the counters of the ports of Services that a dataplane counts. A failure to
+// read them hides them: the Services themselves are known.
+func (s service) counted(services ...reconcile.Service) map[intent.PortID]*dataplane.ServiceCounters {
+	var ports []intent.PortID
+	for _, one := range services {
+		for _, p := range one.Ports {
+			ports = append(ports, p.ID)
+		}
+	}
 	all := map[intent.PortID]*dataplane.ServiceCounters{}
 	for _, b := range s.cfg.Backends {
 		if counter, ok := b.(dataplane.ServiceCounter); ok {
-			counts, err := counter.ServiceCounters()
+			counts, err := counter.ServiceCountersOf(ports)
 			if err != nil {
 				s.log.Warn("the API cannot read the counters of Services", "err", err)
 			}
@@ -246,7 +252,7 @@ func (s service) Findings(ctx context.Context, _ *nodev1alpha1.FindingsRequest) 
 	for _, f := range doctor.Examine(node) {
 		resp.Findings = append(resp.Findings, &nodev1alpha1.Finding{
 			Id: f.ID, Severity: string(f.Severity), Title: f.Title, Detail: f.Packets, Fix: f.Remedy,
-			Evidence: f.Evidence, Commands: f.Commands,
+			Documentation: f.Documentation, Evidence: f.Evidence, Commands: f.Commands,
 		})
 	}
 	for _, p := range node.Problems {

@@ -49,6 +49,8 @@ const (
 	NodeServiceWatchFlowsProcedure = "/spillway.node.v1alpha1.NodeService/WatchFlows"
 	// NodeServiceDropsProcedure is the fully-qualified name of the NodeService's Drops RPC.
 	NodeServiceDropsProcedure = "/spillway.node.v1alpha1.NodeService/Drops"
+	// NodeServiceNamesProcedure is the fully-qualified name of the NodeService's Names RPC.
+	NodeServiceNamesProcedure = "/spillway.node.v1alpha1.NodeService/Names"
 	// NodeServiceFindingsProcedure is the fully-qualified name of the NodeService's Findings RPC.
 	NodeServiceFindingsProcedure = "/spillway.node.v1alpha1.NodeService/Findings"
 )
@@ -68,6 +70,8 @@ type NodeServiceClient interface {
 	WatchFlows(context.Context, *v1alpha1.WatchFlowsRequest) (*connect.ServerStreamForClient[v1alpha1.WatchFlowsResponse], error)
 	// Drops returns how many packets were refused or dropped, by reason.
 	Drops(context.Context, *v1alpha1.DropsRequest) (*v1alpha1.DropsResponse, error)
+	// Names tells what this node serves at addresses, and which pods have them.
+	Names(context.Context, *v1alpha1.NamesRequest) (*v1alpha1.NamesResponse, error)
 	// Findings runs the checks of `spillway doctor` in the agent's network namespace.
 	Findings(context.Context, *v1alpha1.FindingsRequest) (*v1alpha1.FindingsResponse, error)
 }
@@ -119,6 +123,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Drops")),
 			connect.WithClientOptions(opts...),
 		),
+		names: connect.NewClient[v1alpha1.NamesRequest, v1alpha1.NamesResponse](
+			httpClient,
+			baseURL+NodeServiceNamesProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Names")),
+			connect.WithClientOptions(opts...),
+		),
 		findings: connect.NewClient[v1alpha1.FindingsRequest, v1alpha1.FindingsResponse](
 			httpClient,
 			baseURL+NodeServiceFindingsProcedure,
@@ -136,6 +146,7 @@ type nodeServiceClient struct {
 	listFlows    *connect.Client[v1alpha1.ListFlowsRequest, v1alpha1.ListFlowsResponse]
 	watchFlows   *connect.Client[v1alpha1.WatchFlowsRequest, v1alpha1.WatchFlowsResponse]
 	drops        *connect.Client[v1alpha1.DropsRequest, v1alpha1.DropsResponse]
+	names        *connect.Client[v1alpha1.NamesRequest, v1alpha1.NamesResponse]
 	findings     *connect.Client[v1alpha1.FindingsRequest, v1alpha1.FindingsResponse]
 }
 
@@ -189,6 +200,15 @@ func (c *nodeServiceClient) Drops(ctx context.Context, req *v1alpha1.DropsReques
 	return nil, err
 }
 
+// Names calls spillway.node.v1alpha1.NodeService.Names.
+func (c *nodeServiceClient) Names(ctx context.Context, req *v1alpha1.NamesRequest) (*v1alpha1.NamesResponse, error) {
+	response, err := c.names.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Findings calls spillway.node.v1alpha1.NodeService.Findings.
 func (c *nodeServiceClient) Findings(ctx context.Context, req *v1alpha1.FindingsRequest) (*v1alpha1.FindingsResponse, error) {
 	response, err := c.findings.CallUnary(ctx, connect.NewRequest(req))
@@ -213,6 +233,8 @@ type NodeServiceHandler interface {
 	WatchFlows(context.Context, *v1alpha1.WatchFlowsRequest, *connect.ServerStream[v1alpha1.WatchFlowsResponse]) error
 	// Drops returns how many packets were refused or dropped, by reason.
 	Drops(context.Context, *v1alpha1.DropsRequest) (*v1alpha1.DropsResponse, error)
+	// Names tells what this node serves at addresses, and which pods have them.
+	Names(context.Context, *v1alpha1.NamesRequest) (*v1alpha1.NamesResponse, error)
 	// Findings runs the checks of `spillway doctor` in the agent's network namespace.
 	Findings(context.Context, *v1alpha1.FindingsRequest) (*v1alpha1.FindingsResponse, error)
 }
@@ -260,6 +282,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Drops")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceNamesHandler := connect.NewUnaryHandlerSimple(
+		NodeServiceNamesProcedure,
+		svc.Names,
+		connect.WithSchema(nodeServiceMethods.ByName("Names")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceFindingsHandler := connect.NewUnaryHandlerSimple(
 		NodeServiceFindingsProcedure,
 		svc.Findings,
@@ -280,6 +308,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceWatchFlowsHandler.ServeHTTP(w, r)
 		case NodeServiceDropsProcedure:
 			nodeServiceDropsHandler.ServeHTTP(w, r)
+		case NodeServiceNamesProcedure:
+			nodeServiceNamesHandler.ServeHTTP(w, r)
 		case NodeServiceFindingsProcedure:
 			nodeServiceFindingsHandler.ServeHTTP(w, r)
 		default:
@@ -313,6 +343,10 @@ func (UnimplementedNodeServiceHandler) WatchFlows(context.Context, *v1alpha1.Wat
 
 func (UnimplementedNodeServiceHandler) Drops(context.Context, *v1alpha1.DropsRequest) (*v1alpha1.DropsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("spillway.node.v1alpha1.NodeService.Drops is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Names(context.Context, *v1alpha1.NamesRequest) (*v1alpha1.NamesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("spillway.node.v1alpha1.NodeService.Names is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) Findings(context.Context, *v1alpha1.FindingsRequest) (*v1alpha1.FindingsResponse, error) {

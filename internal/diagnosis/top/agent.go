@@ -1,0 +1,128 @@
+package top
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"spillway.dev/spillway/internal/node/conntrack"
+)
+
+// Agent is a node's agent. It knows names, and flows of which conntrack has no entries.
+type Agent interface {
+	// Flows returns flows of the agent's own flow table, and whether there are more.
+	Flows(context.Context) (flows []Flow, more bool, err error)
+	// Owners returns the owners of addresses, in their order, with those that are known even
+	// if it returns an error.
+	Owners(context.Context, []Address) ([]Owner, error)
+}
+
+// Flow is a flow of the agent's own flow table.
+type Flow struct {
+	Protocol                  string
+	Client, Service, Endpoint netip.AddrPort
+}
+
+// Address is what a row of a view counts. Sources have neither protocol nor port.
+type Address struct {
+	Protocol string // as conntrack.ProtocolName
+	AddrPort netip.AddrPort
+}
+
+func (a Address) String() string {
+	if a.Protocol == "" {
+		return a.AddrPort.Addr().String()
+	}
+	return a.Protocol + " " + a.AddrPort.String()
+}
+
+// Owner is what the agent knows about an Address. The keys are an interface for programs.
+type Owner struct {
+	// Service is the Service port that is served there, as namespace/name:port.
+	Service string `json:"service,omitempty"`
+	// EndpointOf are the Service ports that have it as an endpoint.
+	EndpointOf []string `json:"endpoint_of,omitempty"`
+	Pod        string   `json:"pod,omitempty"` // namespace/name
+}
+
+// label is such as "shop/web-1 of shop/web:http"; "" if nothing is known.
+func (o *Owner) label() string {
+	if o.Service != "" {
+		return o.Service
+	}
+	label := o.Pod
+	if len(o.EndpointOf) > 0 {
+		label = strings.TrimSpace(label + " of " + strings.Join(o.EndpointOf, ", "))
+	}
+	return label
+}
+
+// named is how many rows of a Sample get names from the agent: those with the most entries.
+const named = 1024
+
+// countFlows adds the agent's own flows. They are in the agent's network namespace, which is
+// the caller's own as a rule.
+func (c *Collector) countFlows(ctx context.Context, s *Sample, reports []conntrack.Report, only uint64, counts map[Address]int) {
+	own := only == 0 || slices.ContainsFunc(reports, func(r conntrack.Report) bool { return r.Namespace.Own && r.Namespace.Inode == only })
+	if c.Agent == nil || !own {
+		return
+	}
+	flows, more, err := c.Agent.Flows(ctx)
+	if err != nil {
+		s.Problems = append(s.Problems, err.Error())
+		return
+	}
+	for _, f := range flows {
+		a := Address{f.Protocol, f.Service}
+		switch s.View {
+		case Sources:
+			a = Address{AddrPort: netip.AddrPortFrom(f.Client.Addr(), 0)}
+		case Endpoints:
+			a.AddrPort = f.Endpoint
+		}
+		if a.AddrPort.IsValid() {
+			counts[a]++
+		}
+	}
+	if more {
+		s.Problems = append(s.Problems, "Spillway's flow table has more flows than are counted here")
+	}
+}
+
+// owners returns the owners of the addresses with the most entries.
+func (c *Collector) owners(ctx context.Context, s *Sample, counts map[Address]int) map[Address]Owner {
+	if c.Agent == nil {
+		return nil
+	}
+	addrs := make([]Address, 0, len(counts))
+	for a := range counts {
+		addrs = append(addrs, a)
+	}
+	slices.SortFunc(addrs, func(a, b Address) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), a.AddrPort.Compare(b.AddrPort), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	addrs = addrs[:min(named, len(addrs))]
+	list, err := c.Agent.Owners(ctx, addrs)
+	if err != nil && !slices.Contains(s.Problems, err.Error()) {
+		s.Problems = append(s.Problems, err.Error())
+	}
+	owners := make(map[Address]Owner, len(list))
+	for i := range list {
+		owners[addrs[i]] = list[i]
+	}
+	return owners
+}
+
+// nameOf adds to an address what the agent knows about it, or else the pod of this machine that
+// has it.
+func nameOf(a Address, owner Owner, pods map[netip.Addr]string) string {
+	if label := owner.label(); label != "" {
+		return a.String() + " " + label
+	}
+	if pod := pods[a.AddrPort.Addr()]; pod != "" {
+		return a.String() + " " + pod
+	}
+	return a.String()
+}
