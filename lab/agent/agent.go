@@ -37,10 +37,14 @@ func Args(node *topology.Host, mode, bpffs string) []string {
 	}
 }
 
+// pageWithin limits a request for a page, for an agent that hangs. On a busy machine, a
+// page of metrics takes several seconds; a shorter limit would end each attempt.
+const pageWithin = 20 * time.Second
+
 // Get fetches a page of the agent from its node's network namespace. A status other than
 // 200 is an error.
 func Get(ctx context.Context, node *topology.Host, port, path string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, pageWithin)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:"+port+path, nil)
 	if err != nil {

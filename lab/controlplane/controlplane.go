@@ -39,7 +39,7 @@ type Config struct {
 	ServiceAccounts bool
 	// These are added to the command lines.
 	APIServerArgs, ControllerManagerArgs []string
-	// StartWithin bounds the start of each program; 0 is a minute.
+	// StartWithin bounds the start of each program; 0 is three minutes.
 	StartWithin time.Duration
 }
 
@@ -93,7 +93,7 @@ func Up(ctx context.Context, cfg Config) (*ControlPlane, error) {
 		cfg.ServiceCIDRs = DefaultServiceCIDRs
 	}
 	if cfg.StartWithin == 0 {
-		cfg.StartWithin = time.Minute
+		cfg.StartWithin = 3 * time.Minute
 	}
 	for try := 1; ; try++ {
 		c := &ControlPlane{cfg: cfg}

@@ -143,7 +143,7 @@ func connect(ctx context.Context, from, to *Host) error {
 		return err
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	conn, err := from.Dial(ctx, "tcp6", netip.AddrPortFrom(to.IPv6, 7000).String())
 	if err != nil {

@@ -170,7 +170,7 @@ func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 	start(t, server, workload.Config{Kind: workload.UDP, Listen: ":7000"})
 	// Connected sockets accept an answer from no other address.
 	for _, to := range []string{"10.244.1.99:7000", "[fd44:0:0:1::99]:7000"} {
-		got, err := workload.Ask(t.Context(), client, workload.Question{Kind: workload.UDP, To: to, Timeout: time.Second})
+		got, err := workload.Ask(t.Context(), client, workload.Question{Kind: workload.UDP, To: to, Timeout: 20 * time.Second})
 		if err != nil || got.Outcome != workload.Answered {
 			t.Errorf("%s: got %+v, %v", to, got, err)
 		}

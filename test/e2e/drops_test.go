@@ -36,7 +36,7 @@ func (e *env) expectDrop(t *testing.T, dst, reason string) {
 	}()
 	var got []byte
 	for got == nil {
-		ask(t, e.MustProbe(t, "client0"), dst, flows.TCP4, 1) // the follower may not be there for the first
+		askOnce(t, e.MustProbe(t, "client0"), dst, flows.TCP4, false) // the follower may not be there for the first
 		select {
 		case got = <-line:
 		default:

@@ -43,10 +43,26 @@ func nodePort(endpoints ...string) flows.Object {
 	return flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(endpoints...)}
 }
 
-// ask asks an address a few times.
+// patienceMS limits a question that must be answered or refused: on a busy machine an
+// answer has taken 1.5 s. silenceMS is how long nothing must come back.
+const patienceMS, silenceMS = 10_000, 1000
+
+// ask asks an address a few times. It must answer or refuse.
 func ask(t *testing.T, p *probe.Process, dst string, combo flows.Combo, tries int) []probe.Answer {
+	return askFor(t, p, dst, combo, tries, patienceMS)
+}
+
+// askOnce asks an address once, in vain unless answers is true.
+func askOnce(t *testing.T, p *probe.Process, dst string, combo flows.Combo, answers bool) []probe.Answer {
+	if answers {
+		return ask(t, p, dst, combo, 1)
+	}
+	return askFor(t, p, dst, combo, 1, silenceMS)
+}
+
+func askFor(t *testing.T, p *probe.Process, dst string, combo flows.Combo, tries, timeoutMS int) []probe.Answer {
 	resp, err := p.Do(t.Context(), probe.Request{
-		Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: tries, TimeoutMS: 1000,
+		Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: tries, TimeoutMS: timeoutMS,
 	})
 	if err != nil {
 		t.Error(err)
@@ -67,9 +83,9 @@ var askers = []flows.Flow{
 // wants none.
 func (e *env) expect(t *testing.T, when string, s *suite.File, server string) {
 	t.Helper()
-	tries := 4
+	tries, timeoutMS := 4, patienceMS
 	if server == "" {
-		tries = 1 // one silence is enough, and slow
+		tries, timeoutMS = 1, silenceMS // one silence is enough, and slow
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -77,7 +93,7 @@ func (e *env) expect(t *testing.T, when string, s *suite.File, server string) {
 		for _, combo := range flows.AllCombos {
 			p, dst := e.MustProbe(t, f.From), s.MustAddress(t, f.To, combo)
 			wg.Go(func() {
-				for _, a := range ask(t, p, dst, combo, tries) {
+				for _, a := range askFor(t, p, dst, combo, tries, timeoutMS) {
 					if a.Server != server {
 						t.Errorf("%s: %s to %s, %s: answer %+v, want server %q", when, f.From, f.To, combo, a, server)
 						return

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
@@ -46,7 +45,7 @@ func TestAnEndpointThatIsAlsoAHostPort(t *testing.T) {
 			e.expectHostPort(t, "no hostPort yet", false)
 
 			e.restoreRules(t, variant, hostPortChains)
-			time.Sleep(3 * time.Second) // legacy rules are polled
+			e.waitHostPort(t) // legacy rules are polled
 			e.expectHostPort(t, "at once", true)
 			e.expect(t, "at once", s, "a0")
 			for range 2 {
@@ -91,9 +90,9 @@ func (e *env) restoreRules(t *testing.T, variant, rules string) {
 // itself and a machine outside.
 func (e *env) expectHostPort(t *testing.T, when string, answers bool) {
 	t.Helper()
-	want, tries := "a0", 4
+	want, tries, timeoutMS := "a0", 4, patienceMS
 	if !answers {
-		want, tries = "", 1
+		want, tries, timeoutMS = "", 1, silenceMS
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -102,7 +101,7 @@ func (e *env) expectHostPort(t *testing.T, when string, answers bool) {
 		for _, combo := range flows.AllCombos {
 			dst := net.JoinHostPort(e.Addr("a", combo.IPv6()).String(), fmt.Sprint(hostPort))
 			wg.Go(func() {
-				for _, a := range ask(t, p, dst, combo, tries) {
+				for _, a := range askFor(t, p, dst, combo, tries, timeoutMS) {
 					if a.Server != want {
 						t.Errorf("%s: %s by the hostPort, %s: answer %+v, want server %q", when, from, combo, a, want)
 						return
@@ -110,6 +109,18 @@ func (e *env) expectHostPort(t *testing.T, when string, answers bool) {
 				}
 			})
 		}
+	}
+}
+
+// waitHostPort waits until the agent of node a has seen the rules: questions of a pod
+// are answered.
+func (e *env) waitHostPort(t *testing.T) {
+	t.Helper()
+	for _, combo := range flows.AllCombos {
+		dst := net.JoinHostPort(e.Addr("a", combo.IPv6()).String(), fmt.Sprint(hostPort))
+		until(t, "an answer by the hostPort, "+string(combo), func() bool {
+			return askOnce(t, e.MustProbe(t, "a1"), dst, combo, false)[0].Server == "a0"
+		})
 	}
 }
 

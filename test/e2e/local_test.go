@@ -44,7 +44,7 @@ func TestPodsOfThisNodeAreToldAsDetectLocalModeSays(t *testing.T) {
 			if test.told {
 				want = "b0"
 			}
-			if got := ask(t, pod, s.MustAddress(t, flows.NodePort("a"), combo), combo, 1); got[0].Server != want {
+			if got := askOnce(t, pod, s.MustAddress(t, flows.NodePort("a"), combo), combo, test.told); got[0].Server != want {
 				t.Errorf("%s: a pod's NodePort, %s: answer %+v, want server %q", test.name, combo, got[0], want)
 			}
 			got := ask(t, pod, s.MustAddress(t, flows.ClusterIP, combo), combo, 1)

@@ -47,7 +47,7 @@ func TestPathMTU(t *testing.T) {
 			}
 			// The first is lost, or refused with EMSGSIZE: so the sender learns.
 			resp, err := p.Do(t.Context(), probe.Request{
-				Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: 3, TimeoutMS: 1000, Size: c.size,
+				Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: 3, Size: c.size,
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -25,7 +25,7 @@ func TestALateAnswerDoesNotHoldASocket(t *testing.T) {
 	question := func(combo flows.Combo) probe.Answer {
 		t.Helper()
 		resp, err := client.Do(t.Context(), probe.Request{
-			Op: probe.Try, Proto: "udp", Dst: s.MustAddress(t, flows.ClusterIP, combo), TimeoutMS: 1000, Socket: string(combo),
+			Op: probe.Try, Proto: "udp", Dst: s.MustAddress(t, flows.ClusterIP, combo), TimeoutMS: patienceMS, Socket: string(combo),
 		})
 		must(t, err)
 		return resp.Answers[0]

@@ -128,9 +128,10 @@ func (p *kubeProxy) waitSynced(t *testing.T) {
 
 func until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(50 * time.Millisecond) {
+	const within = 3 * time.Minute // only ends a test that hangs
+	for deadline := time.Now().Add(within); !holds(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after a minute", what)
+			t.Fatalf("%s: not after %v", what, within)
 		}
 	}
 }

@@ -55,6 +55,7 @@ var modes = []mode{{"ebpf", ""}, {"nftables", ""}, {"iptables", "legacy"}, {"ipt
 type node struct {
 	*harness.Harness
 	*wrapper
+	inVain bool // a use is to fail
 }
 
 // clusters numbers the clusters of this package.
@@ -75,7 +76,7 @@ func newNode(t *testing.T, m mode, nodes int) *node {
 	w := newWrapper(t, agent)
 	h := harness.Up(t, cluster.Config{Spec: spec, Binary: w.path, Mode: m.name, IptablesVariant: m.variant, Flags: flagsOf(t, m.name)})
 	t.Cleanup(func() { w.confine(confinement{}) }) // before the cluster goes
-	return &node{h, w}
+	return &node{Harness: h, wrapper: w}
 }
 
 // restart ends the agent of node a, if it runs, and starts it in a mode.
@@ -91,12 +92,16 @@ func (n *node) restart(mode string, end syscall.Signal) error {
 	return n.ready()
 }
 
-// ready waits for the agent less long than a busy machine may need: what a missing
-// capability stops is stopped at once.
-func (n *node) ready() error {
-	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
-	defer cancel()
-	return n.Agent("a").WaitReady(ctx)
+// ready waits for the agent. One that a missing capability stops ends at once.
+func (n *node) ready() error { return n.Agent("a").WaitReady(n.t.Context()) }
+
+// patience returns how long a use waits: for inVain if it is to fail, since it can wait for
+// nothing then, and otherwise for what a busy machine needs.
+func (n *node) patience(inVain time.Duration) time.Duration {
+	if n.inVain {
+		return inVain
+	}
+	return 2 * time.Minute
 }
 
 // Names of uses.
@@ -132,7 +137,19 @@ var uses = []struct {
 // try runs all uses, or only the named ones, and returns their errors by name.
 func try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
 	t.Helper()
+	return newNode(t, m, 1).try(t, m, c, only...)
+}
+
+// tryInVain is try for uses of which one is to fail. It does not wait long for that one.
+func tryInVain(t *testing.T, m mode, c confinement, only ...string) map[string]error {
+	t.Helper()
 	n := newNode(t, m, 1)
+	n.inVain = true
+	return n.try(t, m, c, only...)
+}
+
+func (n *node) try(t *testing.T, m mode, c confinement, only ...string) map[string]error {
+	t.Helper()
 	n.confine(c)
 	failed := map[string]error{}
 	for _, use := range uses {
@@ -193,7 +210,7 @@ func serve(n *node, _ mode) error {
 	if err := file.Write([]flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(n.t.Context(), n.patience(20*time.Second))
 	defer cancel()
 	if err := file.Wait(ctx); err != nil {
 		return err
@@ -210,7 +227,7 @@ func serve(n *node, _ mode) error {
 			if err != nil {
 				return err
 			}
-			resp, err := p.Do(ctx, probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: 2, TimeoutMS: 1000})
+			resp, err := p.Do(ctx, probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: dst, Tries: 2, TimeoutMS: 10_000})
 			if err != nil {
 				return err
 			}
@@ -247,7 +264,7 @@ func applyPolicy(n *node, _ mode) error {
 	if err := n.Agent("a").Write("policy.yaml", fmt.Appendf(nil, policy, n.NodeName("a"), n.Addr("a0", false))); err != nil {
 		return err
 	}
-	return within(10*time.Second, func() error {
+	return within(n.patience(10*time.Second), func() error {
 		rules, err := n.run("nft", "list", "table", "inet", "spillway-policy")
 		if err == nil && !strings.Contains(rules, "11211") {
 			err = errors.New("the table of do-not-track policies lacks the port")
@@ -342,7 +359,7 @@ func takeOverFlows(n *node, m mode) error {
 	if err := file.Write([]flows.Object{flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0")}}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(n.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(n.t.Context(), n.patience(30*time.Second))
 	defer cancel()
 	if err := file.Wait(ctx); err != nil {
 		return err
@@ -385,7 +402,7 @@ func removeOthers(n *node, m mode) error {
 		if err := n.restart(m.name, syscall.SIGTERM); err != nil {
 			return err
 		}
-		if err := within(8*time.Second, func() error { return n.nothingOf(other.name) }); err != nil {
+		if err := within(n.patience(8*time.Second), func() error { return n.nothingOf(other.name) }); err != nil {
 			return err
 		}
 	}

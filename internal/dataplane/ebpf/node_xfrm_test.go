@@ -50,7 +50,7 @@ func readXfrm(t *testing.T, b *Backend) xfrmState {
 func waitXfrm(t *testing.T, when string, b *Backend, flag bool, src, dst string) {
 	t.Helper()
 	want := xfrmState{flag, sortedWords(strings.Fields(src)), sortedWords(strings.Fields(dst))}
-	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		got := readXfrm(t, b)
 		if got == want {
 			return

@@ -43,7 +43,7 @@ func TestEditsByOthersAreHeardAndToldAsRepairs(t *testing.T) {
 		if out, err := runNft(test.edit); err != nil {
 			t.Fatalf("%s: %v %s", test.edit, err, out)
 		}
-		if !heard(b, 5*time.Second) {
+		if !heard(b, time.Minute) {
 			t.Fatalf("%s is not heard", test.edit)
 		}
 		replace(t, b, s)

@@ -349,7 +349,7 @@ func waitFor(t *testing.T, lists chan []netip.Addr, want ...string) {
 			if slices.Equal(got, addrs) {
 				return
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("addresses %v were not told", want)
 		}
 	}

@@ -38,7 +38,7 @@ func (l policyLists) want(t *testing.T, when string, want ...XfrmPolicy) {
 	t.Helper()
 	var got []XfrmPolicy
 	slices.SortFunc(want, XfrmPolicy.compare)
-	for deadline := time.After(5 * time.Second); ; {
+	for deadline := time.After(time.Minute); ; {
 		select {
 		case got = <-l:
 		case <-deadline:

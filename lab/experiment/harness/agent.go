@@ -36,7 +36,7 @@ func (h *Harness) agent(ctx context.Context, node *topology.Host, mode string, f
 		return err
 	}
 	h.agents = append(h.agents, p)
-	return p.until(ctx, "does not serve", 20*time.Second, func(ctx context.Context) error {
+	return p.until(ctx, "does not serve", 2*time.Minute, func(ctx context.Context) error {
 		return agent.Ready(ctx, node)
 	})
 }

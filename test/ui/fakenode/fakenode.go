@@ -52,6 +52,7 @@ type Node struct {
 	list    []*node.Service
 	targets []target
 	sent    atomic.Uint64 // events, to all readers
+	quiet   atomic.Bool
 }
 
 // target is an endpoint of a Service to which flows go.
@@ -156,6 +157,9 @@ func (n *Node) add(i int, namespace, name, kind, portName string, number uint32,
 	}
 	n.list = append(n.list, s)
 }
+
+// Quiet stops or continues the events. Those that were due meanwhile are not sent.
+func (n *Node) Quiet(quiet bool) { n.quiet.Store(quiet) }
 
 // Sent is the number of events that all readers got.
 func (n *Node) Sent() uint64 { return n.sent.Load() }
@@ -276,8 +280,9 @@ func (n *Node) WatchFlows(ctx context.Context, req *node.WatchFlowsRequest, stre
 	began, made := time.Now(), 0
 	for tick := time.NewTicker(pause); ; {
 		var r node.WatchFlowsResponse
+		quiet := n.quiet.Load()
 		for due := int(time.Since(began).Seconds() * float64(n.Rate)); made < due; made++ {
-			if e := g.event(); matches(req.Filter, e) {
+			if e := g.event(); !quiet && matches(req.Filter, e) {
 				r.Events = append(r.Events, e)
 			}
 		}

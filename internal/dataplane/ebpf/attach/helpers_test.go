@@ -321,14 +321,15 @@ func pins(t *testing.T, dir string) []string {
 // eventually waits for f to give nil; what it says last is the failure.
 func eventually(t *testing.T, f func() error) {
 	t.Helper()
-	var err error
-	for range 500 {
-		if err = f(); err == nil {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		err := f()
+		if err == nil {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
 	}
-	t.Fatal(err)
 }
 
 func must(t *testing.T, err error) {
