@@ -33,14 +33,15 @@ type transport struct {
 }
 
 type answer struct {
-	status     int // 0: none
+	sent       bool // false: the data could not be encoded
+	status     int  // 0: none
 	retryAfter time.Duration
 	body       []byte
 }
 
 // RoundTrip implements http.RoundTripper.
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	t.last = answer{}
+	t.last = answer{sent: true}
 	headers, err := readHeaders(t.headersFile)
 	if err != nil {
 		req.Body.Close()
@@ -65,7 +66,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, errors.New("read the answer: it is longer than 64 KiB")
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))
-	t.last = answer{status: resp.StatusCode, body: body}
+	t.last = answer{sent: true, status: resp.StatusCode, body: body}
 	if n, err := strconv.ParseUint(resp.Header.Get("Retry-After"), 10, 16); err == nil {
 		t.last.retryAfter = time.Duration(n) * time.Second
 	}
@@ -78,7 +79,9 @@ func (a *answer) delivered() bool { return a.status/100 == 2 }
 // again reports whether the same request may succeed later: the protocol lists the statuses.
 func (a *answer) again() bool {
 	switch a.status {
-	case 0, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	case 0:
+		return a.sent
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return true
 	}
 	return false
