@@ -21,6 +21,7 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
 	"spillway.dev/spillway/internal/node/conntrack/stale"
+	"spillway.dev/spillway/internal/observe/otlp"
 	"spillway.dev/spillway/internal/telemetry"
 )
 
@@ -49,6 +50,7 @@ var metricGroups = []metricGroup{
 	{"nftables dataplane", "With `--proxy-mode nftables`, and with `ebpf` for the ports that eBPF cannot serve.", prefix("spillway_nftables_")},
 	{"Conntrack autopilot", "Not with `--conntrack-autopilot off`.", prefix("spillway_conntrack_autopilot_")},
 	{"Conntrack", "node_exporter's names, and Spillway's own. `netns` is a network namespace; 128 have series of their own, and `(others)` adds up the rest.", prefix("node_nf_conntrack_", "spillway_conntrack_")},
+	{"OpenTelemetry", "Only with `--otlp-endpoint`.", prefix("spillway_otlp_")},
 	{"InfluxDB", "Only with `--influx-url`.", prefix("spillway_influx_")},
 }
 
@@ -123,8 +125,12 @@ func metrics() (list []metric, err error) {
 	if err != nil {
 		return nil, err
 	}
+	export, err := otlp.New(otlp.Config{Endpoint: "http://127.0.0.1:4318"})
+	if err != nil {
+		return nil, err
+	}
 	collectors := []prometheus.Collector{
-		own, influx, new(ebpf.Backend), new(nftables.Backend), new(nftables.Policies), new(iptables.Backend),
+		own, influx, export, new(ebpf.Backend), new(nftables.Backend), new(nftables.Policies), new(iptables.Backend),
 		conntrack.NewCollector(), conntrack.NewNamespaceCollector(nil), new(autopilot.Pilot), new(stale.Reconciler),
 	}
 	collectors = append(collectors, kube.RequestCollectors()...)

@@ -2,6 +2,7 @@
 // group decides, writes to the kernel, or delays those that do.
 //
 //	flowlog  the last flow events, with names, for readers
+//	otlp     flow events and metrics for an OpenTelemetry collector
 //	server   the API of the agent (api/proto): gRPC, gRPC-Web and JSON
 //	web      the page of `spillway ui`, and its way to the agents
 //

@@ -167,6 +167,15 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"{k8sServiceHost: 10.0.0.1, api: {bindAddress: 0.0.0.0}}", "api.bindAddress without api.secretName"},
 		{"{k8sServiceHost: 10.0.0.1, api: {bindAddress: 1.2.3.4.5, secretName: s}}", "api.bindAddress: 1.2.3.4.5: not an IP address"},
 		{"{k8sServiceHost: 10.0.0.1, extraArgs: [--conntrack-autopilot=on]}", "set privileged: true"},
+		{"{k8sServiceHost: 10.0.0.1, otlp: {endpoint: 'collector:4318'}}", "otlp.endpoint: not an address"},
+		{"{k8sServiceHost: 10.0.0.1, otlp: {endpoint: 'https://me:secret@collector'}}", "otlp.endpoint: not an address"},
+		{"{k8sServiceHost: 10.0.0.1, otlp: {endpoint: 'http://10.0.0.5:4318'}}", "set otlp.insecure: true"},
+		{"{k8sServiceHost: 10.0.0.1, otlp: {endpoint: 'https://c', secretName: s}}", "otlp.secretName without otlp.secretKeys"},
+		{"{k8sServiceHost: 10.0.0.1, otlp: {endpoint: 'https://c', secretKeys: [headers]}}", "otlp.secretKeys without otlp.secretName"},
+		{"otlp: {metricsInterval: often}", "otlp.metricsInterval: often: not a duration"},
+		{"otlp: {metricsInterval: 999ms}", "otlp.metricsInterval: 999ms: write a second or longer"},
+		{"otlp: {signals: [traces]}", "otlp/signals/0"},
+		{"extraArgs: ['--otlp-endpoint=http://c']", "set otlp.endpoint instead"},
 		{"takeover: kube-proxy", "takeover"},
 		{"extraArgs: [v=4]", "extraArgs: v=4: not a flag: write each as --name=value"},
 		{"extraArgs: [--influx-url, http://influx]", "extraArgs: http://influx: not a flag"},
@@ -246,7 +255,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
-			"api.socket", "api.bindAddress", "api.port", "api.secretName",
+			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",
 		} {
 			outer, inner, nested := strings.Cut(names, ".")
 			values := base + outer + ": " + value
@@ -260,7 +269,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 			}
 		}
 	}
-	for _, empty := range []string{"clusterCIDR: []", "nodePortAddresses: []", "conntrack: {}", "conntrack: null", "healthz: null", "metrics: null", "api: null"} {
+	for _, empty := range []string{"clusterCIDR: []", "nodePortAddresses: []", "conntrack: {}", "conntrack: null", "healthz: null", "metrics: null", "api: null", "otlp: null"} {
 		if got, err := render(t, base+empty); err != nil || got != want {
 			t.Errorf("%s: %v, %s", empty, err, difference(want, got))
 		}
@@ -275,6 +284,10 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"api: {socket: false}", "- --api-socket=\n"},
 		{"api: {bindAddress: '::', secretName: tls}", "--api-listen=[::]:10261\n"},
 		{"api: {bindAddress: 0.0.0.0, port: 7, secretName: tls}", "secret: {secretName: \"tls\", defaultMode: 0400}\n"},
+		{"otlp: {endpoint: 'http://127.0.0.1:4318', signals: [logs]}", "- --otlp-endpoint=http://127.0.0.1:4318\n            - --otlp-signals=logs\n"},
+		{"otlp: {endpoint: 'http://10.0.0.5:4318', insecure: true}", "- --otlp-insecure\n"},
+		{"otlp: {endpoint: 'https://c:4318', secretName: s, secretKeys: [tls.crt]}", "- --otlp-key-file=/etc/spillway/otlp/tls.key\n"},
+		{"otlp: {endpoint: 'https://c:4318', secretName: s, secretKeys: [headers]}", "secret: {secretName: \"s\", defaultMode: 0400}\n"},
 		{"k8sServiceHost: 'fd00::1'", "value: \"fd00::1\"\n"},
 		{"k8sServiceHost: api-1.Example.com.", "value: \"api-1.Example.com.\"\n"},
 		{"k8sServiceHost: kubernetes.default.example.com", "value: \"kubernetes.default.example.com\"\n"},

@@ -173,6 +173,13 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	if follow != nil {
 		beside = append(beside, follow)
 	}
+	export, err := a.newOTLP(events, metrics, log)
+	if err != nil {
+		return err
+	}
+	if export != nil {
+		beside = append(beside, export)
+	}
 	api, err := a.newAPI(loop, parts.backends, events, log)
 	if err != nil {
 		return err

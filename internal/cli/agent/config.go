@@ -53,6 +53,7 @@ type Config struct {
 	Bypass             string
 	Conntrack          ConntrackConfig
 	Influx             InfluxConfig
+	OTLP               OTLPConfig
 	API                APIConfig
 	Events             EventsConfig
 	SyncPeriod         time.Duration
@@ -102,6 +103,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Bypass, "bypass", "auto", "Whether packets to a pod bypass netfilter: auto (unless a NetworkPolicy selects the pod), always or never.")
 	c.Conntrack.addFlags(f)
 	c.Influx.addFlags(f)
+	c.OTLP.addFlags(f)
 	c.API.addFlags(f)
 	c.Events.addFlags(f)
 	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "Time between full syncs, on every dataplane.")
@@ -172,6 +174,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.Influx.validate(); err != nil {
+		return err
+	}
+	if err := c.OTLP.validate(); err != nil {
 		return err
 	}
 	if err := c.API.validate(); err != nil {

@@ -27,6 +27,7 @@ var flagGroups = []struct {
 	{"Sync", []string{"iptables-sync-period", "iptables-min-sync-period", "nftables-service-counters", "verify-partial-sync"}},
 	{"Health and Metrics", []string{"healthz-bind-address", "metrics-bind-address", "profiling",
 		"influx-url", "influx-password-file", "influx-token-file", "influx-interval"}},
+	{"OpenTelemetry", []string{"otlp-endpoint", "otlp-signals", "otlp-metrics-interval", "otlp-insecure", "otlp-ca-file", "otlp-cert-file", "otlp-key-file", "otlp-headers-file"}},
 	{"API", []string{"api-socket", "api-listen", "api-tls-cert", "api-tls-key", "api-client-ca"}},
 	{"Flow Events", []string{"flow-events", "flow-events-sample", "flow-events-rate", "service-metrics"}},
 	{"Log", []string{"v", "log-format", "logging-format"}},
@@ -47,6 +48,7 @@ func groupFlags(cmd *cobra.Command) {
 	cli.Choices(cmd, "conntrack-autopilot", autopilot.Modes...)
 	cli.Choices(cmd, "flow-events", flowEvents...)
 	cli.Choices(cmd, "service-metrics", serviceMetrics...)
+	cli.Choices(cmd, "otlp-signals", otlpSignals...)
 	cli.Choices(cmd, "log-format", logFormats...)
 	cli.Choices(cmd, "logging-format", logFormats...)
 }

@@ -199,6 +199,15 @@ func (r *Reader) Close() {
 	delete(r.log.readers, r)
 }
 
+// Missed returns the number of events that the reader has missed since the last call of
+// Missed or Next.
+func (r *Reader) Missed() (missed uint64) {
+	r.log.mu.Lock()
+	defer r.log.mu.Unlock()
+	missed, r.missed = r.missed, 0
+	return missed
+}
+
 // Next waits for events, and returns some, and the number of events that the reader has
 // missed since the last call. It may return no events if there are missed ones. The error is
 // that of ctx.

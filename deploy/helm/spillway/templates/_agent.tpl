@@ -17,6 +17,30 @@
 - --api-tls-key=/etc/spillway/api/tls.key
 - --api-client-ca=/etc/spillway/api/ca.crt
 {{- end }}
+{{- if (.Values.otlp).endpoint }}
+{{- with .Values.otlp }}
+- --otlp-endpoint={{ .endpoint }}
+{{- with .signals }}
+- --otlp-signals={{ join "," . }}
+{{- end }}
+{{- with .metricsInterval }}
+- --otlp-metrics-interval={{ . }}
+{{- end }}
+{{- if .insecure }}
+- --otlp-insecure
+{{- end }}
+{{- if has "ca.crt" (.secretKeys | default list) }}
+- --otlp-ca-file=/etc/spillway/otlp/ca.crt
+{{- end }}
+{{- if has "tls.crt" (.secretKeys | default list) }}
+- --otlp-cert-file=/etc/spillway/otlp/tls.crt
+- --otlp-key-file=/etc/spillway/otlp/tls.key
+{{- end }}
+{{- if has "headers" (.secretKeys | default list) }}
+- --otlp-headers-file=/etc/spillway/otlp/headers
+{{- end }}
+{{- end }}
+{{- end }}
 - --bypass={{ .Values.bypass | default "auto" }}
 - --detect-local-mode={{ .Values.detectLocalMode | default "ClusterCIDR" }}
 - --log-format={{ .Values.logFormat | default "text" }}
@@ -157,6 +181,11 @@ readOnlyRootFilesystem: true
 {{- if (.Values.api).bindAddress }}
 - name: api # a mount of the whole Secret, which follows its changes
   mountPath: /etc/spillway/api
+  readOnly: true
+{{- end }}
+{{- if and (.Values.otlp).endpoint (.Values.otlp).secretName }}
+- name: otlp
+  mountPath: /etc/spillway/otlp
   readOnly: true
 {{- end }}
 {{- if .Values.loadModules }}

@@ -159,7 +159,7 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- $ns := dict "syncPeriod" 30000000000 }}
 {{- $conntrack := .Values.conntrack | default dict }}
 {{- range $name, $value := dict
-  "syncPeriod" .Values.syncPeriod "minSyncPeriod" .Values.minSyncPeriod
+  "syncPeriod" .Values.syncPeriod "minSyncPeriod" .Values.minSyncPeriod "otlp.metricsInterval" (.Values.otlp).metricsInterval
   "conntrack.tcpTimeoutEstablished" $conntrack.tcpTimeoutEstablished
   "conntrack.tcpTimeoutCloseWait" $conntrack.tcpTimeoutCloseWait
   "conntrack.udpTimeout" $conntrack.udpTimeout
@@ -174,6 +174,9 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- fail (printf "%s: %s: write a second or longer, or 0s for the default" $name $value) }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- if lt (int64 (get $ns "otlp.metricsInterval" | default 1000000000)) 1000000000 }}
+{{- fail (printf "otlp.metricsInterval: %s: write a second or longer" .Values.otlp.metricsInterval) }}
 {{- end }}
 {{- if eq (int64 $ns.syncPeriod) 0 }}
 {{- fail (printf "syncPeriod: %s: must be longer than 0: remove it for the default of 30s" .Values.syncPeriod) }}
@@ -193,7 +196,9 @@ the addresses of the Service kubernetes are known. */ -}}
   "conntrack-max-per-core" "conntrack.maxPerCore" "conntrack-min" "conntrack.min"
   "conntrack-tcp-timeout-established" "conntrack.tcpTimeoutEstablished" "conntrack-tcp-timeout-close-wait" "conntrack.tcpTimeoutCloseWait"
   "conntrack-udp-timeout" "conntrack.udpTimeout" "conntrack-udp-timeout-stream" "conntrack.udpTimeoutStream"
-  "iptables-sync-period" "syncPeriod" "iptables-min-sync-period" "minSyncPeriod" }}
+  "iptables-sync-period" "syncPeriod" "iptables-min-sync-period" "minSyncPeriod"
+  "otlp-endpoint" "otlp.endpoint" "otlp-signals" "otlp.signals" "otlp-metrics-interval" "otlp.metricsInterval" "otlp-insecure" "otlp.insecure"
+  "otlp-ca-file" "otlp.secretKeys" "otlp-cert-file" "otlp.secretKeys" "otlp-key-file" "otlp.secretKeys" "otlp-headers-file" "otlp.secretKeys" }}
 {{- range .Values.extraArgs }}
 {{- if not (regexMatch "^--[a-z][-a-z0-9]*(=|$)" .) }}
 {{- fail (printf "extraArgs: %s: not a flag: write each as --name=value" .) }}
@@ -253,6 +258,20 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- end }}
 {{- if and (.Values.api).bindAddress (not .Values.api.secretName) }}
 {{- fail "api.bindAddress without api.secretName: the API is served on TCP with mTLS only: name a Secret with tls.crt, tls.key and ca.crt" }}
+{{- end }}
+{{- with .Values.otlp }}
+{{- if and .endpoint (not (regexMatch "^https?://[^/@?#]+(/[^?#@]*)?$" .endpoint)) }}
+{{- fail "otlp.endpoint: not an address: write https://HOST:4318, and credentials into a Secret" }}
+{{- end }}
+{{- if and .endpoint (hasPrefix "http://" .endpoint) (not .insecure) (not (regexMatch "^http://(127[.][0-9.]+|localhost|[[]::1[]])(:[0-9]+)?(/|$)" .endpoint)) }}
+{{- fail (printf "otlp.endpoint: %s: neither encrypted nor authenticated: write https://, or set otlp.insecure: true" .endpoint) }}
+{{- end }}
+{{- if and .secretKeys (not .secretName) }}
+{{- fail "otlp.secretKeys without otlp.secretName: name the Secret that has them" }}
+{{- end }}
+{{- if and .secretName (not .secretKeys) }}
+{{- fail "otlp.secretName without otlp.secretKeys: list those of ca.crt, tls.crt and headers that it has" }}
+{{- end }}
 {{- end }}
 {{- include "spillway.checkReleases" . }}
 {{- end }}
