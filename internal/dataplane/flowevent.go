@@ -66,6 +66,7 @@ const (
 	EndTimeout      = "timeout"
 	EndEvicted      = "evicted"       // a newer flow took its place in the table
 	EndEndpointGone = "endpoint gone" // UDP: the next packet went to another endpoint
+	EndSocketClosed = "socket closed" // UDP: the process closed its socket, or connected it anew
 )
 
 // FlowEvent is an event of a flow, or of a packet that was refused or dropped.
