@@ -168,7 +168,7 @@ func TestSocketEvents(t *testing.T) {
 	n := newSocketNode(t)
 	for name, f := range map[string]func(*testing.T, *plan){
 		"Connection": n.socketConnection, "ServerEndsFirst": n.socketServerEndsFirst, "Resets": n.socketResets,
-		"Unanswered": n.socketUnanswered, "Failed": n.socketFailed, "Datagrams": n.socketDatagrams,
+		"Unanswered": n.socketUnanswered, "Silent": n.socketSilent, "Failed": n.socketFailed, "Datagrams": n.socketDatagrams,
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachFamily(t, n.packetNode, func(t *testing.T, p *plan) { n.restart(t); f(t, p); n.want(t) })
@@ -191,6 +191,10 @@ func wantSocketFlow(t *testing.T, p *plan, source netip.AddrPort, events []datap
 			f.Handshake > 10*time.Second || f.SmoothedRTT > 10*time.Second {
 			t.Errorf("%s: handshake %s, smoothed RTT %s", e.Kind, f.Handshake, f.SmoothedRTT)
 		}
+	}
+	// The handshake is the only measurement of the RTT so far, with the time of system calls.
+	if f := events[1].Flow; f.SmoothedRTT > f.Handshake {
+		t.Errorf("smoothed RTT %s after a handshake of %s", f.SmoothedRTT, f.Handshake)
 	}
 	if opened, closed := events[0].Flow.Opened, events[len(events)-1].Flow.Opened; opened.Sub(closed).Abs() > 10*time.Millisecond {
 		t.Errorf("opened at %s, according to the last event at %s", opened, closed)
@@ -269,6 +273,21 @@ func (n *eventNode) socketUnanswered(t *testing.T, p *plan) {
 			t.Errorf("%s: %+v", e.Kind, e.Flow)
 		}
 	}
+}
+
+// socketSilent: the server receives no more, and the client gives up.
+func (n *eventNode) socketSilent(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoTCP, endpoint(p.eth0, 8080, here)))
+	d := n.dial(t, domainOf(p), n.listen(t, p), ap(p.clusterIP, 80))
+	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
+	ok(t, unix.SetsockoptSockFprog(d.server, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop}))
+	ok(t, unix.SetsockoptInt(d.client, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1))
+	_, err := unix.Write(d.client, []byte("lost"))
+	ok(t, err)
+	if _, err := unix.Read(d.client, make([]byte, 1)); !errors.Is(err, unix.ETIMEDOUT) {
+		t.Errorf("read from a silent server: %v", err)
+	}
+	wantSocketFlow(t, p, d.source, n.wantSoon(t, "opened", "answered", "closed timeout"))
 }
 
 // socketFailed: a connect() to a Service that sends no SYN has no events, and its socket may
