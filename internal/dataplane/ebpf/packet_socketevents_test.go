@@ -196,7 +196,7 @@ func wantSocketFlow(t *testing.T, p *plan, source netip.AddrPort, events []datap
 	if f := events[1].Flow; f.SmoothedRTT > f.Handshake {
 		t.Errorf("smoothed RTT %s after a handshake of %s", f.SmoothedRTT, f.Handshake)
 	}
-	if opened, closed := events[0].Flow.Opened, events[len(events)-1].Flow.Opened; opened.Sub(closed).Abs() > 10*time.Millisecond {
+	if opened, closed := events[0].Flow.Opened, events[len(events)-1].Flow.Opened; opened.Sub(closed).Abs() > 5*time.Second {
 		t.Errorf("opened at %s, according to the last event at %s", opened, closed)
 	}
 }
@@ -407,15 +407,18 @@ func TestSocketEventsRate(t *testing.T) {
 		ok(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
 		closeNow()
 	}
+	begun := time.Now()
 	for range flood {
 		connect(p)
 	}
+	// A token a second, one at first, and one for the coarse clock. A flow has two events.
+	most := 2 * (int(time.Since(begun)/time.Second) + 2)
 	connect(other)
 	seen := map[bool]int{}
 	for _, e := range n.events(t) {
 		seen[e.Flow.ServiceAddress.Addr().Is6()]++
 	}
-	if seen[false] < 2 || seen[false] >= flood || seen[true] != 2 {
+	if seen[false] < 2 || seen[false] > most || seen[true] != 2 {
 		t.Errorf("%d events of the flood, %d of the other Service", seen[false], seen[true])
 	}
 }
