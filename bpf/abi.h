@@ -408,6 +408,31 @@ struct connection {
 	__be16 endpoint_port;
 };
 
+/* socket_flows: the flow of a connected socket, if its events are stored in the ring events. */
+enum socket_flow_state {
+	SOCKET_FLOW_NONE = 0,	 /* not reported, or over */
+	SOCKET_FLOW_PLANNED = 1, /* TCP: no SYN was sent */
+	SOCKET_FLOW_OPEN = 2,
+};
+
+struct socket_flow {
+	__u64 opened;	 /* nanoseconds since boot */
+	__u64 handshake; /* nanoseconds; 0: not answered */
+	struct addr client;
+	struct addr service_addr;
+	struct addr endpoint;
+	__be16 client_port;
+	__be16 service_port;
+	__be16 endpoint_port;
+	__u8 proto;
+	__u8 family; /* of the addresses, not of the socket */
+	__u32 service;
+	__u32 backend;
+	__u8 state;   /* enum socket_flow_state */
+	__u8 expired; /* 1: TCP has given up to retransmit */
+	__u8 pad[6];
+};
+
 /* node_settings: settings that may change while the programs run. */
 struct settings {
 	__u32 snat_ports;      /* length of the list PORTS_SNAT in snat_ports */
@@ -471,6 +496,7 @@ enum event_end {
 	EVENT_END_RST = 2,
 	EVENT_END_TIMEOUT = 3,
 	EVENT_END_MOVED = 4, /* UDP: the endpoint is gone */
+	EVENT_END_SOCKET = 5, /* UDP: the process has closed its socket, or connected it anew */
 };
 
 /* The directions of a flow, as indices. */
@@ -498,7 +524,7 @@ struct event {
 	__u8 end;      /* EVENT_CLOSED: enum event_end */
 	__u8 verdict;  /* EVENT_REFUSED, EVENT_DROPPED: enum verdict */
 	__u8 by_socket; /* 1: the socket hooks chose the endpoint */
-	__u32 pad;
+	__u32 lasted;	/* EVENT_CLOSED with by_socket: milliseconds; 0xffffffff: longer */
 };
 
 /* event_counts: per-CPU counters of events. */

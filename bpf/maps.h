@@ -117,6 +117,13 @@ ARRAY(event_counts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, EVENT_COUNTS);
 LRU(event_rates, struct event_rate_key, struct event_rate, 1 << 13);
 ARRAY(handshakes, BPF_MAP_TYPE_ARRAY, struct handshake, 1 << 16);
 LRU(flow_bytes, struct tuple, struct traffic, 1 << 17);
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct socket_flow);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} socket_flows SEC(".maps"); /* the kernel deletes the entry with the socket */
 PERCPU_HASH(service_counters, __u32, struct service_counts, 1 << 13);
 PERCPU_HASH(service_refusals, struct refusal_key, __u64, 1 << 14);
 

@@ -6,6 +6,8 @@
  *           -- sendto(service)  --> endpoint      sendmsg4/6: unconnected UDP
  *           <- recvfrom() shows service           recvmsg4/6
  *           <- getpeername() shows service        getpeername4/6
+ *
+ * The last two programs only report flows, and are loaded if these are wanted.
  */
 #include "lib/socket.h"
 
@@ -55,6 +57,21 @@ SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
 	return socket_restore(ctx, FAMILY_V6, SOCKET_CONNECTED);
+}
+
+/* The kernel ignores what the program returns, since reply is unset: the defaults apply. */
+SEC("sockops")
+int sock_ops(struct bpf_sock_ops *ctx)
+{
+	socket_flow_call(ctx);
+	return ALLOW;
+}
+
+SEC("cgroup/sock_release")
+int sock_release(struct bpf_sock *ctx)
+{
+	socket_flow_released(ctx);
+	return ALLOW;
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -14,6 +14,7 @@
 #include "events.h"
 #include "lookup/endpoint.h"
 #include "lookup/service.h"
+#include "socket_flow.h"
 
 #define ALLOW 1
 #define REFUSE 0
@@ -384,6 +385,9 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 			socket_remember(cookie, proto, &dst, b, choice.id);
 		else
 			connection_remember(ctx, &dst, b);
+		if (call == SOCKET_CONNECTED &&
+		    (proto == IPPROTO_UDP ? report_udp_sockets : report_tcp_sockets))
+			socket_flow_plan(ctx, &dst.addr, dst.port, b, choice.id);
 		if (call == SOCKET_PER_DATAGRAM && fe->flags & FRONTEND_TFTP)
 			socket_expect(cookie, &dst, b, choice.id, in_pod);
 	}

@@ -66,6 +66,7 @@ const (
 	EndTimeout      = "timeout"
 	EndEvicted      = "evicted"       // a newer flow took its place in the table
 	EndEndpointGone = "endpoint gone" // UDP: the next packet went to another endpoint
+	EndSocketClosed = "socket closed" // UDP: the process closed its socket, or connected it anew
 )
 
 // FlowEvent is an event of a flow, or of a packet that was refused or dropped.
@@ -88,7 +89,8 @@ type EventFlow struct {
 	LastSeen       time.Time
 	Handshake      time.Duration // from the first packet to the answer; 0: unknown
 	SmoothedRTT    time.Duration // 0: unknown
-	// Numbers of packets and bytes, with IP headers; 0: not counted.
+	// Numbers of packets and bytes, with IP headers; 0: not counted. With BySocket, bytes are
+	// TCP's data, and a FIN counts as one byte.
 	PacketsToEndpoint, PacketsToClient uint64
 	BytesToEndpoint, BytesToClient     uint64
 }

@@ -25,21 +25,25 @@ func TestEventsCountConnections(t *testing.T) {
 	// The socket hooks count too: the harness asks from the node itself.
 	before, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_service_connections_total", `protocol="TCP"`)
 	must(t, err)
+	inside := e.askAnew(t, s, flows.Flow{From: "a1", To: flows.ClusterIP}, flows.TCP, each, "")
 	made, asked := e.askAnew(t, s, outside, flows.TCP, each, ""), e.askAnew(t, s, outside, flows.UDP, each, "")
-	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, made+asked)
-	e.waitMetric(t, "spillway_flow_events_total", `kind="answered"`, made+asked)
-	e.waitMetric(t, "spillway_flow_events_total", `kind="closed"`, made)
-	e.waitMetric(t, "spillway_service_connections_total", `protocol="TCP"`, int(before)+made)
+	tcp := int(before) + inside + made
+	e.waitMetric(t, "spillway_service_connections_total", `protocol="TCP"`, tcp)
+	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, tcp+asked)
+	e.waitMetric(t, "spillway_flow_events_total", `kind="answered"`, tcp+asked)
+	e.waitMetric(t, "spillway_flow_events_total", `kind="closed"`, tcp)
 	e.waitMetric(t, "spillway_service_handshake_duration_seconds_count", `protocol="TCP"`, made)
 
 	must(t, s.Write([]flows.Object{nodePort()}))
 	must(t, s.Wait(t.Context()))
+	after, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_service_connections_total", `protocol="TCP"`)
+	must(t, err)
 	refused := e.askAnew(t, s, outside, flows.TCP, each, "refused")
 	bySocket := e.askAnew(t, s, flows.Flow{From: "a1", To: flows.ClusterIP}, flows.TCP, each, "refused")
 	e.waitMetric(t, "spillway_flow_events_total", `kind="refused"`, refused+bySocket)
 	e.waitMetric(t, "spillway_service_refused_total", `reason="socket_refused"`, bySocket)
 	e.waitMetric(t, "spillway_service_refused_total", `reason="rejected_rst"`, refused)
-	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, made+asked)
+	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, int(after)+asked)
 	for _, none := range []string{"spillway_flow_events_lost_total", "spillway_flow_events_left_out_total"} {
 		e.waitMetric(t, none, "", 0)
 	}

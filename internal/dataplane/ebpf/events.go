@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"sync"
@@ -154,6 +155,8 @@ func (b *Backend) flowEvent(e *tcEvent, clock eventClock) dataplane.FlowEvent {
 		out.Reason = endReason(tcEventEnd(e.End))
 		if e.Opened != 0 {
 			f.Opened = clock.coarse(e.Opened)
+		} else if f.BySocket && e.Lasted < math.MaxUint32 {
+			f.Opened = out.Time.Add(-time.Duration(e.Lasted) * time.Millisecond)
 		}
 	default:
 		if int(e.Verdict) < len(b.objects.verdicts) {
@@ -173,6 +176,8 @@ func endReason(end tcEventEnd) string {
 		return dataplane.EndTimeout
 	case tcEventEndEVENT_END_MOVED:
 		return dataplane.EndEndpointGone
+	case tcEventEndEVENT_END_SOCKET:
+		return dataplane.EndSocketClosed
 	}
 	return ""
 }

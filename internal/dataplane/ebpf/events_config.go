@@ -1,8 +1,15 @@
 package ebpf
 
 import (
+	"fmt"
 	"os"
 	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 const (
@@ -49,6 +56,35 @@ func (c *Config) eventConstants() map[string]any {
 		constants[tcVarServiceMetrics] = uint8(1)
 	}
 	return constants
+}
+
+// socketEventPrograms report the flows that the connect hooks translate.
+var socketEventPrograms = map[ebpf.AttachType]string{
+	ebpf.AttachCGroupSockOps:         sockProgSockOps,
+	ebpf.AttachCgroupInetSockRelease: sockProgSockRelease,
+}
+
+// selectSocketEvents removes the programs that report flows of sockets, if their events are
+// not wanted. UDP needs the offsets of fields of the kernel's socket, from BTF.
+func (c *Config) selectSocketEvents(sock *ebpf.CollectionSpec, f kernel.Features) error {
+	wanted := c.FlowEvents == EventsAll
+	udp := wanted && f.BTF && features.HaveProgramHelper(ebpf.CGroupSock, asm.FnProbeReadKernel) == nil
+	for _, p := range []struct {
+		wanted             bool
+		program, forEvents string
+	}{
+		{wanted, sockProgSockOps, sockVarReportTcpSockets},
+		{udp, sockProgSockRelease, sockVarReportUdpSockets},
+	} {
+		if !p.wanted {
+			delete(sock.Programs, p.program)
+			continue
+		}
+		if err := sock.Variables[p.forEvents].Set(uint8(1)); err != nil {
+			return fmt.Errorf("set eBPF constant %s: %w", p.forEvents, err)
+		}
+	}
+	return nil
 }
 
 // eventsSize returns the size of the ring: at least a page.

@@ -49,9 +49,10 @@ func (o *objects) tcPrograms() attach.Programs {
 	}
 }
 
-// socketPrograms returns the programs for the cgroup.
+// socketPrograms returns the programs for the cgroup. Those of events are loaded if they are
+// wanted: selectSocketEvents.
 func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
-	return map[ebpf.AttachType]*ebpf.Program{
+	programs := map[ebpf.AttachType]*ebpf.Program{
 		ebpf.AttachCGroupInet4Connect:     o.programs[sockProgConnect4],
 		ebpf.AttachCGroupInet6Connect:     o.programs[sockProgConnect6],
 		ebpf.AttachCGroupUDP4Sendmsg:      o.programs[sockProgSendmsg4],
@@ -61,6 +62,12 @@ func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 		ebpf.AttachCgroupInet4GetPeername: o.programs[sockProgGetpeername4],
 		ebpf.AttachCgroupInet6GetPeername: o.programs[sockProgGetpeername6],
 	}
+	for at, name := range socketEventPrograms {
+		if p := o.programs[name]; p != nil {
+			programs[at] = p
+		}
+	}
+	return programs
 }
 
 // load loads the programs with the maps that an earlier run has pinned, or with new
@@ -155,7 +162,10 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 	if sock, err = loadSock(); err != nil {
 		return nil, nil, fmt.Errorf("read eBPF objects: %w", err)
 	}
-	return tc, sock, configure([]*ebpf.CollectionSpec{tc, sock}, cfg, features)
+	if err := configure([]*ebpf.CollectionSpec{tc, sock}, cfg, features); err != nil {
+		return nil, nil, err
+	}
+	return tc, sock, cfg.selectSocketEvents(sock, features)
 }
 
 // configure sets sizes and load-time constants.

@@ -24,14 +24,16 @@ var verifierLimits = []verifierLimit{
 	{"to_pod", 61000, 512},
 	{"from_network_l3", 88000, 512},
 	{"to_network_l3", 61000, 512},
-	{"connect4", 4700, 320},
-	{"connect6", 10000, 352},
+	{"connect4", 6700, 320},
+	{"connect6", 13000, 352},
 	{"sendmsg4", 10000, 352},
 	{"sendmsg6", 17000, 384},
 	{"recvmsg4", 400, 160},
 	{"recvmsg6", 1500, 256},
 	{"getpeername4", 100, 64},
 	{"getpeername6", 300, 96},
+	{"sock_ops", 700, 64},
+	{"sock_release", 250, 64},
 }
 
 type verifierLimit struct {

@@ -81,7 +81,7 @@ type tcEvent struct {
 	End          uint8
 	Verdict      uint8
 	BySocket     uint8
-	Pad          uint32
+	Lasted       uint32
 }
 
 type tcEventCount uint32
@@ -102,6 +102,7 @@ const (
 	tcEventEndEVENT_END_RST     tcEventEnd = 2
 	tcEventEndEVENT_END_TIMEOUT tcEventEnd = 3
 	tcEventEndEVENT_END_MOVED   tcEventEnd = 4
+	tcEventEndEVENT_END_SOCKET  tcEventEnd = 5
 )
 
 type tcEventKind uint32
@@ -524,6 +525,7 @@ const (
 	tcMapServices              = "services"
 	tcMapSlots                 = "slots"
 	tcMapSnatPorts             = "snat_ports"
+	tcMapSocketFlows           = "socket_flows"
 	tcMapSockets               = "sockets"
 	tcMapSourceRanges          = "source_ranges"
 	tcMapSources               = "sources"
@@ -552,6 +554,8 @@ const (
 	tcVarHashSeed              = "hash_seed"
 	tcVarHostNetnsCookie       = "host_netns_cookie"
 	tcVarPortFilterMask        = "port_filter_mask"
+	tcVarReportTcpSockets      = "report_tcp_sockets"
+	tcVarReportUdpSockets      = "report_udp_sockets"
 	tcVarServiceMetrics        = "service_metrics"
 	tcVarUnconfirmedMax        = "unconfirmed_max"
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
@@ -654,6 +658,7 @@ type tcMapSpecs struct {
 	Services        *ebpf.MapSpec `ebpf:"services"`
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
+	SocketFlows     *ebpf.MapSpec `ebpf:"socket_flows"`
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
@@ -682,6 +687,8 @@ type tcVariableSpecs struct {
 	HashSeed              *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	PortFilterMask        *ebpf.VariableSpec `ebpf:"port_filter_mask"`
+	ReportTcpSockets      *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
+	ReportUdpSockets      *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics        *ebpf.VariableSpec `ebpf:"service_metrics"`
 	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
@@ -750,6 +757,7 @@ type tcMaps struct {
 	Services        *ebpf.Map `ebpf:"services"`
 	Slots           *ebpf.Map `ebpf:"slots"`
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
+	SocketFlows     *ebpf.Map `ebpf:"socket_flows"`
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
@@ -789,6 +797,7 @@ func (m *tcMaps) Close() error {
 		m.Services,
 		m.Slots,
 		m.SnatPorts,
+		m.SocketFlows,
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
@@ -818,6 +827,8 @@ type tcVariables struct {
 	HashSeed              *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.Variable `ebpf:"host_netns_cookie"`
 	PortFilterMask        *ebpf.Variable `ebpf:"port_filter_mask"`
+	ReportTcpSockets      *ebpf.Variable `ebpf:"report_tcp_sockets"`
+	ReportUdpSockets      *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics        *ebpf.Variable `ebpf:"service_metrics"`
 	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`

@@ -20,7 +20,7 @@ type Place struct {
 }
 
 // Features are the properties of the kernel and the machine that matter to the eBPF
-// dataplane. No program needs BTF.
+// dataplane. Only the program sock_release needs BTF.
 type Features struct {
 	Kernel Version
 	// Lacks names the capabilities that the process needs and does not have.
@@ -37,7 +37,7 @@ type Features struct {
 	SetRetval       bool // bpf_set_retval in connect and sendmsg hooks (5.18)
 	CsumReplaceIPv6 bool // BPF_F_IPV6 of bpf_l4_csum_replace (6.16, and stable kernels)
 	ConntrackLookup bool // bpf_skb_ct_lookup (5.18), of a module that is loaded: see LoadConntrack
-	BTF             bool // the kernel has BTF: nicer dumps, nothing else
+	BTF             bool // the kernel has BTF: nicer dumps, and events of UDP sockets
 }
 
 // helper is a BPF helper that the dataplane requires.
