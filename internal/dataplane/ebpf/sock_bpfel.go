@@ -16,61 +16,66 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	sockMapAffinities      = "affinities"
-	sockMapBackends        = "backends"
-	sockMapConnections     = "connections"
-	sockMapEventCounts     = "event_counts"
-	sockMapEventRates      = "event_rates"
-	sockMapEvents          = "events"
-	sockMapFeaturesSeen    = "features_seen"
-	sockMapFlowBytes       = "flow_bytes"
-	sockMapFlows           = "flows"
-	sockMapFragments       = "fragments"
-	sockMapFrontends       = "frontends"
-	sockMapHandshakes      = "handshakes"
-	sockMapIcmpRates       = "icmp_rates"
-	sockMapL3Devices       = "l3_devices"
-	sockMapNodeAddrs       = "node_addrs"
-	sockMapNodeSettings    = "node_settings"
-	sockMapPods            = "pods"
-	sockMapPortFilter      = "port_filter"
-	sockMapServiceCounters = "service_counters"
-	sockMapServiceRefusals = "service_refusals"
-	sockMapServices        = "services"
-	sockMapSlots           = "slots"
-	sockMapSnatPorts       = "snat_ports"
-	sockMapSockets         = "sockets"
-	sockMapSourceRanges    = "source_ranges"
-	sockMapSources         = "sources"
-	sockMapUnconfirmed     = "unconfirmed"
-	sockMapUnconfirmedNext = "unconfirmed_next"
-	sockMapUnhookedCgroups = "unhooked_cgroups"
-	sockMapUntrackedBlocks = "untracked_blocks"
-	sockMapUntrackedPods   = "untracked_pods"
-	sockMapUntrackedPorts  = "untracked_ports"
-	sockMapUplinks         = "uplinks"
-	sockMapVerdicts        = "verdicts"
-	sockProgConnect4       = "connect4"
-	sockProgConnect6       = "connect6"
-	sockProgGetpeername4   = "getpeername4"
-	sockProgGetpeername6   = "getpeername6"
-	sockProgRecvmsg4       = "recvmsg4"
-	sockProgRecvmsg6       = "recvmsg6"
-	sockProgSendmsg4       = "sendmsg4"
-	sockProgSendmsg6       = "sendmsg6"
-	sockVarClientFlowsMax  = "client_flows_max"
-	sockVarCountBytes      = "count_bytes"
-	sockVarEventInterval   = "event_interval"
-	sockVarEventSample     = "event_sample"
-	sockVarEventsWakeup    = "events_wakeup"
-	sockVarHasCsumIpv6     = "has_csum_ipv6"
-	sockVarHasCtLookup     = "has_ct_lookup"
-	sockVarHasSetRetval    = "has_set_retval"
-	sockVarHashSeed        = "hash_seed"
-	sockVarHostNetnsCookie = "host_netns_cookie"
-	sockVarPortFilterMask  = "port_filter_mask"
-	sockVarServiceMetrics  = "service_metrics"
-	sockVarUnconfirmedMax  = "unconfirmed_max"
+	sockMapAffinities       = "affinities"
+	sockMapBackends         = "backends"
+	sockMapConnections      = "connections"
+	sockMapEventCounts      = "event_counts"
+	sockMapEventRates       = "event_rates"
+	sockMapEvents           = "events"
+	sockMapFeaturesSeen     = "features_seen"
+	sockMapFlowBytes        = "flow_bytes"
+	sockMapFlows            = "flows"
+	sockMapFragments        = "fragments"
+	sockMapFrontends        = "frontends"
+	sockMapHandshakes       = "handshakes"
+	sockMapIcmpRates        = "icmp_rates"
+	sockMapL3Devices        = "l3_devices"
+	sockMapNodeAddrs        = "node_addrs"
+	sockMapNodeSettings     = "node_settings"
+	sockMapPods             = "pods"
+	sockMapPortFilter       = "port_filter"
+	sockMapServiceCounters  = "service_counters"
+	sockMapServiceRefusals  = "service_refusals"
+	sockMapServices         = "services"
+	sockMapSlots            = "slots"
+	sockMapSnatPorts        = "snat_ports"
+	sockMapSocketFlows      = "socket_flows"
+	sockMapSockets          = "sockets"
+	sockMapSourceRanges     = "source_ranges"
+	sockMapSources          = "sources"
+	sockMapUnconfirmed      = "unconfirmed"
+	sockMapUnconfirmedNext  = "unconfirmed_next"
+	sockMapUnhookedCgroups  = "unhooked_cgroups"
+	sockMapUntrackedBlocks  = "untracked_blocks"
+	sockMapUntrackedPods    = "untracked_pods"
+	sockMapUntrackedPorts   = "untracked_ports"
+	sockMapUplinks          = "uplinks"
+	sockMapVerdicts         = "verdicts"
+	sockProgConnect4        = "connect4"
+	sockProgConnect6        = "connect6"
+	sockProgGetpeername4    = "getpeername4"
+	sockProgGetpeername6    = "getpeername6"
+	sockProgRecvmsg4        = "recvmsg4"
+	sockProgRecvmsg6        = "recvmsg6"
+	sockProgSendmsg4        = "sendmsg4"
+	sockProgSendmsg6        = "sendmsg6"
+	sockProgSockOps         = "sock_ops"
+	sockProgSockRelease     = "sock_release"
+	sockVarClientFlowsMax   = "client_flows_max"
+	sockVarCountBytes       = "count_bytes"
+	sockVarEventInterval    = "event_interval"
+	sockVarEventSample      = "event_sample"
+	sockVarEventsWakeup     = "events_wakeup"
+	sockVarHasCsumIpv6      = "has_csum_ipv6"
+	sockVarHasCtLookup      = "has_ct_lookup"
+	sockVarHasSetRetval     = "has_set_retval"
+	sockVarHashSeed         = "hash_seed"
+	sockVarHostNetnsCookie  = "host_netns_cookie"
+	sockVarPortFilterMask   = "port_filter_mask"
+	sockVarReportTcpSockets = "report_tcp_sockets"
+	sockVarReportUdpSockets = "report_udp_sockets"
+	sockVarServiceMetrics   = "service_metrics"
+	sockVarUnconfirmedMax   = "unconfirmed_max"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -123,6 +128,8 @@ type sockProgramSpecs struct {
 	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
+	SockOps      *ebpf.ProgramSpec `ebpf:"sock_ops"`
+	SockRelease  *ebpf.ProgramSpec `ebpf:"sock_release"`
 }
 
 // sockMapSpecs contains maps before they are loaded into the kernel.
@@ -152,6 +159,7 @@ type sockMapSpecs struct {
 	Services        *ebpf.MapSpec `ebpf:"services"`
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
+	SocketFlows     *ebpf.MapSpec `ebpf:"socket_flows"`
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
@@ -169,19 +177,21 @@ type sockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
-	ClientFlowsMax  *ebpf.VariableSpec `ebpf:"client_flows_max"`
-	CountBytes      *ebpf.VariableSpec `ebpf:"count_bytes"`
-	EventInterval   *ebpf.VariableSpec `ebpf:"event_interval"`
-	EventSample     *ebpf.VariableSpec `ebpf:"event_sample"`
-	EventsWakeup    *ebpf.VariableSpec `ebpf:"events_wakeup"`
-	HasCsumIpv6     *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
-	HasCtLookup     *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
-	HasSetRetval    *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
-	HostNetnsCookie *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
-	PortFilterMask  *ebpf.VariableSpec `ebpf:"port_filter_mask"`
-	ServiceMetrics  *ebpf.VariableSpec `ebpf:"service_metrics"`
-	UnconfirmedMax  *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
+	ClientFlowsMax   *ebpf.VariableSpec `ebpf:"client_flows_max"`
+	CountBytes       *ebpf.VariableSpec `ebpf:"count_bytes"`
+	EventInterval    *ebpf.VariableSpec `ebpf:"event_interval"`
+	EventSample      *ebpf.VariableSpec `ebpf:"event_sample"`
+	EventsWakeup     *ebpf.VariableSpec `ebpf:"events_wakeup"`
+	HasCsumIpv6      *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
+	HasCtLookup      *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
+	HasSetRetval     *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	HashSeed         *ebpf.VariableSpec `ebpf:"hash_seed"`
+	HostNetnsCookie  *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
+	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
+	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
+	ServiceMetrics   *ebpf.VariableSpec `ebpf:"service_metrics"`
+	UnconfirmedMax   *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -227,6 +237,7 @@ type sockMaps struct {
 	Services        *ebpf.Map `ebpf:"services"`
 	Slots           *ebpf.Map `ebpf:"slots"`
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
+	SocketFlows     *ebpf.Map `ebpf:"socket_flows"`
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
@@ -265,6 +276,7 @@ func (m *sockMaps) Close() error {
 		m.Services,
 		m.Slots,
 		m.SnatPorts,
+		m.SocketFlows,
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
@@ -283,19 +295,21 @@ func (m *sockMaps) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
-	ClientFlowsMax  *ebpf.Variable `ebpf:"client_flows_max"`
-	CountBytes      *ebpf.Variable `ebpf:"count_bytes"`
-	EventInterval   *ebpf.Variable `ebpf:"event_interval"`
-	EventSample     *ebpf.Variable `ebpf:"event_sample"`
-	EventsWakeup    *ebpf.Variable `ebpf:"events_wakeup"`
-	HasCsumIpv6     *ebpf.Variable `ebpf:"has_csum_ipv6"`
-	HasCtLookup     *ebpf.Variable `ebpf:"has_ct_lookup"`
-	HasSetRetval    *ebpf.Variable `ebpf:"has_set_retval"`
-	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
-	HostNetnsCookie *ebpf.Variable `ebpf:"host_netns_cookie"`
-	PortFilterMask  *ebpf.Variable `ebpf:"port_filter_mask"`
-	ServiceMetrics  *ebpf.Variable `ebpf:"service_metrics"`
-	UnconfirmedMax  *ebpf.Variable `ebpf:"unconfirmed_max"`
+	ClientFlowsMax   *ebpf.Variable `ebpf:"client_flows_max"`
+	CountBytes       *ebpf.Variable `ebpf:"count_bytes"`
+	EventInterval    *ebpf.Variable `ebpf:"event_interval"`
+	EventSample      *ebpf.Variable `ebpf:"event_sample"`
+	EventsWakeup     *ebpf.Variable `ebpf:"events_wakeup"`
+	HasCsumIpv6      *ebpf.Variable `ebpf:"has_csum_ipv6"`
+	HasCtLookup      *ebpf.Variable `ebpf:"has_ct_lookup"`
+	HasSetRetval     *ebpf.Variable `ebpf:"has_set_retval"`
+	HashSeed         *ebpf.Variable `ebpf:"hash_seed"`
+	HostNetnsCookie  *ebpf.Variable `ebpf:"host_netns_cookie"`
+	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
+	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
+	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
+	ServiceMetrics   *ebpf.Variable `ebpf:"service_metrics"`
+	UnconfirmedMax   *ebpf.Variable `ebpf:"unconfirmed_max"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.
@@ -310,6 +324,8 @@ type sockPrograms struct {
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
+	SockOps      *ebpf.Program `ebpf:"sock_ops"`
+	SockRelease  *ebpf.Program `ebpf:"sock_release"`
 }
 
 func (p *sockPrograms) Close() error {
@@ -322,6 +338,8 @@ func (p *sockPrograms) Close() error {
 		p.Recvmsg6,
 		p.Sendmsg4,
 		p.Sendmsg6,
+		p.SockOps,
+		p.SockRelease,
 	)
 }
 
