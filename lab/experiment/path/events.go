@@ -104,7 +104,8 @@ func (r eventsRow) loadName() string {
 // EventsSample is one measurement.
 type EventsSample struct {
 	harness.Sample
-	// ReaderCPU is the part of CPUPerRequest that the reader took, in µs.
+	// ReaderCPU is the part of CPUPerRequest that the reader took, in µs. On all sides it
+	// includes this program's own work at the start and the end of a measurement.
 	ReaderCPU float64 `json:"reader_cpu_per_request_us"`
 	// AgentCPU is the CPU time of the agent for each request, in µs. The kernel counts it
 	// in hundredths of a second.
@@ -259,7 +260,11 @@ func (e *events) sample(ctx context.Context, row eventsRow, side int) (s EventsS
 	if err != nil {
 		return s, err
 	}
-	before, err := readCPU(h)
+	before, err := clusterCPU(h)
+	if err != nil {
+		return s, err
+	}
+	own, err := ownCPU()
 	if err != nil {
 		return s, err
 	}
@@ -274,7 +279,11 @@ func (e *events) sample(ctx context.Context, row eventsRow, side int) (s EventsS
 			return s, err
 		}
 	}
-	after, err := readCPU(h)
+	ownAfter, err := ownCPU() // before this process reads the CPU time of others
+	if err != nil {
+		return s, err
+	}
+	after, err := clusterCPU(h)
 	if err != nil {
 		return s, err
 	}
@@ -285,7 +294,7 @@ func (e *events) sample(ctx context.Context, row eventsRow, side int) (s EventsS
 	s.Counts = left.minus(counts)
 	if s.Requests > 0 {
 		share := 1e6 / float64(s.Requests) * s.Seconds / (s.Seconds + e.cfg.Warmup.Seconds())
-		s.ReaderCPU, s.AgentCPU = (after.reader-before.reader)*share, (after.agent-before.agent)*share
+		s.ReaderCPU, s.AgentCPU = (ownAfter-own)*share, (after.agent-before.agent)*share
 		s.CPUPerRequest = (after.cluster-before.cluster)*share + s.ReaderCPU
 	}
 	return s, nil
@@ -295,22 +304,24 @@ func (e *events) sample(ctx context.Context, row eventsRow, side int) (s EventsS
 type cpu struct {
 	cluster float64 // with its agent, its clients and servers, and the kernel's threads
 	agent   float64
-	reader  float64 // this process, which only reads events while a load runs
 }
 
-func readCPU(h *harness.Harness) (c cpu, err error) {
+func clusterCPU(h *harness.Harness) (c cpu, err error) {
 	if c.cluster, err = h.RanFor(); err != nil {
 		return c, err
 	}
-	if c.agent, err = h.AgentsCPU(); err != nil {
-		return c, err
-	}
+	c.agent, err = h.AgentsCPU()
+	return c, err
+}
+
+// ownCPU returns the CPU time of this process in seconds. While a load runs, it only reads
+// events.
+func ownCPU() (float64, error) {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return c, fmt.Errorf("read own CPU time: %w", err)
+		return 0, fmt.Errorf("read own CPU time: %w", err)
 	}
-	c.reader = float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-	return c, nil
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }
 
 // counts reads the metrics of a side's agent, and the counts of its reader.
