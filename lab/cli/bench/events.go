@@ -42,7 +42,7 @@ meanwhile.`,
 	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond, "Duration of one measurement.")
 	f.DurationVar(&cfg.Warmup, "warmup", 100*time.Millisecond, "Warmup before each measurement.")
 	f.IntVar(&cfg.Connections, "connections", 32, "Concurrent requests.")
-	f.Float64SliceVar(&cfg.Rates, "rates", []float64{5000, 20000}, "New connections/s at which CPU is compared.")
+	f.IntSliceVar(&cfg.Rates, "rates", []int{5000, 20000}, "New connections/s at which CPU is compared.")
 	harness.SpillwayFlag(f)
 	output.AddFlag(cmd)
 	return cmd

@@ -26,7 +26,7 @@ type EventsConfig struct {
 	Rounds           int    // measurements of each row and side
 	Duration, Warmup time.Duration
 	Connections      int
-	Rates            []float64 // new connections/s at which CPU is compared
+	Rates            []int // new connections/s at which CPU is compared
 	Progress         *experiment.Progress
 }
 
@@ -38,7 +38,7 @@ func (c EventsConfig) Validate() error {
 	if len(c.Name) > maxEventsName {
 		return fmt.Errorf("name %q: use at most %d characters: each cluster has a suffix behind it", c.Name, maxEventsName)
 	}
-	if slices.ContainsFunc(c.Rates, func(r float64) bool { return !(r >= 1 && r <= 1e6) }) {
+	if slices.ContainsFunc(c.Rates, func(r int) bool { return r < 1 || r > 1e6 }) {
 		return fmt.Errorf("rates are %v: use 1 to 1000000 connections/s", c.Rates)
 	}
 	return Config{Mode: "ebpf", Rounds: c.Rounds, Duration: c.Duration, Warmup: c.Warmup, Connections: c.Connections}.Validate()
@@ -69,7 +69,7 @@ type eventsRow struct {
 	way  func(*topology.Cluster) way
 }
 
-func eventsRows(rates []float64) (rows []eventsRow) {
+func eventsRows(rates []int) (rows []eventsRow) {
 	for _, p := range []struct {
 		name string
 		way  func(*topology.Cluster) way
@@ -84,7 +84,7 @@ func eventsRows(rates []float64) (rows []eventsRow) {
 	} {
 		rows = append(rows, eventsRow{p.name, load.HTTP, 0, p.way}, eventsRow{p.name, load.Conn, 0, p.way})
 		for _, rate := range rates {
-			rows = append(rows, eventsRow{p.name, load.Conn, rate, p.way})
+			rows = append(rows, eventsRow{p.name, load.Conn, float64(rate), p.way})
 		}
 	}
 	return rows

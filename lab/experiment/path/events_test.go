@@ -74,13 +74,13 @@ func TestEventsFit80Columns(t *testing.T) {
 }
 
 func TestEventsConfig(t *testing.T) {
-	good := EventsConfig{Name: "events", Rounds: 1, Duration: time.Second, Connections: 1, Rates: []float64{20000}}
+	good := EventsConfig{Name: "events", Rounds: 1, Duration: time.Second, Connections: 1, Rates: []int{20000}}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}
 	for want, change := range map[string]func(*EventsConfig){
 		"at most 18 characters": func(c *EventsConfig) { c.Name = "a-name-that-is-long" },
-		"rates are [0]":         func(c *EventsConfig) { c.Rates = []float64{0} },
+		"rates are [0]":         func(c *EventsConfig) { c.Rates = []int{0} },
 		"rounds is 0":           func(c *EventsConfig) { c.Rounds = 0 },
 	} {
 		bad := good
