@@ -133,6 +133,21 @@ func TestSince(t *testing.T) {
 	}
 }
 
+// silentAgent remembers nothing. The answer to a stream begins with its first message.
+type silentAgent struct{ agent }
+
+func (*silentAgent) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest, _ *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
+	<-ctx.Done()
+	return nil
+}
+
+func TestSinceWithoutAnEvent(t *testing.T) {
+	out, _, err := run(t, &silentAgent{agent{mode: "all"}}, "--since", "5m")
+	if err != nil || out != "" {
+		t.Errorf("printed %q, %v", out, err)
+	}
+}
+
 // TestFollow says when the agent ends the stream, and what is missing.
 func TestFollow(t *testing.T) {
 	answered := event(nodev1alpha1.EventKind_EVENT_KIND_ANSWERED)

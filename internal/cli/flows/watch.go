@@ -131,6 +131,10 @@ func (w *watcher) watch(ctx context.Context, agent nodeclient.Dialer, connected 
 	}
 	stream, err := nodeclient.New(agent).WatchFlows(ctx, w.request)
 	if err != nil {
+		// An agent that remembers no event has not answered yet.
+		if errors.Is(context.Cause(ctx), errQuiet) {
+			return errQuiet
+		}
 		return err
 	}
 	defer stream.Close()

@@ -25,7 +25,7 @@ func NewCommand() *cobra.Command {
 		Example: `  spillway-lab bench path
   spillway-lab bench sync --services 100,1000 -o json`,
 	}
-	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchEndToEndCommand(), newBenchDesignsCommand(), newBenchAPICommand(), newBenchAPIServerCommand(), newBenchNotrackCommand(), newBenchFloodCommand())
+	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchEndToEndCommand(), newBenchEventsCommand(), newBenchDesignsCommand(), newBenchAPICommand(), newBenchAPIServerCommand(), newBenchNotrackCommand(), newBenchFloodCommand())
 	return cli.Group(cmd)
 }
 

@@ -23,6 +23,10 @@ func (h *Harness) APIAgent(ctx context.Context, node *topology.Host, mode string
 	return h.agent(ctx, node, mode, append([]string{"--kubeconfig", h.kubeconfig}, flags...))
 }
 
+// startTime is how long an agent may take to load its programs and to sync: the machine may be
+// busy.
+const startTime = time.Minute
+
 func (h *Harness) agent(ctx context.Context, node *topology.Host, mode string, flags []string) error {
 	program, err := Spillway()
 	if err != nil {
@@ -36,7 +40,7 @@ func (h *Harness) agent(ctx context.Context, node *topology.Host, mode string, f
 		return err
 	}
 	h.agents = append(h.agents, p)
-	return p.until(ctx, "does not serve", 2*time.Minute, func(ctx context.Context) error {
+	return p.until(ctx, "does not serve", startTime, func(ctx context.Context) error {
 		return agent.Ready(ctx, node)
 	})
 }

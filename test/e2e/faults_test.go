@@ -1,0 +1,215 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
+)
+
+// fault is something wrong on the way of node a to an endpoint.
+type fault struct {
+	name   string
+	plant  func(t *testing.T) (s *suite.File, dst string)
+	remove func(t *testing.T) // nil: the cleanup of the test does it
+	client string             // sends packets
+	combo  flows.Combo
+	// says holds, by command, words that the command prints while the fault lasts. A command
+	// that is missing here cannot know of the fault: docs/how-to/find-a-fault.md.
+	says map[string]string
+	// probed says that trace runs for a pod of node a and the cluster IP: trace cannot send
+	// packets of a client outside.
+	probed bool
+}
+
+// TestCommandsShowFaults: every fault shows in the commands that the how-to names for it. The
+// commands ask the agent for its present state, so what they print is at most as old as the
+// packets of the test.
+func TestCommandsShowFaults(t *testing.T) {
+	t.Parallel()
+	spec := topology.DefaultSpec("e2e-faults")
+	spec.Conntrack, spec.Clients = true, 2
+	e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec,
+		Flags: map[string][]string{"": {"--flow-events", "all", "--service-metrics", "all"}}})}
+	if e.Mode != "ebpf" {
+		t.Skip("the commands show the programs of eBPF")
+	}
+	for _, f := range e.faults() {
+		t.Run(f.name, func(t *testing.T) { e.showsFault(t, f) })
+	}
+}
+
+func (e *env) showsFault(t *testing.T, f fault) {
+	s, dst := f.plant(t)
+	if f.remove != nil {
+		defer f.remove(t)
+	}
+	from := e.Addr(f.client, false).String()
+	said := map[string]string{}
+	if f.says["drops"] != "" {
+		said["drops"] = e.dropsWhileAsking(t, f, dst)
+	} else {
+		ask(t, e.MustProbe(t, f.client), dst, f.combo, 1)
+	}
+	name := e.nameOfService(s)
+	protocol := f.combo.Protocol()
+	for command, argv := range map[string][]string{
+		"status":   {"status", "-o", "wide"},
+		"services": {"services", name},
+		"flows":    {"flows", "--service", name},
+		"events":   {"flows", "--service", name, "--since", "10m"},
+	} {
+		said[command] = e.spillway(t, "a", argv...)
+	}
+	if f.probed {
+		from, dst = e.Addr("a1", false).String(), s.MustAddress(t, flows.ClusterIP, f.combo)
+		e.MustProbe(t, "a1") // a process in the pod's cgroup
+	}
+	said["trace"] = e.run(t, "trace", "--bpffs", e.Agent("a").BPFFS, "--from", from, "--to", dst, "--protocol", protocol)
+	said["doctor"] = e.run(t, "doctor", "--netns", "here", "--sample", "0")
+	for command, text := range said {
+		t.Logf("%s:\n%s", command, text)
+		if want := f.says[command]; want != "" && !strings.Contains(oneLine(text), want) {
+			t.Errorf("%s does not say %q", command, want)
+		}
+	}
+}
+
+// oneLine joins wrapped lines.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// run runs a command on node a, whatever its exit code.
+func (e *env) run(t *testing.T, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, e.Binary, args...)
+	if args[0] == "doctor" {
+		cmd = e.MustHost(t, "a").Command(ctx, append([]string{e.Binary}, args...)...).Cmd
+	}
+	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		t.Fatalf("spillway %q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// dropsWhileAsking asks until `spillway drops` has shown a drop, and returns what it printed.
+func (e *env) dropsWhileAsking(t *testing.T, f fault, dst string) string {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	cmd := exec.CommandContext(ctx, e.Binary, "drops", "--bpffs", e.Agent("a").BPFFS,
+		"--address", e.Addr(f.client, false).String(), "--protocol", f.combo.Protocol(), "--count", "1")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	text := make(chan string, 1)
+	go func() {
+		var b strings.Builder
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			b.WriteString(lines.Text() + "\n")
+		}
+		text <- b.String()
+	}()
+	for {
+		ask(t, e.MustProbe(t, f.client), dst, f.combo, 1) // the command may not follow the first one yet
+		select {
+		case shown := <-text:
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("spillway drops: %v: %s", err, &stderr)
+			}
+			return shown
+		default:
+		}
+	}
+}
+
+// nameOfService is the name of the Service of a file.
+func (e *env) nameOfService(s *suite.File) string { return s.Scope.Namespace + "/web" }
+
+func (e *env) faults() []fault {
+	return []fault{
+		{
+			name: "DeadEndpoint", client: "client0", combo: flows.TCP4,
+			plant: func(t *testing.T) (*suite.File, string) {
+				s := e.Load(t, nodePort("b1"))
+				e.Output(t, "b1", "nft", "table inet dead { chain in { type filter hook prerouting priority raw; drop; }; }")
+				t.Cleanup(func() { e.Output(t, "b1", "nft", "delete table inet dead") })
+				return s, s.MustAddress(t, flows.NodePort("a"), flows.TCP4)
+			},
+			says: map[string]string{"flows": "b1:8080 new", "events": "opened", "trace": e.Addr("b1", false).String() + ":8080, and dropped in"}, probed: true,
+		},
+		{
+			name: "SourceRange", client: "client0", combo: flows.TCP4,
+			plant: func(t *testing.T) (*suite.File, string) {
+				s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, AllowFrom: []string{"client1"}, Endpoints: flows.On("b0")})
+				return s, s.MustAddress(t, flows.LoadBalancer("a"), flows.TCP4)
+			},
+			says: map[string]string{"services": "REFUSED", "events": "drop_source_range", "drops": "drop_source_range", "trace": "source range"},
+		},
+		{
+			name: "PolicyDeny", client: "a1", combo: flows.TCP4,
+			plant: func(t *testing.T) (*suite.File, string) {
+				e.writeAll(t, "faults-pods.yaml", e.podsYAML(policyPods{"a2": "cache", "a1": "other"}))
+				e.writeAll(t, "faults-policy.yaml", strings.ReplaceAll(policyYAML("only-clients", "  deny: others\n", clientPods), fmt.Sprint(cachePort), "8080"))
+				s := e.Load(t, nodePort("a2"))
+				return s, s.MustAddress(t, flows.ClusterIP, flows.TCP4)
+			},
+			remove: func(t *testing.T) {
+				e.writeAll(t, "faults-policy.yaml", "")
+				e.writeAll(t, "faults-pods.yaml", "")
+			},
+			says: map[string]string{"drops": "only-clients", "trace": "only-clients"},
+		},
+		{
+			name: "StaleEntry", client: "client0", combo: flows.UDP4,
+			plant: func(t *testing.T) (*suite.File, string) {
+				s := e.Load(t, nodePort("b0"))
+				to := s.MustAddress(t, flows.NodePort("a"), flows.UDP4)
+				e.traceBesideEntry(t, to, "40124")
+				return s, to
+			},
+			says: map[string]string{"trace": "stale"},
+		},
+		{
+			name: "PortsExhausted", client: "client1", combo: flows.TCP4, // the last: the node keeps seven ports
+			plant: func(t *testing.T) (*suite.File, string) {
+				s := e.Load(t, nodePort("b0"))
+				to := s.MustAddress(t, flows.NodePort("a"), flows.TCP4)
+				e.exhaustPorts(t, to)
+				s.MustWait(t)
+				return s, to
+			},
+			says: map[string]string{"services": "DROPPED", "events": "drop_snat_ports", "drops": "drop_snat_ports", "trace": "7 of 7 ports"},
+		},
+	}
+}
+
+// exhaustPorts leaves node a seven ports for SNAT, and keeps a connection on each.
+func (e *env) exhaustPorts(t *testing.T, to string) {
+	t.Helper()
+	e.Output(t, "a", "sysctl", "-qw", "net.ipv4.ip_local_reserved_ports=1024-29999,61000-65527")
+	e.restart(t, "a", syscall.SIGTERM, 0)
+	e.waitReady(t)
+	for range 7 {
+		conn, err := e.MustHost(t, "client0").Dial(t.Context(), "tcp4", to)
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+}
