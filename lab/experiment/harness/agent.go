@@ -25,7 +25,7 @@ func (h *Harness) APIAgent(ctx context.Context, node *topology.Host, mode string
 
 // startTime is how long an agent may take to load its programs and to sync: the machine may be
 // busy.
-const startTime = time.Minute
+const startTime = 2 * time.Minute
 
 func (h *Harness) agent(ctx context.Context, node *topology.Host, mode string, flags []string) error {
 	program, err := Spillway()
