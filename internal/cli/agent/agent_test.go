@@ -117,7 +117,7 @@ func writeService(t *testing.T, dir, name, addr string) {
 func testAgent(t *testing.T, m *memory) *agent {
 	a := newAgent(Config{
 		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), Bypass: "auto", LogFormat: "text",
-		HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"), VerifyPartialSync: "off",
+		SocketHooks: "all", HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"), VerifyPartialSync: "off",
 		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond, AllowExternalIPs: true,
 		Conntrack: ConntrackConfig{Autopilot: "off", AutopilotMemory: "5%"},
 	}, io.Discard)
@@ -147,6 +147,18 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("never: %s", what)
 }
 
+// started waits until an agent serves, and returns its addresses of health and metrics.
+func started(t *testing.T, addrs <-chan [2]string, done <-chan error) [2]string {
+	t.Helper()
+	select {
+	case at := <-addrs:
+		return at
+	case err := <-done:
+		t.Fatalf("the agent ended before it served: %v", err)
+		return [2]string{}
+	}
+}
+
 func TestAgentServesADirectory(t *testing.T) {
 	m := &memory{ports: map[intent.PortID]*intent.ServicePort{}}
 	a := testAgent(t, m)
@@ -156,7 +168,7 @@ func TestAgentServesADirectory(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
-	at := <-addrs
+	at := started(t, addrs, done)
 	eventually(t, "one port is written", func() bool { return m.count() == 1 })
 	writeService(t, a.cfg.Manifests, "dns", "10.96.0.2")
 	eventually(t, "the second port is written", func() bool { return m.count() == 2 })
@@ -395,7 +407,7 @@ func TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
-	at := <-addrs
+	at := started(t, addrs, done)
 	ask := func(url string) (int, string) {
 		r, err := http.Get("http://" + url)
 		if err != nil {
