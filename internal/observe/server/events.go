@@ -51,6 +51,10 @@ func (f FlowEvents) Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsReque
 		return connect.NewError(connect.CodeResourceExhausted, err)
 	}
 	defer reader.Close()
+	// The headers say that events are watched: the first event may be hours away.
+	if err := send(nil); err != nil {
+		return err
+	}
 	for {
 		events, missed, err := reader.Next(ctx)
 		if err != nil {

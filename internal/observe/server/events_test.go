@@ -68,6 +68,17 @@ func TestWatchFlows(t *testing.T) {
 		t.Errorf("flow %v", f)
 	}
 
+	quiet, stop := context.WithCancel(t.Context())
+	defer time.AfterFunc(20*time.Second, stop).Stop() // ends a client that hangs
+	none, err := h.client.WatchFlows(quiet, &nodev1alpha1.WatchFlowsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if none.ResponseHeader(); quiet.Err() != nil {
+		t.Error("a client learns only with the first event that events are watched")
+	}
+	stop()
+
 	status, err := h.client.Status(t.Context(), &nodev1alpha1.StatusRequest{})
 	if err != nil {
 		t.Fatal(err)

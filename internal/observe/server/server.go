@@ -43,7 +43,8 @@ type Events interface {
 	// Counts returns how many events arrived, were lost, and were left out on purpose.
 	Counts() *nodev1alpha1.Events
 	// Watch calls send with the events that the request selects until ctx ends or send
-	// fails, whose error it returns. A slow send costs events, not memory.
+	// fails, whose error it returns. A slow send costs events, not memory. The first call
+	// has nil: it sends the headers alone.
 	Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, send func(*nodev1alpha1.WatchFlowsResponse) error) error
 }
 

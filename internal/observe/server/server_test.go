@@ -3,6 +3,8 @@ package server
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -659,8 +661,12 @@ type pausingEvents struct {
 }
 
 func (p *pausingEvents) Watch(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest, send func(*nodev1alpha1.WatchFlowsResponse) error) (err error) {
+	// Equal letters would be compressed, and the connection take thousands of messages.
+	random := make([]byte, p.size)
+	_, _ = rand.Read(random)
+	text := base64.StdEncoding.EncodeToString(random)
 	for err == nil && ctx.Err() == nil {
-		err = send(&nodev1alpha1.WatchFlowsResponse{Events: []*nodev1alpha1.FlowEvent{{Reason: strings.Repeat("x", p.size)}}})
+		err = send(&nodev1alpha1.WatchFlowsResponse{Events: []*nodev1alpha1.FlowEvent{{Reason: text}}})
 		time.Sleep(p.pause)
 	}
 	p.ended <- struct{}{}
