@@ -33,7 +33,7 @@ const reasons: Record<string, Reason> = {
   fin: { words: "Both sides closed the connection." },
   rst: { words: "One side reset the connection." },
   timeout: { words: "No packet came for longer than the flow's timeout." },
-  "endpoint gone": { words: "The endpoint was removed." },
+  "endpoint gone": { words: "The endpoint was removed, and the next packet went to another one." },
   "socket closed": { words: "The program closed its socket, or connected it to another Service." },
   evicted: { words: "The kernel evicted the flow, because the flow table was full.", runbook: "SpillwayFlowTableFull" },
 };
