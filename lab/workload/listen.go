@@ -73,6 +73,10 @@ func closeAll[T interface{ Close() error }](open []T) {
 	}
 }
 
+// receiveBuffer, in bytes, has room for the questions of many clients while a busy machine
+// does not run the server. Without room the kernel drops them, as if the path had lost them.
+const receiveBuffer = 8 << 20
+
 // listenUDP opens a socket that reports the destination address of each datagram.
 func listenUDP(ctx context.Context, e endpoint) (*net.UDPConn, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
@@ -81,6 +85,9 @@ func listenUDP(ctx context.Context, e endpoint) (*net.UDPConn, error) {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
 			} else {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+			}
+			if e := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); !errors.Is(e, unix.EPERM) {
+				err = errors.Join(err, e)
 			}
 		})
 		return errors.Join(ctl, err)
