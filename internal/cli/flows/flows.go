@@ -21,9 +21,6 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// timeout is the time within which the agent answers one request.
-const timeout = 15 * time.Second
-
 // NewCommand returns the command flows.
 func NewCommand() *cobra.Command {
 	var socket nodeclient.Socket
@@ -181,7 +178,7 @@ func (s *selection) request(now time.Time) *nodev1alpha1.WatchFlowsRequest {
 
 // list prints the flows of the kernel's table.
 func list(ctx context.Context, out io.Writer, agent nodeclient.Dialer, req *nodev1alpha1.ListFlowsRequest, output cli.Output) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
 	defer cancel()
 	resp, err := nodeclient.New(agent).ListFlows(ctx, req)
 	if err != nil {

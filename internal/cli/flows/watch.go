@@ -101,7 +101,7 @@ func (w *watcher) again(ctx context.Context, cluster *reach.Cluster, node string
 
 // hint notes what the agent does not report.
 func (w *watcher) hint(ctx context.Context, node string, agent nodeclient.Dialer) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
 	defer cancel()
 	status, err := nodeclient.New(agent).Status(ctx, &nodev1alpha1.StatusRequest{})
 	if err != nil {

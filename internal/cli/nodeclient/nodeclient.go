@@ -36,6 +36,9 @@ type Dialer struct {
 	Dial  func(context.Context) (net.Conn, error)
 }
 
+// Timeout is the time within which an agent answers one request.
+const Timeout = 15 * time.Second
+
 // Socket is the flag --api-socket of commands.
 type Socket struct {
 	path string

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -16,9 +15,6 @@ import (
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
 )
-
-// timeout is the time within which the agent answers one request.
-const timeout = 15 * time.Second
 
 // NewCommand returns the command services.
 func NewCommand() *cobra.Command {
@@ -115,14 +111,14 @@ func all(ctx context.Context, client nodev1alpha1connect.NodeServiceClient, name
 }
 
 func onePage(ctx context.Context, client nodev1alpha1connect.NodeServiceClient, req *nodev1alpha1.ListServicesRequest) (*nodev1alpha1.ListServicesResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
 	defer cancel()
 	return client.ListServices(ctx, req)
 }
 
 // show prints one Service.
 func show(ctx context.Context, out io.Writer, agent nodeclient.Dialer, req *nodev1alpha1.GetServiceRequest, output cli.Output) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
 	defer cancel()
 	resp, err := nodeclient.New(agent).GetService(ctx, req)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,9 +16,6 @@ import (
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/page"
 )
-
-// timeout is the time within which the agent answers.
-const timeout = 15 * time.Second
 
 // NewCommand returns the command status.
 func NewCommand() *cobra.Command {
@@ -72,7 +68,7 @@ rights of a kubeconfig. The exit code is 1 if one of them does not answer.`,
 }
 
 func run(ctx context.Context, out io.Writer, agent nodeclient.Dialer, output cli.Output) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
 	defer cancel()
 	resp, err := nodeclient.New(agent).Status(ctx, &nodev1alpha1.StatusRequest{})
 	if err != nil {

@@ -53,9 +53,9 @@ func isService(f *tcFrontend) bool { return f.Flags&uint8(tcFrontendFlagsFRONTEN
 
 // serves reports whether the programs of a layout know any Service.
 func serves(dir string) (any bool, err error) {
-	frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
+	frontends, err := openPinned(dir, tcMapFrontends)
 	if err != nil {
-		return false, fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
+		return false, err
 	}
 	defer frontends.Close()
 	err = each(frontends, func(_ tcFrontendKey, f tcFrontend) { any = any || isService(&f) })
@@ -147,21 +147,27 @@ func endUDP(ctx context.Context, flows *ebpf.Map, replies time.Duration) error {
 
 // flowsOf opens the flow table of a previous instance. It returns nil if there is none.
 func flowsOf(cfg Config) (*ebpf.Map, error) {
-	flows, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(cfg.BPFFS), tcMapFlows), nil)
+	flows, err := openPinned(mapsDir(cfg.BPFFS), tcMapFlows)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	return flows, err
+}
+
+// openPinned opens a map of a layout. The error is fs.ErrNotExist if there is none.
+func openPinned(dir, name string) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 	if err != nil {
-		return nil, fmt.Errorf("open eBPF map %s: %w", tcMapFlows, err)
+		return nil, fmt.Errorf("open eBPF map %s: %w", name, err)
 	}
-	return flows, nil
+	return m, nil
 }
 
 // askConntrack calls startDraining for a layout, whose maps may be missing.
 func askConntrack(dir string) error {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapNodeSettings), nil)
+	m, err := openPinned(dir, tcMapNodeSettings)
 	if err != nil {
-		return fmt.Errorf("open eBPF map %s: %w", tcMapNodeSettings, err)
+		return err
 	}
 	defer m.Close()
 	return startDraining(m)
@@ -186,9 +192,9 @@ func startDraining(settings *ebpf.Map) error {
 // deleteFrontends deletes the frontends of a layout for which drop is true, and counts
 // them. The error is fs.ErrNotExist if there are no maps.
 func deleteFrontends(dir string, drop func(*tcFrontend) bool) (n int, err error) {
-	frontends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFrontends), nil)
+	frontends, err := openPinned(dir, tcMapFrontends)
 	if err != nil {
-		return 0, fmt.Errorf("open eBPF map %s: %w", tcMapFrontends, err)
+		return 0, err
 	}
 	defer frontends.Close()
 	return deleteWhere(frontends, func(_ tcFrontendKey, f tcFrontend) bool { return drop(&f) })
@@ -197,9 +203,9 @@ func deleteFrontends(dir string, drop func(*tcFrontend) bool) (n int, err error)
 // deleteBackends deletes the backends of a layout. The programs then accept no datagram
 // for a known flow (flow_find).
 func deleteBackends(dir string) error {
-	backends, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapBackends), nil)
+	backends, err := openPinned(dir, tcMapBackends)
 	if err != nil {
-		return fmt.Errorf("open eBPF map %s: %w", tcMapBackends, err)
+		return err
 	}
 	defer backends.Close()
 	_, err = deleteWhere(backends, func(uint32, tcBackend) bool { return true })

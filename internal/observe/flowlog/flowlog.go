@@ -4,7 +4,7 @@
 //	dataplane.FlowReporter ──Add──> names ──> ring of the last events ──Next──> readers
 //
 // A reader has a position in the ring and no queue of its own. A reader that is too slow
-// misses events, and is told how many of those that it asked for.
+// misses events, and learns how many of those that its filter selects.
 package flowlog
 
 import (
