@@ -3,7 +3,7 @@ import { nodeName } from "./cluster";
 import type { Cluster } from "./cluster";
 import { AppContext, views } from "./context";
 import type { App, Detail, View } from "./context";
-import { useSource } from "./parts/hooks";
+import { useKeys, useSource } from "./parts/hooks";
 import { Message } from "./parts/basics";
 import { Runbook } from "./parts/runbook";
 import { noQuery } from "./query";
@@ -67,23 +67,19 @@ export function Page({ cluster }: { cluster: Cluster }) {
     setQuery,
   };
 
-  useEffect(() => {
-    const onKey = (e: KeyboardEvent) => {
-      const element = e.target as HTMLElement;
-      if (e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName)) return;
-      const index = Number(e.key);
-      if (index >= 1 && index <= views.length) app.go(views[index - 1]!.id);
-      else if (e.key === "?") help.current?.showModal();
-      else if (e.key === "/") {
-        const search = document.querySelector<HTMLInputElement>("main input");
-        if (!search) return;
-        e.preventDefault();
-        search.focus();
-      }
-    };
-    addEventListener("keydown", onKey);
-    return () => removeEventListener("keydown", onKey);
-  }, []);
+  useKeys((e) => {
+    const element = e.target as HTMLElement;
+    if (e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName)) return;
+    const index = Number(e.key);
+    if (index >= 1 && index <= views.length) app.go(views[index - 1]!.id);
+    else if (e.key === "?") help.current?.showModal();
+    else if (e.key === "/") {
+      const search = document.querySelector<HTMLInputElement>("main input");
+      if (!search) return;
+      e.preventDefault();
+      search.focus();
+    }
+  });
 
   const body = useMemo(() => {
     switch (view) {

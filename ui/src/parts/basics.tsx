@@ -1,5 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { useKeys } from "./hooks";
 import { shown, shownLines } from "../text";
 
 /** Copy is a button that copies a text. */
@@ -61,8 +62,6 @@ export function Name({ text, soft, namespace }: { text: string; soft?: boolean; 
 /** Panel shows the detail of a row beside the view. Escape closes it. */
 export function Panel({ title, children, onClose }: { title: string; children: ComponentChildren; onClose: () => void }) {
   const heading = useRef<HTMLHeadingElement>(null);
-  const close = useRef(onClose);
-  close.current = onClose;
   useEffect(() => {
     const before = document.activeElement;
     return () => {
@@ -70,13 +69,9 @@ export function Panel({ title, children, onClose }: { title: string; children: C
     };
   }, []);
   useEffect(() => heading.current?.focus(), [title]);
-  useEffect(() => {
-    const onKey = (e: KeyboardEvent) => {
-      if (e.key === "Escape" && !e.defaultPrevented && !document.querySelector("dialog[open]")) close.current();
-    };
-    addEventListener("keydown", onKey);
-    return () => removeEventListener("keydown", onKey);
-  }, []);
+  useKeys((e) => {
+    if (e.key === "Escape" && !e.defaultPrevented && !document.querySelector("dialog[open]")) onClose();
+  });
   return (
     <aside class="panel" aria-label={shown(title)}>
       <header>

@@ -1,12 +1,12 @@
 import { create } from "@bufbuild/protobuf";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useState } from "preact/hooks";
 import { useApp } from "../context";
 import { Watch } from "../flows";
 import type { Entry } from "../flows";
 import { EventKind, FlowEventSchema } from "../gen/spillway/node/v1alpha1/node_pb";
 import type { FlowEvent } from "../gen/spillway/node/v1alpha1/node_pb";
 import { Chip, Message, Name } from "../parts/basics";
-import { useSource, useTick } from "../parts/hooks";
+import { useKeys, useSource, useTick } from "../parts/hooks";
 import { Table } from "../parts/table";
 import type { TableColumn } from "../parts/table";
 import { Poll } from "../poll";
@@ -122,7 +122,7 @@ function Events({ query: typed }: { query: FlowQuery }) {
   useSource(own);
   useTick(1000);
   const [frozen, setFrozen] = useState<{ rows: Row[]; total: number } | undefined>();
-  useEffect(() => setFrozen(undefined), [own]);
+  useLayoutEffect(() => setFrozen(undefined), [own]);
 
   const visible = cluster.selected < 0 ? undefined : (e: Entry) => cluster.shows(e.event.flow?.node ?? "");
   const rows: Row[] = frozen?.rows ?? own.entries.newestFirst(visible);
@@ -130,16 +130,10 @@ function Events({ query: typed }: { query: FlowQuery }) {
   const { total } = own.entries;
   const pause = () => setFrozen((f) => f ?? { rows, total });
   const toggle = () => (frozen ? setFrozen(undefined) : pause());
-  const latest = useRef(toggle);
-  latest.current = toggle;
-  useEffect(() => {
-    const onKey = (e: KeyboardEvent) => {
-      if (e.key.toLowerCase() !== "p" || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test((e.target as HTMLElement).tagName)) return;
-      latest.current();
-    };
-    addEventListener("keydown", onKey);
-    return () => removeEventListener("keydown", onKey);
-  }, []);
+  useKeys((e) => {
+    if (e.key.toLowerCase() !== "p" || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test((e.target as HTMLElement).tagName)) return;
+    toggle();
+  });
 
   const second = nowSecond();
   const rate = cluster.traffic.totals.all.rate(second, 5);
