@@ -34,6 +34,8 @@ type Dialer struct {
 	// Where names the agent in errors: "the agent at /run/spillway/api.sock".
 	Where string
 	Dial  func(context.Context) (net.Conn, error)
+	// Local: the agent is on this machine.
+	Local bool
 }
 
 // Timeout is the time within which an agent answers one request.
@@ -67,7 +69,7 @@ func (s *Socket) Dialer() Dialer {
 
 // Unix returns the dialer for the socket of an agent.
 func Unix(path string) Dialer {
-	return Dialer{Where: "the agent at " + escape.Text(path), Dial: func(ctx context.Context) (net.Conn, error) {
+	return Dialer{Where: "the agent at " + escape.Text(path), Local: true, Dial: func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "unix", path)
 		return conn, hint(path, err)
@@ -110,8 +112,12 @@ func New(d Dialer) nodev1alpha1connect.NodeServiceClient {
 		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return d.Dial(ctx) },
 		ResponseHeaderTimeout: 2 * time.Minute,
 	}
-	return nodev1alpha1connect.NewNodeServiceClient(&http.Client{Transport: transport}, "http://node",
-		connect.WithReadMaxBytes(maxMessage))
+	options := []connect.ClientOption{connect.WithReadMaxBytes(maxMessage)}
+	if d.Local {
+		// To compress costs more than to copy.
+		options = append(options, connect.WithAcceptCompression("gzip", nil, nil))
+	}
+	return nodev1alpha1connect.NewNodeServiceClient(&http.Client{Transport: transport}, "http://node", options...)
 }
 
 // Unimplemented reports whether an agent does not have a method: it is older than this

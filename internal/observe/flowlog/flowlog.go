@@ -105,12 +105,16 @@ func New(cfg Config) *Log {
 
 // Add adds events in the order in which they happened.
 func (l *Log) Add(events []dataplane.FlowEvent) {
-	named := l.named(events)
+	addrs := make([]netip.Addr, 0, 2*len(events))
+	for i := range events {
+		addrs = append(addrs, events[i].Flow.Client.Addr(), events[i].Flow.Endpoint.Addr())
+	}
+	owners := l.names.of(addrs)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := range named {
+	for i := range events {
 		l.makeRoom()
-		l.ring[l.next%uint64(len(l.ring))] = named[i]
+		l.write(&l.ring[l.next%uint64(len(l.ring))], &events[i], owners[2*i], owners[2*i+1])
 		l.next++
 	}
 	for r := range l.readers {
@@ -138,29 +142,18 @@ func (l *Log) makeRoom() {
 	}
 }
 
-// named converts events, with the names that are known now.
-func (l *Log) named(events []dataplane.FlowEvent) []Event {
-	addrs := make([]netip.Addr, 0, 2*len(events))
-	for i := range events {
-		addrs = append(addrs, events[i].Flow.Client.Addr(), events[i].Flow.Endpoint.Addr())
-	}
-	l.names.learn(addrs)
-	out := make([]Event, len(events))
-	for i := range events {
-		e, f := &events[i], &events[i].Flow
-		out[i] = Event{Kind: e.Kind, Time: e.Time, Reason: e.Reason, Flow: Flow{
-			Node: l.cfg.Node, Protocol: f.Protocol,
-			Client:         Peer{f.Client, l.names.of(f.Client.Addr())},
-			ServiceAddress: Peer{Address: f.ServiceAddress},
-			Endpoint:       Peer{f.Endpoint, l.names.of(f.Endpoint.Addr())},
-			Namespace:      f.Port.Service.Namespace, Service: f.Port.Service.Name, PortName: f.Port.Port,
-			BySocket: f.BySocket, Opened: f.Opened, LastSeen: f.LastSeen,
-			BytesToEndpoint: f.BytesToEndpoint, BytesToClient: f.BytesToClient,
-			PacketsToEndpoint: f.PacketsToEndpoint, PacketsToClient: f.PacketsToClient,
-			Handshake: f.Handshake, SmoothedRTT: f.SmoothedRTT,
-		}}
-	}
-	return out
+// write stores an event, with the owners of the client and of the endpoint.
+func (l *Log) write(to *Event, e *dataplane.FlowEvent, client, endpoint Owner) {
+	f := &e.Flow
+	*to = Event{Kind: e.Kind, Time: e.Time, Reason: e.Reason, Flow: Flow{
+		Node: l.cfg.Node, Protocol: f.Protocol,
+		Client: Peer{f.Client, client}, ServiceAddress: Peer{Address: f.ServiceAddress}, Endpoint: Peer{f.Endpoint, endpoint},
+		Namespace: f.Port.Service.Namespace, Service: f.Port.Service.Name, PortName: f.Port.Port,
+		BySocket: f.BySocket, Opened: f.Opened, LastSeen: f.LastSeen,
+		BytesToEndpoint: f.BytesToEndpoint, BytesToClient: f.BytesToClient,
+		PacketsToEndpoint: f.PacketsToEndpoint, PacketsToClient: f.PacketsToClient,
+		Handshake: f.Handshake, SmoothedRTT: f.SmoothedRTT,
+	}}
 }
 
 // Reader reads events from one position on. One goroutine at a time may call its methods.
@@ -172,6 +165,7 @@ type Reader struct {
 	// Guarded by Log.mu.
 	next   uint64
 	missed uint64
+	events []Event // memory of the last answer
 }
 
 // Watch returns a reader of the events that a filter selects: those in memory since a time,
@@ -209,8 +203,8 @@ func (r *Reader) Missed() (missed uint64) {
 }
 
 // Next waits for events, and returns some, and the number of events that the reader has
-// missed since the last call. It may return no events if there are missed ones. The error is
-// that of ctx.
+// missed since the last call. The events are valid until the next call. It may return no events
+// if there are missed ones. The error is that of ctx.
 func (r *Reader) Next(ctx context.Context) (events []Event, missed uint64, err error) {
 	for {
 		var more bool
@@ -234,15 +228,16 @@ func (r *Reader) take() (events []Event, missed uint64, more bool) {
 	l := r.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	r.events = r.events[:0]
 	for range mostLookedAt {
-		if r.next >= l.next || len(events) == atOnce {
+		if r.next >= l.next || len(r.events) == atOnce {
 			break
 		}
 		if e := &l.ring[r.next%uint64(len(l.ring))]; r.filter.Matches(e) {
-			events = append(events, *e)
+			r.events = append(r.events, *e)
 		}
 		r.next++
 	}
 	missed, r.missed = r.missed, 0
-	return events, missed, r.next < l.next
+	return r.events, missed, r.next < l.next
 }

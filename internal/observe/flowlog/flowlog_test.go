@@ -143,7 +143,8 @@ func TestFilter(t *testing.T) {
 		}
 		return out, nil
 	}})
-	e := l.named([]dataplane.FlowEvent{event(0)})[0]
+	l.Add([]dataplane.FlowEvent{event(0)})
+	e := l.ring[0]
 	prefix := func(s string) netip.Prefix {
 		p, err := ParsePrefix(s)
 		if err != nil {
@@ -193,8 +194,8 @@ func TestOwners(t *testing.T) {
 	a := netip.MustParseAddr("10.0.0.1")
 	learn := func(want Owner, questions int) {
 		t.Helper()
-		o.learn([]netip.Addr{a, {}, a})
-		if got := o.of(a); got != want || asked != questions {
+		got := o.of([]netip.Addr{a, {}, a})
+		if got[0] != want || got[1] != (Owner{}) || got[2] != want || asked != questions {
 			t.Fatalf("%+v after %d questions, want %+v after %d", got, asked, want, questions)
 		}
 	}
@@ -217,7 +218,7 @@ func TestOwners(t *testing.T) {
 	failure = errors.New("busy")
 	learn(pod, 4)
 	learn(pod, 4) // a pause
-	if o.of(netip.MustParseAddr("10.0.0.2")) != (Owner{}) {
+	if o.of([]netip.Addr{netip.MustParseAddr("10.0.0.2")})[0] != (Owner{}) {
 		t.Error("an address that was never asked for has an owner")
 	}
 }
@@ -227,7 +228,7 @@ func TestOwnersAreBounded(t *testing.T) {
 	a := netip.MustParseAddr("2001:db8::")
 	for range 3 * ownersMax {
 		a = a.Next()
-		o.learn([]netip.Addr{a})
+		o.of([]netip.Addr{a})
 		if len(o.known) > ownersMax {
 			t.Fatalf("%d addresses", len(o.known))
 		}

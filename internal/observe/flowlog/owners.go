@@ -37,14 +37,24 @@ func newOwners(ask func(context.Context, []netip.Addr) ([]Owner, error)) owners 
 	return owners{ask: ask, mu: &sync.Mutex{}, known: map[netip.Addr]cachedOwner{}}
 }
 
-// learn asks for the owners of the addresses that the cache does not have. Without an answer,
-// older ones remain.
-func (o *owners) learn(addrs []netip.Addr) {
+// of returns the owners of addresses. It asks for those that the cache does not have. Without
+// an answer, older ones remain.
+func (o *owners) of(addrs []netip.Addr) []Owner {
+	out := make([]Owner, len(addrs))
 	if o.ask == nil {
-		return
+		return out
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.learn(addrs)
+	for i, a := range addrs {
+		out[i] = o.known[a].Owner
+	}
+	return out
+}
+
+// learn asks for the owners that the cache does not have. The caller holds mu.
+func (o *owners) learn(addrs []netip.Addr) {
 	now := time.Now()
 	if now.Before(o.paused) {
 		return
@@ -94,10 +104,4 @@ func (o *owners) evict(now time.Time) {
 	if len(o.known) >= ownersMax {
 		clear(o.known)
 	}
-}
-
-func (o *owners) of(a netip.Addr) Owner {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.known[a].Owner
 }

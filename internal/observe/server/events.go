@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
@@ -55,16 +56,13 @@ func (f FlowEvents) Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsReque
 	if err := send(nil); err != nil {
 		return err
 	}
+	var messages eventMessages
 	for {
 		events, missed, err := reader.Next(ctx)
 		if err != nil {
 			return err
 		}
-		resp := &nodev1alpha1.WatchFlowsResponse{Missed: missed}
-		for i := range events {
-			resp.Events = append(resp.Events, convertEvent(&events[i]))
-		}
-		if err := send(resp); err != nil {
+		if err := send(&nodev1alpha1.WatchFlowsResponse{Missed: missed, Events: messages.of(events)}); err != nil {
 			return err
 		}
 	}
@@ -85,31 +83,87 @@ func eventFilter(f *nodev1alpha1.FlowFilter) (out flowlog.Filter, err error) {
 	return out, err
 }
 
-func convertEvent(e *flowlog.Event) *nodev1alpha1.FlowEvent {
-	f := &e.Flow
-	flow := &nodev1alpha1.Flow{
-		Node: f.Node, Protocol: protocol(f.Protocol), Client: eventPeer(f.Client), ServiceAddress: eventPeer(f.ServiceAddress),
-		Namespace: f.Namespace, Service: f.Service, PortName: f.PortName, Endpoint: eventPeer(f.Endpoint), BySocket: f.BySocket,
-		Opened: timestamp(f.Opened), LastSeen: timestamp(f.LastSeen), State: f.State,
-		BytesToEndpoint: f.BytesToEndpoint, BytesToClient: f.BytesToClient,
-		PacketsToEndpoint: f.PacketsToEndpoint, PacketsToClient: f.PacketsToClient,
-		Handshake: duration(f.Handshake), SmoothedRtt: duration(f.SmoothedRTT),
-	}
-	return &nodev1alpha1.FlowEvent{Kind: nodev1alpha1.EventKind(e.Kind), Time: timestamp(e.Time), Flow: flow, Reason: e.Reason}
+// eventMessages converts events. It uses the same memory for all: a dozen allocations for each
+// event would cost more than all else that the agent does with it.
+type eventMessages struct {
+	memory []eventMemory
+	out    []*nodev1alpha1.FlowEvent
+	texts  map[netip.Addr]string // of addresses that were written before
 }
 
-// eventPeer is nil for an unknown address.
-func eventPeer(p flowlog.Peer) *nodev1alpha1.Peer {
+// maxTexts is the maximum number of addresses whose texts are kept.
+const maxTexts = 1024
+
+// of returns the messages of events. They are valid until the next call.
+func (m *eventMessages) of(events []flowlog.Event) []*nodev1alpha1.FlowEvent {
+	if len(events) > len(m.memory) {
+		m.memory = make([]eventMemory, len(events))
+	}
+	if m.texts == nil || len(m.texts) > maxTexts {
+		m.texts = map[netip.Addr]string{}
+	}
+	m.out = m.out[:0]
+	for i := range events {
+		m.out = append(m.out, m.memory[i].convert(&events[i], m.texts))
+	}
+	return m.out
+}
+
+// eventMemory holds the messages of one event.
+type eventMemory struct {
+	event                            nodev1alpha1.FlowEvent
+	flow                             nodev1alpha1.Flow
+	client, serviceAddress, endpoint nodev1alpha1.Peer
+	time, opened, lastSeen           timestamppb.Timestamp
+	handshake, smoothedRTT           durationpb.Duration
+}
+
+// convert sets all fields of the messages.
+func (m *eventMemory) convert(e *flowlog.Event, texts map[netip.Addr]string) *nodev1alpha1.FlowEvent {
+	f, out := &e.Flow, &m.flow
+	out.Node, out.Protocol, out.BySocket, out.State = f.Node, protocol(f.Protocol), f.BySocket, f.State
+	out.Namespace, out.Service, out.PortName = f.Namespace, f.Service, f.PortName
+	out.Client = setPeer(&m.client, f.Client, texts)
+	out.ServiceAddress = setPeer(&m.serviceAddress, f.ServiceAddress, texts)
+	out.Endpoint = setPeer(&m.endpoint, f.Endpoint, texts)
+	out.Opened, out.LastSeen = setTime(&m.opened, f.Opened), setTime(&m.lastSeen, f.LastSeen)
+	out.BytesToEndpoint, out.BytesToClient = f.BytesToEndpoint, f.BytesToClient
+	out.PacketsToEndpoint, out.PacketsToClient = f.PacketsToEndpoint, f.PacketsToClient
+	out.Handshake, out.SmoothedRtt = setDuration(&m.handshake, f.Handshake), setDuration(&m.smoothedRTT, f.SmoothedRTT)
+	m.event.Kind, m.event.Time = nodev1alpha1.EventKind(e.Kind), setTime(&m.time, e.Time)
+	m.event.Flow, m.event.Reason = out, e.Reason
+	return &m.event
+}
+
+// setPeer returns nil for an unknown address.
+func setPeer(m *nodev1alpha1.Peer, p flowlog.Peer, texts map[netip.Addr]string) *nodev1alpha1.Peer {
 	if p.Address == (netip.AddrPort{}) {
 		return nil
 	}
-	return &nodev1alpha1.Peer{Address: p.Address.Addr().String(), Port: uint32(p.Address.Port()), Pod: p.Pod, Node: p.Node}
+	addr := p.Address.Addr()
+	text, ok := texts[addr]
+	if !ok {
+		text = addr.String()
+		texts[addr] = text
+	}
+	m.Address, m.Port, m.Pod, m.Node = text, uint32(p.Address.Port()), p.Pod, p.Node
+	return m
 }
 
-// duration is nil for 0.
-func duration(d time.Duration) *durationpb.Duration {
+// setTime returns nil for the zero time.
+func setTime(m *timestamppb.Timestamp, t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	m.Seconds, m.Nanos = t.Unix(), int32(t.Nanosecond())
+	return m
+}
+
+// setDuration returns nil for 0.
+func setDuration(m *durationpb.Duration, d time.Duration) *durationpb.Duration {
 	if d == 0 {
 		return nil
 	}
-	return durationpb.New(d)
+	m.Seconds, m.Nanos = int64(d/time.Second), int32(d%time.Second)
+	return m
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
@@ -93,5 +94,33 @@ func TestWatchFlows(t *testing.T) {
 			err = stream.Err()
 		}
 		wantCode(t, "a wrong filter", err, connect.CodeInvalidArgument, "")
+	}
+}
+
+// The messages of an event hold nothing of the event that used their memory before.
+func TestEventMessagesAreNew(t *testing.T) {
+	at := time.Unix(1_700_000_000, 5)
+	peer := func(addr, pod string) flowlog.Peer {
+		return flowlog.Peer{Address: netip.MustParseAddrPort(addr), Owner: flowlog.Owner{Pod: pod, Node: "node"}}
+	}
+	full := flowlog.Event{Kind: dataplane.FlowClosed, Time: at, Reason: "FIN", Flow: flowlog.Flow{
+		Node: "node", Protocol: model.TCP, Client: peer("10.0.0.1:1", "a/b"), ServiceAddress: peer("10.0.0.2:2", "c/d"),
+		Namespace: "e", Service: "f", PortName: "g", Endpoint: peer("[2001:db8::1]:3", "h/i"), BySocket: true,
+		Opened: at, LastSeen: at.Add(time.Second), State: "open", BytesToEndpoint: 1, BytesToClient: 2,
+		PacketsToEndpoint: 3, PacketsToClient: 4, Handshake: time.Millisecond, SmoothedRTT: 1500 * time.Millisecond,
+	}}
+	less := flowlog.Event{Kind: dataplane.FlowRefused, Time: at, Flow: flowlog.Flow{Client: peer("10.0.0.1:4", "")}}
+	less.Flow.Client.Node = ""
+	var messages eventMessages
+	for _, e := range []flowlog.Event{full, less, full} {
+		var fresh eventMessages
+		got, want := messages.of([]flowlog.Event{e})[0], fresh.of([]flowlog.Event{e})[0]
+		if !proto.Equal(got, want) {
+			t.Errorf("messages of an event differ in used memory:\n%v\n%v", got, want)
+		}
+	}
+	got := messages.of([]flowlog.Event{full})[0]
+	if f := got.Flow; !f.Opened.AsTime().Equal(at) || f.SmoothedRtt.AsDuration() != 1500*time.Millisecond || f.Endpoint.Address != "2001:db8::1" || f.Endpoint.Port != 3 || f.Endpoint.Pod != "h/i" {
+		t.Errorf("converted to %v", got)
 	}
 }
