@@ -80,6 +80,7 @@ func endRows(c, vxlan *topology.Cluster) []endRow {
 	podHere := way{pod, netip.AddrPortFrom(c.Pod(0, 0).IPv4, podPort)}
 	podThere := way{pod, netip.AddrPortFrom(c.Pod(1, 0).IPv4, podPort)}
 	clientThere := way{client, podThere.to}
+	byNode := way{client, netip.AddrPortFrom(c.Pod(1, 1).IPv4, podPort)}
 	here := way{client, netip.AddrPortFrom(node.IPv4, hereNodePort)}
 	there := way{client, netip.AddrPortFrom(node.IPv4, thereNodePort)}
 
@@ -109,6 +110,10 @@ func endRows(c, vxlan *topology.Cluster) []endRow {
 	service("NodePort here ÷ metal", metal, here, 0.97, 0.95)
 	service("cluster IP ÷ pod", podThere, way{pod, netip.AddrPortFrom(thereClusterIP, podPort)}, 1.0, 1.0)
 	service("NodePort away ÷ pod", clientThere, there, 0.95, 0.95)
+	// What the other node takes by itself.
+	for _, kind := range []load.Kind{load.HTTP, load.Conn} {
+		rows = append(rows, endRow{name: "pod by a node ÷ pod", base: probe{kind: kind, way: clientThere}, service: probe{kind: kind, way: byNode}})
+	}
 	for _, kind := range []load.Kind{load.HTTP, load.Conn} {
 		rows = append(rows, endRow{name: "NodePort away, VXLAN", base: probe{state: with, kind: kind, way: there},
 			service: probe{state: with, vxlan: true, kind: kind, way: way{vxlan.Client(0), there.to}}, least: 0.9})
@@ -195,7 +200,7 @@ func (e *endToEnd) serve(ctx context.Context, h *harness.Harness) (err error) {
 	for _, s := range []struct {
 		host *topology.Host
 		port uint16
-	}{{c.Node(0), metalPort}, {c.Pod(0, 0), podPort}, {c.Pod(1, 0), podPort}} {
+	}{{c.Node(0), metalPort}, {c.Pod(0, 0), podPort}, {c.Pod(1, 0), podPort}, {c.Pod(1, 1), podPort}} {
 		if err := h.Serve(ctx, s.host, workload.HTTP, s.port); err != nil {
 			return err
 		}
@@ -205,6 +210,9 @@ func (e *endToEnd) serve(ctx context.Context, h *harness.Harness) (err error) {
 		return err
 	}
 	if err := h.RoutePods(c.Client(0)); err != nil {
+		return err
+	}
+	if err := h.RoutePodBy(c.Client(0), c.Pod(1, 1), c.Node(0)); err != nil {
 		return err
 	}
 	e.dirs[h], err = writeManifests(h, false)

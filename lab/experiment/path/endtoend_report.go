@@ -111,7 +111,8 @@ wider than 0.2. A/A: the base against itself in neighboring
 measurements, without a change of the nodes in between: noise.
 Rows with →: traffic that is no Service's. metal, pod: without agents, the server on the node itself,
 or the pod's own address. here, away: the pod is on the receiving node, on the other one. Rows with
-VXLAN: ÷ host-gw, both with agents, or both without (pod → pod).
+VXLAN: ÷ host-gw, both with agents, or both without (pod → pod). by a node: without agents, the pod's
+address by way of the other node, which forwards and masquerades.
 keep-alive: connections stay open. new: one connection a request. stream: bodies of 1 MiB on four
 connections. -o wide adds rates, CPU time and extremes.
 `))
