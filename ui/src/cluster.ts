@@ -53,9 +53,9 @@ export class Cluster extends Source {
   });
   readonly services = new ServiceTable();
   readonly statuses = new Poll(() => this.readStatus(), 2_000);
-  readonly serviceList = new Poll(() => this.readServices(), 10_000);
+  readonly serviceList = new Poll(() => this.readServices(), 4_000);
   readonly drops = new Poll(() => this.readDrops(), 3_000);
-  readonly findings = new Poll(() => this.call<Findings>((c) => c.findings({})), 60_000);
+  readonly findings = new Poll(() => this.call<Findings>((c) => c.findings({})), 4_000);
   private counted = new Map<string, { packets: bigint; at: number }>();
 
   /** start loads the nodes and follows their flows. */

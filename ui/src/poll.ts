@@ -1,7 +1,10 @@
 import { explain } from "./api";
 import { Source } from "./schedule";
 
-/** Poll reads a value again and again while it is shown. */
+/** share is the most of its time that a Poll reads: one that is slow to read is read less often. */
+const share = 0.1;
+
+/** Poll reads a value again and again while it is shown, with a pause of so many ms at least. */
 export class Poll<T> extends Source {
   value: T | undefined;
   error = "";
@@ -9,6 +12,7 @@ export class Poll<T> extends Source {
   at = 0;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private shows = 0;
+  private took = 0;
   private reading = false;
 
   constructor(
@@ -29,7 +33,7 @@ export class Poll<T> extends Source {
 
   private begin() {
     clearTimeout(this.timer);
-    const left = this.at + this.pause - Date.now();
+    const left = this.at + this.rest - Date.now();
     if (this.at > 0 && left > 0) this.timer = setTimeout(() => void this.again(), left);
     else void this.again();
   }
@@ -39,6 +43,7 @@ export class Poll<T> extends Source {
     if (this.reading) return;
     this.reading = true;
     clearTimeout(this.timer);
+    const began = Date.now();
     try {
       this.value = await this.read();
       this.error = "";
@@ -46,10 +51,16 @@ export class Poll<T> extends Source {
       this.error = explain(error);
     }
     this.at = Date.now();
+    this.took = this.at - began;
     this.reading = false;
     this.changed();
     clearTimeout(this.timer);
-    if (this.shows > 0) this.timer = setTimeout(() => void this.again(), this.pause);
+    if (this.shows > 0) this.timer = setTimeout(() => void this.again(), this.rest);
+  }
+
+  /** rest is the pause between two readings, in ms. */
+  private get rest() {
+    return Math.max(this.pause, this.took / share - this.took);
   }
 
   get busy() {
