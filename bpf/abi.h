@@ -477,7 +477,7 @@ enum settings_flags {
 enum feature {
 	FEATURE_STACK_FLOW = 1 << 0,
 	FEATURE_HELPER = 1 << 1,
-	FEATURE_NODE_HELPER = 1 << 2, /* a process of the node has sent a TFTP request */
+	FEATURE_NODE_HELPER = 1 << 2, /* a flow of HELPER_NODE exists: see special/egress.h, tftp.h */
 	FEATURE_SNAT = 1 << 3,	   /* a flow uses an address and a port of the node */
 };
 

@@ -4,14 +4,19 @@
  * the external devices and of the pod-side devices.
  *
  *        network                                         pod
- *           |  from_network                    to_pod     ^
+ *           |  from_network                               ^
  *           +------------> flow table ------------------->|   redirect_peer
  *           |<------------ flow table --------------------+   redirect_neigh
- *              to_network                   from_pod      |
+ *           |                               from_pod      |
+ *
+ * An endpoint may be on another node: its flow leads back to the network. to_network and to_pod
+ * see what leaves by a device. They work only on packets of the node's own stack.
  *
  * A packet is parsed, looked up and acted on, once each:
  *
- *    parse       parse/packet.h, fragment.h       headers -> struct packet
+ *    parse       parse/packet.h                   headers -> struct packet
+ *                parse/fragment.h                 later fragments: the ports of the first,
+ *                                                 which is stored when it is forwarded
  *    look up     lookup/port_filter.h             is it ours? Most packets leave here
  *                flow/table.h                     a known flow; flow/tcp.h: the TCP state,
  *                                                 flow/sctp.h: that of SCTP
@@ -33,8 +38,8 @@
  *                egress.h      packets of the node's own stack
  *                stray.h       TCP and SCTP packets to a Service without a flow
  *
- * Replies of flows through the stack are rewritten at egress, after the stack. All other
- * packets are rewritten at ingress. sock.bpf.c has the socket hooks (lib/socket.h), and
+ * Replies of flows through the stack are rewritten at egress, after the stack, and so are its
+ * packets whose source port a flow has. All other packets are rewritten at ingress. sock.bpf.c has the socket hooks (lib/socket.h), and
  * drops.bpf.c the programs of `spillway drops` (lib/drops/).
  */
 #include "lib/handle.h"

@@ -101,12 +101,14 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l
 	ret = parse(skb, p);
 	if (unlikely(ret != PARSE_OK))
 		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);
+	/* These two come before the filter: they lack the ports that it compares. */
 	if (unlikely(p->flags & PACKET_ICMP_ERROR))
 		return relay_error(skb, hook);
 	if (unlikely(p->flags & PACKET_NO_L4) && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
 	if (!filter_passes(p))
 		return pass(PASS_OTHER);
+	/* Without a flow for egress, only a first packet may need another source port. */
 	if (hook == EGRESS && !packet_begins(p) &&
 	    !feature_seen(FEATURE_STACK_FLOW | FEATURE_NODE_HELPER))
 		return pass(PASS_OTHER);

@@ -21,6 +21,9 @@ enum serve_result {
 	SERVE_NO_ROUTE = -4, /* handle must drop it: the FIB has no next hop */
 };
 
+/* Marks packets that these programs have sent: the egress program of the device lets them out. */
+#define TC_INDEX_DONE 0x5357
+
 static __always_inline int drop(enum verdict verdict)
 {
 	count(verdict);

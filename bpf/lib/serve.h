@@ -5,6 +5,7 @@
 
 #include "flow/create.h"
 #include "flow/plan.h"
+#include "lookup/source.h"
 #include "special/bypass.h"
 #include "special/stray.h"
 
@@ -35,19 +36,6 @@ static __noinline struct frontend *frontend_of_socket(struct __sk_buff *skb,
 static __always_inline bool is_service(const struct frontend *fe)
 {
 	return fe && !(fe->flags & FRONTEND_ENDPOINT);
-}
-
-/* May packets of this hook have this source? */
-static __always_inline int source_belongs(struct __sk_buff *skb, const struct tuple *t,
-					  enum hook hook)
-{
-	struct addr_key own = {
-		.addr = t->saddr,
-		.family = t->family,
-	};
-
-	return !martian_source(t) && source_device(t) == hook_device(skb, hook) &&
-	       !bpf_map_lookup_elem(&node_addrs, &own);
 }
 
 /* What happens to a packet of no flow. */

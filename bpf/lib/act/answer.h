@@ -18,9 +18,6 @@
 #include "../parse/packet.h"
 #include "csum.h"
 
-/* Marks packets that these programs have sent, for the egress programs. */
-#define TC_INDEX_DONE 0x5357
-
 /* Bytes to remove: more than precede any transport header with a partial checksum. */
 #define ANSWER_CUT 256
 

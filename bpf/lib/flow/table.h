@@ -324,7 +324,7 @@ static __always_inline int flow_superseded(const struct flow *f, const struct tu
 	return request && !(addr_equal(&request->daddr, &f->daddr) && request->dport == f->dport);
 }
 
-/* Any device: at egress the stack has already checked the source. */
+/* Any device: the programs at ingress have checked packets of flows. */
 #define ANY_DEVICE 0xffffffff
 
 /* Has the source of the flow moved to this device? If not, the packet is forged. */

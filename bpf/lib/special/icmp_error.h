@@ -11,6 +11,7 @@
 #define SPILLWAY_SPECIAL_ICMP_ERROR_H
 
 #include "../act/forward.h"
+#include "../lookup/source.h"
 
 #define ICMP_HEADER 8
 
@@ -160,7 +161,21 @@ static __always_inline struct flow *request_of_error(const struct tuple *quoted,
 	return f && f->helper == HELPER_REQUEST && f->helper_port == quoted->sport ? f : NULL;
 }
 
-/* Handles an ICMP error. Errors about packets of no flow are left to the stack. */
+/*
+ * May the sender of an error bypass netfilter with it? The flow's peer does so with all its
+ * packets. Another pod may not if a policy selects it: it would reach clients that the policy
+ * forbids.
+ */
+static __always_inline int error_may_bypass(const struct tuple *error, const struct tuple *quoted)
+{
+	return addr_equal(&error->saddr, &quoted->saddr) ||
+	       !pod_traverses_netfilter(&error->saddr, error->family);
+}
+
+/*
+ * Handles an ICMP error. Errors about packets of no flow are left to the stack, and so are
+ * those from a source that does not belong to the device.
+ */
 __noinline int relay_error(struct __sk_buff *skb, enum hook hook)
 {
 	struct settings *s = get_settings();
@@ -177,6 +192,10 @@ __noinline int relay_error(struct __sk_buff *skb, enum hook hook)
 	if (!f && m->icmp.key.proto == IPPROTO_UDP)
 		f = request_of_error(&m->icmp.key, &m->pair.reply_key);
 	if (!f || flow_dead(f, m->icmp.key.proto, s, now()) || !flow_applies(f, hook))
+		return pass(PASS_OTHER);
+	if (hook != EGRESS && !source_belongs(skb, &p->tuple, hook))
+		return pass(PASS_SOURCE);
+	if (hook != EGRESS && !error_may_bypass(&p->tuple, &m->icmp.key))
 		return pass(PASS_OTHER);
 	m->pair.flow = *f;
 	f = &m->pair.flow;

@@ -221,7 +221,7 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 	p = &m->packet;
 	f = &m->pair.flow;
 	if (hook != EGRESS && source_device(&p->tuple) != hook_device(skb, hook))
-		return pass(PASS_SOURCE);
+		return SERVE_NOT_MINE;
 	request = tftp_request(&p->tuple, &m->pair.reply_key, s, time);
 	if (!request || !p->tuple.sport)
 		return SERVE_NOT_MINE;

@@ -10,6 +10,8 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
+
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // Packets that claim to be of an honest client's connection, or of any. Their sender may
@@ -55,6 +57,7 @@ func TestPacketForged(t *testing.T) {
 	t.Run("OwnAddress", func(t *testing.T) { eachTransport(t, n, n.ownAddress) })
 	t.Run("OtherDevice", func(t *testing.T) { eachTransport(t, n, n.otherDevice) })
 	t.Run("OuterDestination", func(t *testing.T) { eachFamily(t, n, n.outerDestination) })
+	t.Run("ErrorSource", func(t *testing.T) { eachFamily(t, n, n.errorSource) })
 	t.Run("ICMPRate", func(t *testing.T) { eachFamily(t, n, n.icmpRate) })
 	t.Run("GSOTooBig", func(t *testing.T) { eachFamily(t, n, n.gsoTooBig) })
 	t.Run("RSTAfterForgedData", func(t *testing.T) { eachFamily(t, n, n.rstAfterForgedData) })
@@ -479,6 +482,8 @@ func (n *packetNode) ownAddress(t *testing.T, p *plan, proto uint8) {
 // and for those of a connection.
 func (n *packetNode) otherDevice(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here), endpoint(p.far, 8080, elsewhere)))
+	// As after a TFTP request, which any datagram may answer.
+	ok(t, n.m(tcMapFeaturesSeen).Put(uint32(0), uint32(tcFeatureFEATURE_HELPER)))
 	for _, tt := range []struct {
 		what string
 		hook at
@@ -519,6 +524,39 @@ func (n *packetNode) outerDestination(t *testing.T, p *plan) {
 	}
 	n.untouched(t, "an error to another address", inTun0, bad.bytes(n, "tun0"), tcVerdictPASS_OTHER)
 	n.send(t, inTun0, good).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+}
+
+// errorSource: an error about a flow has a source that belongs to its device, and another pod
+// than the flow's sends none past the policy that selects it.
+func (n *packetNode) errorSource(t *testing.T, p *plan) {
+	n.serve(t, service(p, protoUDP, endpoint(p.pod1, 8080, here)))
+	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod2} })
+	sent := n.datagram(t, inEth0, ap(p.client, 40000), ap(p.clusterIP, 80))
+	about := func(from netip.Addr) frame { return errorKinds[0].about(p, from, sent.out[14:], 0) }
+	loopback := netip.MustParseAddr("127.0.0.1")
+	if p.family == model.IPv6 {
+		loopback = netip.IPv6Loopback()
+	}
+	for _, tt := range []struct {
+		what string
+		hook at
+		from netip.Addr
+		want tcVerdict
+	}{
+		{"a pod's, by another pod", inPod2, p.pod1, tcVerdictPASS_SOURCE},
+		{"a pod's, from the network", inEth0, p.pod1, tcVerdictPASS_SOURCE},
+		{"a router's, by a pod", inPod1, p.router, tcVerdictPASS_SOURCE},
+		{"the node's, from the network", inEth0, p.eth0, tcVerdictPASS_SOURCE},
+		{"loopback's, from the network", inEth0, loopback, tcVerdictPASS_SOURCE},
+		{"another pod's own, which a policy selects", inPod2, p.pod2, tcVerdictPASS_OTHER},
+	} {
+		n.untouched(t, tt.what, tt.hook, about(tt.from).bytes(n, tt.hook.iface), tt.want)
+	}
+	n.send(t, inPod1, about(p.pod1)).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	n.send(t, inEth0, about(p.router)).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod1} })
+	n.send(t, inPod1, about(p.pod1)).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	n.send(t, inPod2, about(p.pod2)).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
 }
 
 // setICMPRate sets the least time between two ICMP errors to one address, and to all.
