@@ -167,7 +167,7 @@ func (e *env) faults() []fault {
 				return s, s.MustAddress(t, flows.NodePort("a"), flows.TCP4)
 			},
 			says: map[string]string{"flows": "b1:8080 new", "events": "opened", "trace": e.Addr("b1", false).String() + ":8080, and dropped in",
-				"doctor": "endpoint " + e.Addr("b1", false).String() + ":8080 does not answer"}, probed: true,
+				"doctor": "/b1 (" + e.Addr("b1", false).String() + ":8080) does not answer"}, probed: true,
 		},
 		{
 			name: "SourceRange", client: "client0", combo: flows.TCP4,
@@ -176,7 +176,7 @@ func (e *env) faults() []fault {
 				return s, s.MustAddress(t, flows.LoadBalancer("a"), flows.TCP4)
 			},
 			says: map[string]string{"services": "REFUSED", "events": "drop_source_range", "drops": "drop_source_range", "trace": "source range",
-				"doctor": "web:web refuses 1 client by loadBalancerSourceRanges"},
+				"doctor": "/web:tcp refuses 1 client by loadBalancerSourceRanges"},
 		},
 		{
 			name: "PolicyDeny", client: "a1", combo: flows.TCP4,

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/observe/flowlog"
@@ -207,12 +206,14 @@ func (s *Server) refusals(ctx context.Context) ([]doctor.Refusal, error) {
 	})
 	var list []doctor.Refusal
 	for _, k := range keys[:min(len(keys), mostTraffic)] {
-		if k.reason == doctor.ReasonSourceRange {
-			if found[k].Allowed, err = s.sourceRanges(ctx, k); err != nil {
-				return nil, err
-			}
+		service, exists, err := s.cfg.State.Service(ctx, k.service)
+		if err != nil {
+			return nil, fmt.Errorf("look up Service %s: %w", k.service, err)
 		}
-		list = append(list, *found[k])
+		if exists { // else it was deleted meanwhile
+			found[k].Allowed = sourceRanges(&service, k)
+			list = append(list, *found[k])
+		}
 	}
 	return list, nil
 }
@@ -249,28 +250,20 @@ func addRefusal(found map[refusalKey]*doctor.Refusal, e *flowlog.Event, now time
 }
 
 // sourceRanges returns the source ranges of a Service port, sorted.
-func (s *Server) sourceRanges(ctx context.Context, k refusalKey) ([]string, error) {
-	service, ok, err := s.cfg.State.Service(ctx, k.service)
-	if err != nil || !ok {
-		return nil, err
-	}
+func sourceRanges(service *reconcile.Service, k refusalKey) (list []string) {
 	ranges := map[netip.Prefix]bool{}
 	for _, p := range service.Ports {
-		if p.ID.Port == k.port && p.ID.Protocol == k.protocol {
-			addRanges(ranges, p)
+		if p.ID.Port != k.port || p.ID.Protocol != k.protocol {
+			continue
+		}
+		for _, f := range p.Frontends {
+			for _, r := range f.SourceRanges {
+				ranges[r] = true
+			}
 		}
 	}
-	var list []string
 	for _, r := range slices.SortedFunc(maps.Keys(ranges), netip.Prefix.Compare) {
 		list = append(list, r.String())
 	}
-	return list, nil
-}
-
-func addRanges(ranges map[netip.Prefix]bool, p *intent.ServicePort) {
-	for _, f := range p.Frontends {
-		for _, r := range f.SourceRanges {
-			ranges[r] = true
-		}
-	}
+	return list
 }

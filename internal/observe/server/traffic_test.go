@@ -153,8 +153,8 @@ func TestRefusedClientsAreFound(t *testing.T) {
 	}{
 		{"source ranges", []dataplane.FlowEvent{
 			event("web", "drop_source_range", "198.51.100.1:1", 2*time.Second), event("web", "drop_source_range", "198.51.100.1:2", time.Second),
-			event("web", "drop_source_range", "198.51.100.2:1", 3*time.Second), event("other", "drop_source_range", "198.51.100.2:1", 3*time.Second),
-		}, []string{"source-range-refuses", "source-range-refuses"}, []string{"Service default/web:http refuses 2 clients", "at least 3 packets", "from 198.51.100.1 (2), 198.51.100.2 (1)", "asked 10.96.0.1:80", "allowed: 192.0.2.0/24", "default/other:http refuses 1 client"}},
+			event("web", "drop_source_range", "198.51.100.2:1", 3*time.Second), event("deleted", "drop_source_range", "198.51.100.2:1", 3*time.Second),
+		}, []string{"source-range-refuses"}, []string{"Service default/web:http refuses 2 clients", "at least 3 packets", "from 198.51.100.1 (2), 198.51.100.2 (1)", "asked 10.96.0.1:80", "allowed: 192.0.2.0/24"}},
 		{"SNAT ports", []dataplane.FlowEvent{ports}, []string{"service-snat-ports-exhausted"}, []string{"critical", "towards 10.1.1.3:8080", "198.51.100.1 (1)"}},
 		{"before the last minute", []dataplane.FlowEvent{event("web", "drop_source_range", "198.51.100.1:1", time.Hour)}, nil, nil},
 		{"no endpoints", []dataplane.FlowEvent{event("web", "rejected_rst", "198.51.100.1:1", time.Second), event("web", "drop_policy_local", "198.51.100.1:1", time.Second)}, nil, nil},
