@@ -57,7 +57,7 @@ func (e *env) showsFault(t *testing.T, f fault) {
 	if f.remove != nil {
 		defer f.remove(t)
 	}
-	from := e.Addr(f.client, false).String()
+	from, asked := e.Addr(f.client, false).String(), dst
 	said := map[string]string{}
 	if f.says["drops"] != "" {
 		said["drops"] = e.dropsWhileAsking(t, f, dst)
@@ -79,7 +79,7 @@ func (e *env) showsFault(t *testing.T, f fault) {
 		e.MustProbe(t, "a1") // a process in the pod's cgroup
 	}
 	said["trace"] = e.run(t, "trace", "--bpffs", e.Agent("a").BPFFS, "--from", from, "--to", dst, "--protocol", protocol)
-	said["doctor"] = e.run(t, "doctor", "--netns", "here", "--sample", "0")
+	said["doctor"] = e.doctorWhileAsking(t, f, asked)
 	for command, text := range said {
 		t.Logf("%s:\n%s", command, text)
 		if want := f.says[command]; want != "" && !strings.Contains(oneLine(text), want) {
@@ -105,6 +105,19 @@ func (e *env) run(t *testing.T, args ...string) string {
 		t.Fatalf("spillway %q: %v: %s", args, err, out)
 	}
 	return string(out)
+}
+
+// doctorWhileAsking asks until doctor says what it should, and returns what it printed last.
+func (e *env) doctorWhileAsking(t *testing.T, f fault, dst string) string {
+	t.Helper()
+	for began := time.Now(); ; {
+		text := e.run(t, "doctor", "--netns", "here", "--sample", "0", "--api-socket", e.Agent("a").Socket())
+		if took := time.Since(began); strings.Contains(oneLine(text), f.says["doctor"]) || took > time.Minute {
+			t.Logf("doctor: %q after %v", f.says["doctor"], took.Round(time.Millisecond))
+			return text
+		}
+		askFor(t, e.MustProbe(t, f.client), dst, f.combo, 1, silenceMS)
+	}
 }
 
 // dropsWhileAsking asks until `spillway drops` has shown a drop, and returns what it printed.
@@ -153,7 +166,8 @@ func (e *env) faults() []fault {
 				t.Cleanup(func() { e.Output(t, "b1", "nft", "delete table inet dead") })
 				return s, s.MustAddress(t, flows.NodePort("a"), flows.TCP4)
 			},
-			says: map[string]string{"flows": "b1:8080 new", "events": "opened", "trace": e.Addr("b1", false).String() + ":8080, and dropped in"}, probed: true,
+			says: map[string]string{"flows": "b1:8080 new", "events": "opened", "trace": e.Addr("b1", false).String() + ":8080, and dropped in",
+				"doctor": "/b1 (" + e.Addr("b1", false).String() + ":8080) does not answer"}, probed: true,
 		},
 		{
 			name: "SourceRange", client: "client0", combo: flows.TCP4,
@@ -161,7 +175,8 @@ func (e *env) faults() []fault {
 				s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, AllowFrom: []string{"client1"}, Endpoints: flows.On("b0")})
 				return s, s.MustAddress(t, flows.LoadBalancer("a"), flows.TCP4)
 			},
-			says: map[string]string{"services": "REFUSED", "events": "drop_source_range", "drops": "drop_source_range", "trace": "source range"},
+			says: map[string]string{"services": "REFUSED", "events": "drop_source_range", "drops": "drop_source_range", "trace": "source range",
+				"doctor": "/web:tcp refuses 1 client by loadBalancerSourceRanges"},
 		},
 		{
 			name: "PolicyDeny", client: "a1", combo: flows.TCP4,
@@ -196,7 +211,8 @@ func (e *env) faults() []fault {
 				s.MustWait(t)
 				return s, to
 			},
-			says: map[string]string{"services": "DROPPED", "events": "drop_snat_ports", "drops": "drop_snat_ports", "trace": "7 of 7 ports"},
+			says: map[string]string{"services": "DROPPED", "events": "drop_snat_ports", "drops": "drop_snat_ports", "trace": "7 of 7 ports",
+				"doctor": "this node has no free SNAT port towards " + e.Addr("b0", false).String() + ":8080"},
 		},
 	}
 }

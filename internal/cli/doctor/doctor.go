@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/progress"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/node/conntrack"
@@ -26,6 +27,7 @@ type config struct {
 	netns  []string
 	only   []string // ids of findings
 	sample time.Duration
+	socket nodeclient.Socket
 	output cli.Output
 }
 
@@ -39,13 +41,15 @@ func NewCommand() *cobra.Command {
 machine. Reports each problem with numbers, its effect on packets, and the command that
 fixes it. Changes nothing without --fix; that raises limits, sets
 nf_conntrack_tcp_be_liberal and deletes stale UDP entries, and nothing else. Needs root,
-but no agent. Findings are no failure: the exit code is 0 unless --fail-on is given.`,
+but no agent. An agent of this node adds findings about Services: endpoints without an
+answer, refused clients, full tables. Findings are no failure: the exit code is 0 unless
+--fail-on is given.`,
 		Example: `  spillway doctor
   spillway doctor --netns here --fix
   spillway doctor --fail-on critical --finding conntrack-table-full -o json`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.NotEmpty(cmd.Flags(), "netns", "fail-on", "finding"); err != nil {
+			if err := cli.NotEmpty(cmd.Flags(), "netns", "fail-on", "finding", "api-socket"); err != nil {
 				return err
 			}
 			if err := c.validate(); err != nil {
@@ -66,6 +70,7 @@ but no agent. Findings are no failure: the exit code is 0 unless --fail-on is gi
 	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces` to check: names that 'spillway top' shows, process ids, or here (default: all).")
 	f.StringSliceVar(&c.only, "finding", nil, "Report and fix these `findings` only, by id (default: all).")
 	f.DurationVar(&c.sample, "sample", time.Second, "Time to watch the counters, to detect current growth. 0: not at all.")
+	c.socket.AddFlag(f)
 	c.output.AddFlag(cmd)
 	cli.Choices(cmd, "fail-on", string(doctor.Critical), string(doctor.Warning), string(doctor.Info))
 	cli.CompleteNamespaces(cmd, "netns")
@@ -101,13 +106,19 @@ func (c *config) validate() error {
 }
 
 func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
+	agent := make(chan fromAgent, 1)
+	go func() { agent <- c.askAgent(ctx) }()
 	late := &lateProgress{w: stderr, began: time.Now()}
 	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part})
 	late.done()
 	if err != nil {
 		return fmt.Errorf("diagnose this node: %w", err)
 	}
-	report := doctor.NewReport(node, doctor.Examine(node, c.only...), c.only...)
+	findings := doctor.Examine(node, c.only...)
+	if added := <-agent; node.Own() != nil {
+		findings = added.add(node, findings)
+	}
+	report := doctor.NewReport(node, findings, c.only...)
 	if c.fix {
 		report.Fixed = doctor.ApplyFixes(ctx, report.Findings)
 	}

@@ -67,6 +67,9 @@ func (s *Socket) Dialer() Dialer {
 	return Unix(path)
 }
 
+// Given reports whether the command line has the flag.
+func (s *Socket) Given() bool { return s.flag.Changed }
+
 // Unix returns the dialer for the socket of an agent.
 func Unix(path string) Dialer {
 	return Dialer{Where: "the agent at " + escape.Text(path), Local: true, Dial: func(ctx context.Context) (net.Conn, error) {
@@ -118,6 +121,12 @@ func New(d Dialer) nodev1alpha1connect.NodeServiceClient {
 		options = append(options, connect.WithAcceptCompression("gzip", nil, nil))
 	}
 	return nodev1alpha1connect.NewNodeServiceClient(&http.Client{Transport: transport}, "http://node", options...)
+}
+
+// Absent reports whether the error of a request says that no agent can be reached.
+func Absent(err error) bool {
+	var none *noAgent
+	return errors.As(err, &none)
 }
 
 // Unimplemented reports whether an agent does not have a method: it is older than this

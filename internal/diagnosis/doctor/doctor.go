@@ -1,9 +1,9 @@
 // Package doctor finds problems of a node's connection tracking and NAT rules. Each
 // finding has its evidence, its effect on packets, and a remedy. It needs no agent, no
-// API server and no Spillway Service.
+// API server and no Spillway Service. An agent adds what it knows about Services (Traffic).
 //
 //	kernel, /proc, rules ──Load──> Node ──Checks──> Findings ──ApplyFixes──> sysctls, entries
-//	                               read once        pure
+//	agent ──────────────Traffic──> read once        pure
 //
 // Each Check has its own file, named after the id of its finding, and reads only the Node.
 package doctor
@@ -78,7 +78,11 @@ var Checks = []Check{
 	conntrackTableFull{}, expectationTableFull{}, snatPortsExhausted{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
 	timeoutsLong{}, timeoutsDiffer{}, helperMissing{}, bridgeNetfilter{}, iptablesBothVariants{},
 	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{},
+	endpointUnanswered{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, flowTableFull{},
 }
+
+// agentChecks are the Checks that read Node.Traffic: only a running agent knows it.
+var agentChecks = []Check{endpointUnanswered{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, flowTableFull{}}
 
 // ChecksOf returns the checks that can report findings of these ids; all without ids.
 func ChecksOf(ids []string) []Check {
@@ -103,10 +107,15 @@ func Examine(n *Node, ids ...string) []Finding {
 	for i := range findings {
 		findings[i].Documentation = documentation(findings[i].ID)
 	}
+	Sort(findings)
+	return findings
+}
+
+// Sort puts the worst findings first.
+func Sort(findings []Finding) {
 	slices.SortStableFunc(findings, func(a, b Finding) int {
 		return cmp.Compare(slices.Index(Severities, a.Severity), slices.Index(Severities, b.Severity))
 	})
-	return findings
 }
 
 // percent formats a part of a whole, "-" for a whole of 0.

@@ -1,6 +1,9 @@
 package doctor
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Kind describes the findings of one ID, for documents and completion. The texts are
 // Markdown.
@@ -71,4 +74,19 @@ var Kinds = []Kind{
 	{"tcx-program-in-front", tcxProgramInFront{}, "warning",
 		"Services may not work on a device: another eBPF program sees packets before Spillway's, and hides packets that it does not pass on.",
 		"Its program returns `TCX_NEXT`, or its owner attaches it behind.", false},
+	{"endpoint-unanswered", endpointUnanswered{}, "critical, from 3 connections on that wait for 3 s or longer, if the endpoint answered none within 30 s",
+		"Connections to a Service fail: an endpoint does not answer. TCP and SCTP; eBPF only.",
+		"Look at the pod and its node. A readiness probe takes such a pod out of the Service.", false},
+	{"source-range-refuses", sourceRangeRefuses{}, "info, if packets were refused within the last minute",
+		"Clients outside `loadBalancerSourceRanges` of a Service are refused. eBPF only.",
+		"Add the clients to the ranges, if they should be served.", false},
+	{"service-snat-ports-exhausted", serviceSNATPortsExhausted{}, "critical, if packets were dropped within the last minute",
+		"New connections to a Service fail: the node has no free source port towards an endpoint. eBPF only.",
+		"Add endpoints, use `externalTrafficPolicy: Local`, or reuse connections.", false},
+	{"flow-table-full", flowTableFull{}, "critical from 95 % on, warning from 80 % on",
+		"Idle connections to Services break, or will: the kernel evicts flows. eBPF only.",
+		"Use a larger table, or a shorter timeout of established connections.", false},
 }
+
+// NeedsAgent reports whether only a running agent finds it.
+func (k Kind) NeedsAgent() bool { return slices.Contains(agentChecks, k.Check) }

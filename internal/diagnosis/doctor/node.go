@@ -17,6 +17,8 @@ type Node struct {
 	Up         time.Duration // since the machine started
 	Sampled    time.Duration // between two readings of the counters; 0: read once
 	Problems   []Problem
+	// Traffic is what the agent knows. Load leaves it nil: without an agent it is unknown.
+	Traffic *Traffic
 }
 
 // Own is the caller's own network namespace, nil if it was not read.

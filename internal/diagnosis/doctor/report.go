@@ -22,6 +22,8 @@ type Report struct {
 	Checks     []string  `json:"checks"` // names of the checks that ran
 	// Only are the ids of the requested findings; empty if all were requested.
 	Only []string `json:"only,omitempty"`
+
+	ran []Check
 }
 
 // NewReport returns a Report of a node and its findings, of the requested ids; of all
@@ -32,7 +34,9 @@ func NewReport(n *Node, findings []Finding, ids ...string) *Report {
 		r.Problems = []Problem{}
 	}
 	for _, c := range ChecksOf(ids) {
-		r.Checks = append(r.Checks, c.Name())
+		if n.Traffic != nil || !slices.Contains(agentChecks, c) {
+			r.ran, r.Checks = append(r.ran, c), append(r.Checks, c.Name())
+		}
 	}
 	return r
 }
@@ -295,7 +299,7 @@ func (r *Report) writeHealthy(w *printer) error {
 		return err
 	}
 	t := page.NewTable(page.Text(""), page.Text(""), page.Text("").Shrinks(20))
-	for _, c := range ChecksOf(r.Only) {
+	for _, c := range r.ran {
 		t.Row("", c.Name(), c.About())
 	}
 	t.Foot("")

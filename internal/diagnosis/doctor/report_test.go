@@ -54,13 +54,20 @@ func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
 }
 
 func TestAPageWithoutFindingsSaysWhatWasLookedAt(t *testing.T) {
-	got := printed(t, NewReport(&Node{}, Examine(&Node{})))
+	node := &Node{Traffic: &Traffic{}}
+	got := printed(t, NewReport(node, Examine(node)))
 	if !strings.HasPrefix(got, "No problem found on this node") || !strings.HasSuffix(got, "\n0 findings\n") {
 		t.Errorf("page:\n%s", got)
 	}
 	for _, c := range Checks {
 		if !strings.Contains(got, c.Name()) || !strings.Contains(got, c.About()) {
 			t.Errorf("%s is not on the page", c.Name())
+		}
+	}
+	got = printed(t, NewReport(&Node{}, Examine(&Node{})))
+	for _, c := range agentChecks {
+		if strings.Contains(got, c.About()) {
+			t.Errorf("%s is on the page without an agent", c.Name())
 		}
 	}
 	got = printed(t, NewReport(&Node{Problems: []Problem{{What: "x"}}}, nil))

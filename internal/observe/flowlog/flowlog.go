@@ -223,6 +223,28 @@ func (r *Reader) Next(ctx context.Context) (events []Event, missed uint64, err e
 	}
 }
 
+// Visit calls visit with the events in memory since a time that a filter selects. The events
+// are valid during the call. Visit does not wait for more events, and keeps writers waiting
+// no longer than a reader does.
+func (l *Log) Visit(filter Filter, since time.Time, visit func(*Event)) error {
+	r, err := l.Watch(filter, since)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	// Writers may be faster than this reader, so it reads as many events as fit into memory.
+	for range len(l.ring)/atOnce + 1 {
+		events, _, more := r.take()
+		for i := range events {
+			visit(&events[i])
+		}
+		if !more {
+			break
+		}
+	}
+	return nil
+}
+
 // take returns the next events. more says that there are events that it has not looked at.
 func (r *Reader) take() (events []Event, missed uint64, more bool) {
 	l := r.log

@@ -234,3 +234,27 @@ func TestOwnersAreBounded(t *testing.T) {
 		}
 	}
 }
+
+func TestVisitEndsWithTheEventsInMemory(t *testing.T) {
+	l := New(Config{Events: 1000})
+	l.addEvents(0, 1500)
+	visited := 0
+	err := l.Visit(Filter{Service: "web"}, begun.Add(1200*time.Second), func(e *Event) {
+		if visited == 0 {
+			l.addEvents(1500, 1510) // does not wait for the reader
+		}
+		if e.Flow.Service != "web" || e.Time.Before(begun.Add(1200*time.Second)) {
+			t.Errorf("visited %+v", e)
+		}
+		visited++
+	})
+	if err != nil || visited != 150 {
+		t.Errorf("visited %d events, want 150: %v", visited, err)
+	}
+	if len(l.readers) != 0 {
+		t.Errorf("%d readers are left", len(l.readers))
+	}
+	if err := New(Config{}).Visit(Filter{}, begun, func(*Event) { t.Error("an event of an empty log") }); err != nil {
+		t.Error(err)
+	}
+}

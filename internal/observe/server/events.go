@@ -68,6 +68,11 @@ func (f FlowEvents) Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsReque
 	}
 }
 
+// Visit implements Events.
+func (f FlowEvents) Visit(filter flowlog.Filter, since time.Time, visit func(*flowlog.Event)) error {
+	return f.Log.Visit(filter, since, visit)
+}
+
 func eventFilter(f *nodev1alpha1.FlowFilter) (out flowlog.Filter, err error) {
 	if f == nil {
 		return out, nil

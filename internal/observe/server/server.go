@@ -29,6 +29,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/observe/flowlog"
 	"spillway.dev/spillway/internal/reconcile"
 )
 
@@ -48,6 +49,9 @@ type Events interface {
 	// fails, whose error it returns. A slow send costs events, not memory. The first call
 	// has nil: it sends the headers alone.
 	Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, send func(*nodev1alpha1.WatchFlowsResponse) error) error
+	// Visit calls visit with the events in memory since a time that the filter selects. It
+	// does not wait for others.
+	Visit(filter flowlog.Filter, since time.Time, visit func(*flowlog.Event)) error
 }
 
 // Config configures a Server; see Validate.
@@ -101,6 +105,7 @@ type Server struct {
 	requests chan struct{}
 	streams  chan struct{}
 	finding  sync.Mutex // one examination at a time
+	walk     flowWalk   // guarded by finding
 
 	mu       sync.Mutex
 	problems [kinds]model.Problem // zero: none

@@ -29,6 +29,7 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/observe/flowlog"
 	"spillway.dev/spillway/internal/reconcile"
 )
 
@@ -616,6 +617,8 @@ type fakeEvents struct{ watching sync.WaitGroup }
 func (f *fakeEvents) Counts() *nodev1alpha1.Events {
 	return &nodev1alpha1.Events{Enabled: true, Received: 5}
 }
+
+func (f *fakeEvents) Visit(flowlog.Filter, time.Time, func(*flowlog.Event)) error { return nil }
 
 func (f *fakeEvents) Watch(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest, send func(*nodev1alpha1.WatchFlowsResponse) error) error {
 	f.watching.Add(1)

@@ -248,6 +248,9 @@ func (s service) Findings(ctx context.Context, _ *nodev1alpha1.FindingsRequest) 
 	if err != nil {
 		return nil, fmt.Errorf("examine the node: %w", err)
 	}
+	if node.Traffic, err = s.traffic(ctx); err != nil {
+		node.Problems = append(node.Problems, doctor.Problem{What: err.Error()})
+	}
 	resp := &nodev1alpha1.FindingsResponse{}
 	for _, f := range doctor.Examine(node) {
 		resp.Findings = append(resp.Findings, &nodev1alpha1.Finding{

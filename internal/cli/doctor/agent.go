@@ -1,0 +1,97 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+)
+
+// The agent refuses a request while it examines the node for another client, such as the page.
+const (
+	agentTries = 5
+	agentPause = time.Second
+)
+
+// fromAgent is what the agent of this node adds.
+type fromAgent struct {
+	findings []doctor.Finding
+	err      error // of one line; nil also without an agent
+	answered bool
+}
+
+// needsAgent reports whether only an agent can find some of the requested findings.
+func (c *config) needsAgent() bool {
+	return slices.ContainsFunc(doctor.Kinds, func(k doctor.Kind) bool {
+		return k.NeedsAgent() && (len(c.only) == 0 || slices.Contains(c.only, k.ID))
+	})
+}
+
+// askAgent asks the agent for the findings that only it knows. Without an agent there are
+// none, unless the command line asks for an agent or for such a finding.
+func (c *config) askAgent(ctx context.Context) (out fromAgent) {
+	if !c.needsAgent() {
+		return out
+	}
+	d := c.socket.Dialer()
+	client := nodeclient.New(d)
+	var resp *nodev1alpha1.FindingsResponse
+	var err error
+	for range agentTries {
+		ask, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
+		resp, err = client.Findings(ask, &nodev1alpha1.FindingsRequest{})
+		cancel()
+		if connect.CodeOf(err) != connect.CodeResourceExhausted {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(agentPause):
+		}
+	}
+	if nodeclient.Absent(err) && len(c.only) == 0 && !c.socket.Given() {
+		return out
+	}
+	if err != nil {
+		out.err = nodeclient.Error("examine Services, which needs the agent", d, err)
+		return out
+	}
+	out.answered = true
+	for _, f := range resp.Findings {
+		if finding, ok := c.convert(f); ok {
+			out.findings = append(out.findings, finding)
+		}
+	}
+	return out
+}
+
+// convert returns a finding that only the agent knows and the command line asks for.
+func (c *config) convert(f *nodev1alpha1.Finding) (doctor.Finding, bool) {
+	i := slices.IndexFunc(doctor.Kinds, func(k doctor.Kind) bool { return k.ID == f.Id })
+	if i < 0 || !doctor.Kinds[i].NeedsAgent() || len(c.only) > 0 && !slices.Contains(c.only, f.Id) {
+		return doctor.Finding{}, false
+	}
+	return doctor.Finding{
+		ID: f.Id, Severity: doctor.Severity(f.Severity), Title: f.Title, Evidence: f.Evidence, Packets: f.Detail,
+		Remedy: f.Fix, Commands: f.Commands, Documentation: f.Documentation,
+	}, true
+}
+
+// add adds what the agent knows to the findings of a node.
+func (a *fromAgent) add(node *doctor.Node, findings []doctor.Finding) []doctor.Finding {
+	if a.err != nil && !errors.Is(a.err, context.Canceled) {
+		node.Problems = append(node.Problems, doctor.Problem{What: a.err.Error()})
+	}
+	if a.answered {
+		node.Traffic = &doctor.Traffic{} // examined by the agent
+	}
+	findings = append(findings, a.findings...)
+	doctor.Sort(findings)
+	return findings
+}

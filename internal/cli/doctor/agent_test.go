@@ -1,0 +1,82 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/pflag"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
+	"spillway.dev/spillway/internal/cli/nodeclient/nodeclienttest"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+)
+
+// fakeAgent answers the requests after those that it refuses.
+type fakeAgent struct {
+	nodev1alpha1connect.UnimplementedNodeServiceHandler
+	refuse int
+	err    error
+}
+
+func (a *fakeAgent) Findings(context.Context, *nodev1alpha1.FindingsRequest) (*nodev1alpha1.FindingsResponse, error) {
+	if a.refuse--; a.refuse >= 0 {
+		return nil, connect.NewError(connect.CodeResourceExhausted, errors.New("another client has the node examined: try again"))
+	}
+	return &nodev1alpha1.FindingsResponse{Findings: []*nodev1alpha1.Finding{
+		{Id: "tcp-not-liberal", Severity: "info", Title: "that doctor finds itself"},
+		{Id: "source-range-refuses", Severity: "info", Title: "refused", Detail: "effect", Fix: "remedy", Evidence: []string{"e"}, Commands: []string{"c"}, Documentation: "d"},
+		{Id: "endpoint-unanswered", Severity: "critical", Title: "silent"},
+		{Id: "of-a-newer-agent", Severity: "critical"},
+	}}, a.err
+}
+
+// asked returns what a command line gets from the agent at a socket.
+func asked(t *testing.T, socket string, only ...string) fromAgent {
+	t.Helper()
+	c, f := config{only: only}, pflag.NewFlagSet("doctor", pflag.ContinueOnError)
+	c.socket.AddFlag(f)
+	if err := f.Set("api-socket", socket); err != nil {
+		t.Fatal(err)
+	}
+	return c.askAgent(t.Context())
+}
+
+func TestTheAgentAddsFindingsOfServices(t *testing.T) {
+	socket := nodeclienttest.Serve(t, &fakeAgent{refuse: 1})
+	got := asked(t, socket)
+	node := &doctor.Node{}
+	findings := got.add(node, []doctor.Finding{{ID: "rules-many", Severity: doctor.Warning}})
+	if len(findings) != 3 || findings[0].ID != "endpoint-unanswered" || findings[1].ID != "rules-many" || findings[2].ID != "source-range-refuses" {
+		t.Fatalf("findings %+v", findings)
+	}
+	if f := findings[2]; f.Severity != doctor.Info || f.Title+f.Packets+f.Remedy+f.Evidence[0]+f.Commands[0]+f.Documentation != "refusedeffectremedyecd" {
+		t.Errorf("finding %+v", f)
+	}
+	if node.Traffic == nil || len(node.Problems) > 0 {
+		t.Errorf("node %+v", node)
+	}
+	if got := asked(t, socket, "endpoint-unanswered"); len(got.findings) != 1 {
+		t.Errorf("one kind was requested: %+v", got)
+	}
+	if got := asked(t, socket, "rules-many"); got.answered {
+		t.Errorf("the agent was asked for what it need not be: %+v", got)
+	}
+}
+
+func TestAnAgentThatDoesNotAnswerIsAProblem(t *testing.T) {
+	broken := nodeclienttest.Serve(t, &fakeAgent{err: connect.NewError(connect.CodeInternal, errors.New("broken"))})
+	for what, c := range map[string]struct{ socket, want string }{
+		"a broken agent":       {broken, "broken"},
+		"no agent, but wanted": {t.TempDir() + "/none.sock", "no agent serves here"},
+	} {
+		got, node := asked(t, c.socket), &doctor.Node{}
+		got.add(node, nil)
+		if len(node.Problems) != 1 || !strings.Contains(node.Problems[0].What, c.want) || node.Traffic != nil {
+			t.Errorf("%s: %+v", what, node)
+		}
+	}
+}

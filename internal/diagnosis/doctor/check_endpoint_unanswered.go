@@ -1,0 +1,77 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"spillway.dev/spillway/internal/escape"
+)
+
+// endpointUnanswered reports endpoints that answer no new connection. UDP is left out: many
+// protocols on it have no answers.
+type endpointUnanswered struct{}
+
+func (endpointUnanswered) Name() string { return "endpoints" }
+func (endpointUnanswered) About() string {
+	return "recent connections to each endpoint and its answers"
+}
+
+func (endpointUnanswered) Find(n *Node) (out []Finding) {
+	if n.Traffic == nil {
+		return nil
+	}
+	for _, u := range n.Traffic.Unanswered {
+		what := u.Endpoint
+		if u.Pod != "" {
+			what = "pod " + u.Pod + " (" + u.Endpoint + ")"
+		}
+		f := Finding{
+			ID: "endpoint-unanswered", Severity: Critical,
+			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s does not answer", u.Service, what),
+			Evidence: []string{
+				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol, u.Window.Seconds(), mostClients(u.Clients)),
+				fmt.Sprintf("the oldest of them waits for %.0f s; the endpoint answered no connection meanwhile", u.Longest.Seconds()),
+			},
+			Numbers: map[string]float64{"connections": float64(u.Flows), "clients": float64(len(u.Clients)), "longest_seconds": u.Longest.Seconds()},
+			Packets: "The node sends the first packets of connections to this endpoint, and no packet comes back. Each client that gets this endpoint waits and fails.",
+			Remedy:  "Look at the pod and its node: is it stuck, unreachable, or behind a NetworkPolicy or firewall that drops? Delete the pod, or give it a readiness probe that fails in this state: the Service then uses other endpoints.",
+		}
+		if u.Node != "" {
+			f.Evidence = append(f.Evidence, "the endpoint is on node "+u.Node)
+		}
+		f.Commands = u.commands()
+		out = append(out, f)
+	}
+	return out
+}
+
+// commands shows packets that the endpoint's node drops, and its pod.
+func (u *Unanswered) commands() (list []string) {
+	if at, err := netip.ParseAddrPort(u.Endpoint); err == nil {
+		list = append(list, fmt.Sprintf("spillway drops --address %s --port %d --for 10s", at.Addr(), at.Port()))
+	}
+	if namespace, name, ok := strings.Cut(u.Pod, "/"); ok {
+		list = append(list, fmt.Sprintf("kubectl --namespace %s describe pod %s", escape.Shell(namespace), escape.Shell(name)))
+	}
+	return list
+}
+
+// mostClients names the clients with the most connections or packets.
+func mostClients(clients map[string]int) string {
+	const most = 3
+	list := slices.SortedFunc(maps.Keys(clients), func(a, b string) int {
+		return cmp.Or(cmp.Compare(clients[b], clients[a]), cmp.Compare(a, b))
+	})
+	var texts []string
+	for _, c := range list[:min(most, len(list))] {
+		texts = append(texts, fmt.Sprintf("%s (%d)", c, clients[c]))
+	}
+	if len(list) > most {
+		return fmt.Sprintf("%s and %s", strings.Join(texts, ", "), plural(len(list)-most, "more client"))
+	}
+	return strings.Join(texts, ", ")
+}

@@ -1,0 +1,72 @@
+package doctor
+
+import (
+	"fmt"
+	"time"
+)
+
+// Traffic is what an agent with the eBPF dataplane knows about recent packets to Services.
+// Everything in it has happened within a short time before: an old counter is no finding.
+type Traffic struct {
+	// Unanswered are endpoints that answered none of their recent connections, those with
+	// the most connections first.
+	Unanswered []Unanswered
+	// Refusals are refused and dropped packets by Service port and reason, the most first.
+	Refusals []Refusal
+	Flows    Table // the flow table; zero: unknown
+}
+
+// Unanswered is an endpoint that answers no connection.
+type Unanswered struct {
+	Service  string // namespace/name:port
+	Protocol string // "TCP"
+	Endpoint string // address:port
+	Pod      string // namespace/name; "": unknown
+	Node     string // of the pod; "": unknown
+	Flows    int    // recent connections without an answer
+	Window   time.Duration
+	Longest  time.Duration  // that a connection has waited for an answer
+	Clients  map[string]int // connections by client
+}
+
+// Refusal counts packets that were refused or dropped for one reason.
+type Refusal struct {
+	Reason   string // the verdict: "drop_source_range"
+	Service  string // namespace/name:port
+	Address  string // that the last client asked
+	Protocol string
+	Endpoint string // of the last packet; "": unknown
+	Packets  int    // the agent may know fewer than there were
+	Window   time.Duration
+	Ago      time.Duration  // since the last packet
+	Clients  map[string]int // packets by client
+	Allowed  []string       // source ranges of the Service
+}
+
+// Table is a table of the kernel with a limit, in entries.
+type Table struct{ Used, Size int }
+
+// Reasons of Refusals that checks use: verdicts of the eBPF programs.
+const (
+	ReasonSourceRange = "drop_source_range"
+	ReasonSNATPorts   = "drop_snat_ports"
+)
+
+// refusals returns the refusals for one reason.
+func (n *Node) refusals(reason string) (list []Refusal) {
+	if n.Traffic == nil {
+		return nil
+	}
+	for _, r := range n.Traffic.Refusals {
+		if r.Reason == reason {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// packets says how many packets of which clients.
+func (r *Refusal) packets() string {
+	return fmt.Sprintf("at least %s in the last %.0f s, the last of them %.0f s ago, from %s",
+		plural(r.Packets, "packet"), r.Window.Seconds(), r.Ago.Seconds(), mostClients(r.Clients))
+}

@@ -1,0 +1,192 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/observe/flowlog"
+	"spillway.dev/spillway/internal/reconcile"
+)
+
+// tablePlane is a dataplane with a flow table of this use.
+type tablePlane struct {
+	fakePlane
+	used, size uint64
+}
+
+func (p *tablePlane) Tables() []dataplane.Table {
+	return []dataplane.Table{{Name: "flows", Used: p.used, Size: p.size}, {Name: "services", Used: 10, Size: 10}}
+}
+
+// trafficFlow is the n-th flow to the endpoint 10.1.1.1:8080 of default/web, opened some time ago.
+func trafficFlow(n int, state string, ago time.Duration) dataplane.Flow {
+	return dataplane.Flow{
+		Protocol: model.TCP, State: state, Opened: time.Now().Add(-ago),
+		Client:  netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(4000+n)),
+		Service: netip.MustParseAddrPort("10.96.0.1:80"), Endpoint: netip.MustParseAddrPort("10.1.1.1:8080"),
+	}
+}
+
+// findingsOf returns the findings of an agent whose node has nothing but these flows and events.
+func findingsOf(t *testing.T, plane dataplane.Backend, events ...dataplane.FlowEvent) (*harness, []*nodev1alpha1.Finding) {
+	t.Helper()
+	log := flowlog.New(flowlog.Config{Node: "n1"})
+	log.Add(events)
+	h := start(t, func(c *Config) {
+		c.State, c.Backends = &fakeState{services: []reconcile.Service{serviceOf("default", "web", 1)}}, []dataplane.Backend{plane}
+		c.Events = FlowEvents{Mode: "refused", Log: log, Reporter: fakeReporter{}}
+		c.examine = func(context.Context) (*doctor.Node, error) { return &doctor.Node{}, nil }
+	}).wait(t)
+	resp, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{})
+	if err != nil || len(resp.Problems) > 0 {
+		t.Fatalf("findings %v, %v", resp, err)
+	}
+	return h, resp.Findings
+}
+
+func TestASilentEndpointIsFound(t *testing.T) {
+	const waits = 5 * time.Second
+	three := func(change func(*dataplane.Flow)) (list []dataplane.Flow) {
+		for n := range 3 {
+			f := trafficFlow(n, "new", waits)
+			if change != nil {
+				change(&f)
+			}
+			list = append(list, f)
+		}
+		return list
+	}
+	for _, row := range []struct {
+		what  string
+		flows []dataplane.Flow
+		found bool
+	}{
+		{"three connections wait", three(nil), true},
+		{"no connection", nil, false},
+		{"a client gives up once", []dataplane.Flow{trafficFlow(0, "new", waits)}, false},
+		{"two clients give up", three(nil)[:2], false},
+		{"they have just begun", three(func(f *dataplane.Flow) { f.Opened = time.Now().Add(time.Hour) }), false},
+		{"long ago", three(func(f *dataplane.Flow) { f.Opened = time.Now().Add(-40 * time.Second) }), false},
+		{"the opening is unknown", three(func(f *dataplane.Flow) { f.Opened = time.Time{} }), false},
+		{"UDP without answers", three(func(f *dataplane.Flow) { f.Protocol = model.UDP }), false},
+		{"another connection is answered", append(three(nil), trafficFlow(9, "syn-recv", waits)), false},
+		{"another connection was refused", append(three(nil), trafficFlow(9, "closed", waits)), false},
+		{"a connection was answered long ago", append(three(nil), trafficFlow(9, "established", time.Hour)), true},
+		{"another endpoint answers", append(three(nil), func() dataplane.Flow {
+			f := trafficFlow(9, "established", waits)
+			f.Endpoint = netip.MustParseAddrPort("10.1.1.3:8080")
+			return f
+		}()), true},
+		{"normal load", []dataplane.Flow{trafficFlow(1, "established", waits), trafficFlow(2, "closed", waits), trafficFlow(3, "closing", waits), trafficFlow(4, "new", 0)}, false},
+		{"the endpoint was removed", three(func(f *dataplane.Flow) { f.Endpoint = netip.MustParseAddrPort("10.1.1.9:8080") }), false},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			_, found := findingsOf(t, &fakePlane{flows: row.flows})
+			switch {
+			case !row.found && len(found) > 0:
+				t.Errorf("found %v", found)
+			case row.found && (len(found) != 1 || found[0].Id != "endpoint-unanswered"):
+				t.Errorf("found %v", found)
+			case row.found:
+				text := fmt.Sprint(found[0])
+				for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080)", "3 connections of TCP", "192.0.2.1 (3)", "on node n2", "spillway drops --address 10.1.1.1 --port 8080", "runbooks/endpoint-unanswered/"} {
+					if !strings.Contains(text, want) {
+						t.Errorf("%q is not in %s", want, text)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestTheFlowTableIsReadSeldom: a reading of a full table takes long, so the next one waits.
+func TestTheFlowTableIsReadSeldom(t *testing.T) {
+	plane := &fakePlane{}
+	for n := range 3 {
+		plane.flows = append(plane.flows, trafficFlow(n, "new", 5*time.Second))
+	}
+	h, _ := findingsOf(t, plane)
+	h.finding.Lock()
+	defer h.finding.Unlock()
+	h.walk.took = time.Hour / walkShare
+	for range 3 {
+		silent, err := h.silentEndpoints(t.Context())
+		if err != nil || len(silent) != 1 {
+			t.Fatal(silent, err)
+		}
+	}
+	if plane.read != 3 {
+		t.Errorf("%d flows were read, want 3", plane.read)
+	}
+	h.walk.ended = h.walk.ended.Add(-time.Hour)
+	if _, err := h.silentEndpoints(t.Context()); err != nil || plane.read != 6 {
+		t.Errorf("%d flows were read after a while, want 6: %v", plane.read, err)
+	}
+}
+
+func TestRefusedClientsAreFound(t *testing.T) {
+	event := func(service, reason string, client string, ago time.Duration) dataplane.FlowEvent {
+		return dataplane.FlowEvent{Kind: dataplane.FlowRefused, Time: time.Now().Add(-ago), Reason: reason, Flow: dataplane.EventFlow{
+			Port:     intent.PortID{Service: model.Name{Namespace: "default", Name: service}, Port: "http", Number: 80, Protocol: model.TCP},
+			Protocol: model.TCP, Client: netip.MustParseAddrPort(client), ServiceAddress: netip.MustParseAddrPort("10.96.0.1:80"),
+		}}
+	}
+	ports := event("web", "drop_snat_ports", "198.51.100.1:1", time.Second)
+	ports.Kind, ports.Flow.Endpoint = dataplane.FlowDropped, netip.MustParseAddrPort("10.1.1.3:8080")
+	opened := event("web", "drop_source_range", "198.51.100.1:1", time.Second)
+	opened.Kind = dataplane.FlowOpened
+	for _, row := range []struct {
+		what   string
+		events []dataplane.FlowEvent
+		ids    []string
+		texts  []string
+	}{
+		{"source ranges", []dataplane.FlowEvent{
+			event("web", "drop_source_range", "198.51.100.1:1", 2*time.Second), event("web", "drop_source_range", "198.51.100.1:2", time.Second),
+			event("web", "drop_source_range", "198.51.100.2:1", 3*time.Second), event("deleted", "drop_source_range", "198.51.100.2:1", 3*time.Second),
+		}, []string{"source-range-refuses"}, []string{"Service default/web:http refuses 2 clients", "at least 3 packets", "from 198.51.100.1 (2), 198.51.100.2 (1)", "asked 10.96.0.1:80", "allowed: 192.0.2.0/24"}},
+		{"SNAT ports", []dataplane.FlowEvent{ports}, []string{"service-snat-ports-exhausted"}, []string{"critical", "towards 10.1.1.3:8080", "198.51.100.1 (1)"}},
+		{"before the last minute", []dataplane.FlowEvent{event("web", "drop_source_range", "198.51.100.1:1", time.Hour)}, nil, nil},
+		{"no endpoints", []dataplane.FlowEvent{event("web", "rejected_rst", "198.51.100.1:1", time.Second), event("web", "drop_policy_local", "198.51.100.1:1", time.Second)}, nil, nil},
+		{"no refusal", []dataplane.FlowEvent{opened}, nil, nil},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			_, found := findingsOf(t, &fakePlane{}, row.events...)
+			var ids []string
+			for _, f := range found {
+				ids = append(ids, f.Id)
+			}
+			if !slices.Equal(ids, row.ids) {
+				t.Errorf("found %q, want %q", ids, row.ids)
+			}
+			for _, want := range row.texts {
+				if text := fmt.Sprint(found); !strings.Contains(text, want) {
+					t.Errorf("%q is not in %s", want, text)
+				}
+			}
+		})
+	}
+}
+
+func TestAFullFlowTableIsFound(t *testing.T) {
+	for used, want := range map[uint64]string{0: "", 79: "", 80: "warning", 95: "critical", 100: "critical"} {
+		_, found := findingsOf(t, &tablePlane{used: used, size: 100})
+		severity := ""
+		if len(found) == 1 && found[0].Id == "flow-table-full" {
+			severity = found[0].Severity
+		}
+		if severity != want || want == "" && len(found) > 0 {
+			t.Errorf("%d of 100 flows: found %v, want severity %q", used, found, want)
+		}
+	}
+}
