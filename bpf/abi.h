@@ -468,6 +468,8 @@ enum settings_flags {
 	SETTING_EVENTS_FLOWS = 1 << 9,	/* store events of flows */
 	SETTING_HOOKS_HOST = 1 << 10,	/* the socket hooks leave the sockets of pods */
 	SETTING_HOOKS_EXCEPT = 1 << 11, /* they leave the cgroups in unhooked_cgroups */
+	SETTING_LOOPBACK_V4 = 1 << 12,	/* they serve NodePorts on 127.0.0.0/8 */
+	SETTING_LOOPBACK_V6 = 1 << 13,	/* and on ::1 */
 };
 
 /*

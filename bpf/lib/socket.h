@@ -333,6 +333,58 @@ static __noinline int pod_unhooked(void)
 	return 0;
 }
 
+/* Is this address in 127.0.0.0/8, or ::1? */
+static __always_inline bool addr_loopback(const struct addr *addr, __u8 family)
+{
+	if (family == FAMILY_V4)
+		return (addr->w[0] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+	return !addr->w[0] && !addr->w[1] && !addr->w[2] && addr->w[3] == bpf_htonl(1);
+}
+
+/*
+ * Is the source a loopback address, by bind() or by a control message of this datagram? The
+ * kernel would send no packet with it to an endpoint.
+ */
+static __always_inline bool source_loopback(struct bpf_sock_addr *ctx, __u8 family,
+					    enum socket_call call)
+{
+	struct addr src = {};
+
+	if (call == SOCKET_CONNECTED && !ctx->sk)
+		return false;
+	if (family == FAMILY_V4) {
+		src.w[0] = call == SOCKET_PER_DATAGRAM ? ctx->msg_src_ip4 : ctx->sk->src_ip4;
+		return addr_loopback(&src, FAMILY_V4);
+	}
+	for (int i = 0; i < 4; i++)
+		src.w[i] = call == SOCKET_PER_DATAGRAM ? ctx->msg_src_ip6[i] : ctx->sk->src_ip6[i];
+	if (addr_loopback(&src, FAMILY_V6))
+		return true;
+	src.w[0] = src.w[3];
+	return src.w[2] == bpf_htonl(0xffff) && addr_loopback(&src, FAMILY_V4);
+}
+
+/*
+ * Finds the NodePort at a loopback address, for --localhost-nodeports. Only sockets of the
+ * node's network namespace have it. The tc programs find none there: packets of other machines
+ * to loopback remain the stack's, which drops them (CVE-2020-8558).
+ */
+static __always_inline struct frontend *loopback_nodeport(struct bpf_sock_addr *ctx, __u8 family,
+							  enum socket_call call, __u8 proto,
+							  const struct endpoint_addr *dst)
+{
+	struct settings *s;
+
+	if (!addr_loopback(&dst->addr, dst->family))
+		return NULL;
+	s = get_settings();
+	if (!s || !(s->flags & (dst->family == FAMILY_V4 ? SETTING_LOOPBACK_V4 : SETTING_LOOPBACK_V6)))
+		return NULL;
+	if (bpf_get_netns_cookie(ctx) != host_netns_cookie || source_loopback(ctx, family, call))
+		return NULL;
+	return frontend_nodeport(dst->port, proto, dst->family);
+}
+
 /* Handles connect() and sendmsg(): replaces the Service's address by an endpoint's. */
 static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 family,
 					    enum socket_call call)
@@ -353,6 +405,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	    socket_follow(ctx, family, &dst))
 		return ALLOW;
 	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family).fe;
+	if (!fe)
+		fe = loopback_nodeport(ctx, family, call, proto, &dst);
 	if (!fe || fe->flags & FRONTEND_ENDPOINT)
 		return ALLOW;
 	netns = bpf_get_netns_cookie(ctx);

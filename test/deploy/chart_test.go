@@ -226,6 +226,7 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"{loadModules: true, seccompProfile: {type: Localhost}}", "spillway.json denies module loading: set seccompProfile.type: RuntimeDefault"},
 		{"{mode: beside, takeover: true}", "beside kube-proxy nothing is taken over"},
 		{"{masqueradeAll: true, bypass: never}", "choose one"},
+		{"{localhostNodePorts: true, socketHooks: 'off'}", "only socket hooks serve NodePorts on loopback"},
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
 		{"detectLocalMode: InterfaceNamePrefix", "podInterfaceNamePrefix"},
 		{"podMonitor: {enabled: true}", "Prometheus cannot reach loopback"},
@@ -252,7 +253,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks",
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",

@@ -4,16 +4,49 @@ import corev1 "k8s.io/api/core/v1"
 
 // FlagCases are about agents that were started with other flags:
 //
-//	a  --nodeport-addresses=<the LAN> --bypass=never
+//	a  --nodeport-addresses=<the LAN> --localhost-nodeports --bypass=never
 //	b  --service-proxy-name=spillway --allow-external-ips=false
-//	c  --masquerade-all
+//	c  --masquerade-all --localhost-nodeports
 func FlagCases() []Case {
 	np := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "b0")}
 	labeled := np
 	labeled.ProxyName = "spillway"
 	external, refused := Service{Via: []string{"a"}, Endpoints: On("a0", "b0")}, labeled
 	refused.Via = []string{"b"}
+	loopback := []Flow{
+		{From: "c", To: NodePort("c").On("loopback"), Want: Spread(AnySource, "a0", "c0", "c")},
+		{From: "c/host", To: NodePort("c").On("loopback"), Want: Spread(AnySource, "a0", "c0", "c")},
+	}
+	for _, f := range []Flow{{Unconnected: true}, {Mapped: true}, {Unconnected: true, Mapped: true}} {
+		f.From, f.To, f.Want = loopback[0].From, loopback[0].To, loopback[0].Want
+		loopback = append(loopback, f)
+	}
 	return []Case{
+		{
+			Name:    "With the flag for it, processes of the node have NodePorts on loopback",
+			Objects: []Object{Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "c0", "c")}},
+			Flows: append(loopback,
+				Flow{From: "c", To: NodePort("c").On("loopback"), Unconnected: true, SameSocket: true, Want: OneOf(AnySource, "a0", "c0", "c")},
+				Flow{From: "c1", To: NodePort("c").On("loopback"), Want: Reject},
+			),
+		},
+		{
+			Name:    "NodePorts are not on loopback if the address flag names other addresses",
+			Objects: []Object{np},
+			Flows:   []Flow{{From: "a", To: NodePort("a").On("loopback"), Want: Reject}},
+		},
+		{
+			Name:    "A NodePort without endpoints is refused on loopback",
+			Objects: []Object{Service{Type: corev1.ServiceTypeNodePort}},
+			Flows:   []Flow{{From: "c", To: NodePort("c").On("loopback"), Want: Reject}},
+		},
+		{
+			Name: "On loopback a NodePort of policy Local has the endpoints of all nodes",
+			Objects: []Object{Service{
+				Type: corev1.ServiceTypeNodePort, ExternalLocal: true, Endpoints: On("a0", "b0"),
+			}},
+			Flows: []Flow{{From: "c", To: NodePort("c").On("loopback"), Want: Spread(AnySource, "a0", "b0")}},
+		},
 		{
 			Name:    "NodePorts are served on the addresses that the flag names and no others",
 			Objects: []Object{np},

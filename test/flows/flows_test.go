@@ -58,9 +58,9 @@ func TestFlowsFlags(t *testing.T) {
 	start(t, cluster.Config{
 		Spec: s,
 		Flags: map[string][]string{
-			"a": {"--nodeport-addresses=" + lan, "--bypass=never"},
+			"a": {"--nodeport-addresses=" + lan, "--localhost-nodeports", "--bypass=never"},
 			"b": {"--service-proxy-name=spillway", "--allow-external-ips=false"},
-			"c": {"--masquerade-all"},
+			"c": {"--masquerade-all", "--localhost-nodeports"},
 		},
 	}).Run(t, flows.FlagCases())
 }

@@ -93,9 +93,9 @@ func TestCasesAgreeWithIntent(t *testing.T) {
 // TestFlagCasesAgreeWithIntent is the same for agents with other flags.
 func TestFlagCasesAgreeWithIntent(t *testing.T) {
 	checkCases(t, flows.FlagCases(), map[string]intent.Config{
-		"a": {NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/24"), netip.MustParsePrefix("fd30::/64")}},
+		"a": {NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/24"), netip.MustParsePrefix("fd30::/64")}, LocalhostNodePorts: true},
 		"b": {ProxyName: "spillway", RefuseExternalIPs: true},
-		"c": {MasqueradeAll: true},
+		"c": {MasqueradeAll: true, LocalhostNodePorts: true},
 	})
 }
 
@@ -223,7 +223,7 @@ func meet(s intent.State, dst netip.AddrPort, combo flows.Combo, client netip.Ad
 		}
 		for _, fe := range p.Frontends {
 			if fe.Port != dst.Port() || fe.Kind != intent.NodePort && fe.Addr != dst.Addr() ||
-				fe.Kind == intent.NodePort && !slices.Contains(s.Node.NodePortAddrs, dst.Addr()) {
+				fe.Kind == intent.NodePort && !hasNodePorts(s.Node, dst.Addr(), client) {
 				continue
 			}
 			route := fe.ExternalRoute
@@ -235,6 +235,15 @@ func meet(s intent.State, dst netip.AddrPort, combo flows.Combo, client netip.Ad
 		}
 	}
 	return 0, nil, false
+}
+
+// hasNodePorts reports whether a client has NodePorts at an address. Only a process of the node
+// has them on loopback.
+func hasNodePorts(n intent.Node, a, client netip.Addr) bool {
+	if a.IsLoopback() {
+		return slices.Contains(n.Addrs, client) && slices.Contains(n.LoopbackNodePorts, model.FamilyOf(a))
+	}
+	return slices.Contains(n.NodePortAddrs, a)
 }
 
 func routed(p *intent.ServicePort, fe intent.Frontend, route intent.Route, client netip.Addr) (flows.Kind, []string) {

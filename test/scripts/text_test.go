@@ -166,6 +166,7 @@ func (r *recorder) nodeText() string {
 		any  bool
 	}{
 		{"NodePort addresses", n.NodePortAddrs, len(n.NodePortAddrs) > 0},
+		{"NodePorts on loopback", n.LoopbackNodePorts, len(n.LoopbackNodePorts) > 0},
 		{"pod CIDRs", n.PodCIDRs, len(n.PodCIDRs) > 0},
 		{"cluster CIDRs", n.ClusterCIDRs, len(n.ClusterCIDRs) > 0},
 		{"other nodes", n.Peers, len(n.Peers) > 0},

@@ -21,6 +21,18 @@ static __always_inline struct frontend *frontend_exact(const struct addr *addr, 
 	return bpf_map_lookup_elem(&frontends, &key);
 }
 
+/* Looks up a NodePort. NodePorts have the zero address. */
+static __always_inline struct frontend *frontend_nodeport(__be16 port, __u8 proto, __u8 family)
+{
+	struct frontend_key key = {
+		.port = port,
+		.proto = proto,
+		.family = family,
+	};
+
+	return bpf_map_lookup_elem(&frontends, &key);
+}
+
 /* The result of frontend_lookup. */
 struct frontend_match {
 	struct frontend *fe; /* NULL: not an address and port of a Service or an endpoint */
@@ -31,11 +43,6 @@ struct frontend_match {
 static __always_inline struct frontend_match frontend_lookup(const struct addr *addr, __be16 port,
 							     __u8 proto, __u8 family)
 {
-	struct frontend_key key = {
-		.port = port,
-		.proto = proto,
-		.family = family,
-	};
 	struct addr_key node = {
 		.addr = *addr,
 		.family = family,
@@ -50,9 +57,8 @@ static __always_inline struct frontend_match frontend_lookup(const struct addr *
 	if (!flags)
 		return match;
 	match.node_addr = true;
-	/* NodePorts have the zero address. */
 	if (*flags & NODE_ADDR_NODEPORT)
-		match.fe = bpf_map_lookup_elem(&frontends, &key);
+		match.fe = frontend_nodeport(port, proto, family);
 	return match;
 }
 

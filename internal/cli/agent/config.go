@@ -36,6 +36,7 @@ type Config struct {
 	PodBridge          string
 	PodInterfacePrefix string
 	NodePortAddresses  []string
+	LocalhostNodePorts bool
 	MasqueradeAll      bool
 	AllowExternalIPs   bool
 	HealthzAddr        string
@@ -86,6 +87,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.PodBridge, "pod-bridge-interface", "", "Bridge for --detect-local-mode=BridgeInterface.")
 	f.StringVar(&c.PodInterfacePrefix, "pod-interface-name-prefix", "", "Device name prefix for --detect-local-mode=InterfaceNamePrefix.")
 	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "Address ranges in which NodePorts are served, or 'primary' for the addresses of the Node object (default: all addresses of the node).")
+	f.BoolVar(&c.LocalhostNodePorts, "localhost-nodeports", false, "Serve TCP and UDP NodePorts on 127.0.0.0/8 and ::1 to processes of the node's own network namespace (--proxy-mode ebpf). route_localnet stays off.")
 	f.BoolVar(&c.MasqueradeAll, "masquerade-all", false, "Use the node's address as the source of every Service packet.")
 	f.BoolVar(&c.AllowExternalIPs, "allow-external-ips", true, "Serve the externalIPs of Services. A user who may write Services can name any address there (CVE-2020-8554).")
 	f.StringVar(&c.HealthzAddr, "healthz-bind-address", "0.0.0.0:10256", "IP:port of /healthz and /livez. Empty: not served.")
@@ -132,6 +134,13 @@ func (c *Config) warnOfIdleFlags(log *slog.Logger) {
 	}
 	if c.SocketHooks != ebpf.HooksAll && c.ProxyMode != "ebpf" {
 		log.Warn("--socket-hooks has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+	switch {
+	case !c.LocalhostNodePorts:
+	case c.ProxyMode != "ebpf":
+		log.Warn("--localhost-nodeports has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	case len(c.intent().LoopbackNodePorts()) == 0:
+		log.Warn("--localhost-nodeports serves nothing: --nodeport-addresses has no loopback address: give ranges that contain 127.0.0.1 or ::1", "nodeport-addresses", strings.Join(c.NodePortAddresses, ","))
 	}
 	if c.Events.counted && c.ProxyMode != "ebpf" {
 		log.Warn("--service-metrics has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
@@ -184,6 +193,9 @@ func (c *Config) Validate() error {
 	}
 	if err := c.Events.validate(); err != nil {
 		return err
+	}
+	if c.LocalhostNodePorts && c.ProxyMode == "ebpf" && c.SocketHooks == ebpf.HooksOff {
+		return cli.UsageErrorf("--localhost-nodeports and --socket-hooks off: only socket hooks serve NodePorts on loopback: give one of them")
 	}
 	if c.MasqueradeAll && c.Bypass == "never" {
 		return cli.UsageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through the stack: give one of them")
@@ -310,6 +322,9 @@ func (c *Config) intent() intent.Config {
 		NodeName:          c.NodeName,
 		ProxyName:         c.ProxyName,
 		NodePortAddresses: c.nodePortCIDRs,
+
+		LocalhostNodePorts: c.LocalhostNodePorts,
+
 		ClusterCIDRs:      c.clusterCIDRs,
 		MasqueradeAll:     c.MasqueradeAll,
 		RefuseExternalIPs: !c.AllowExternalIPs,

@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -38,6 +40,35 @@ func TestPeriodsThatCannotWorkAreRefused(t *testing.T) {
 		var usage *cli.UsageError
 		if want == "" && err != nil || want != "" && (err == nil || err.Error() != want || !errors.As(err, &usage)) {
 			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+}
+
+// TestLocalhostNodePorts names combinations of flags in which --localhost-nodeports has no
+// effect.
+func TestLocalhostNodePorts(t *testing.T) {
+	const refused = "--localhost-nodeports and --socket-hooks off: only socket hooks serve NodePorts on loopback: give one of them"
+	for args, want := range map[string]struct{ err, warning string }{
+		"":                      {},
+		"--localhost-nodeports": {},
+		"--localhost-nodeports --socket-hooks=host":                                {},
+		"--localhost-nodeports --nodeport-addresses=10.0.0.0/8,127.0.0.0/8":        {},
+		"--localhost-nodeports --socket-hooks=off":                                 {err: refused},
+		"--localhost-nodeports --proxy-mode=nftables":                              {warning: "--localhost-nodeports has no meaning with this --proxy-mode"},
+		"--localhost-nodeports --nodeport-addresses=10.0.0.0/8,fd00::/8":           {warning: "--localhost-nodeports serves nothing: --nodeport-addresses has no loopback address"},
+		"--localhost-nodeports --nodeport-addresses=primary":                       {warning: "--localhost-nodeports serves nothing: --nodeport-addresses has no loopback address"},
+		"--localhost-nodeports --nodeport-addresses=primary --proxy-mode=iptables": {warning: "has no meaning with this --proxy-mode"},
+	} {
+		c, err := withFlags(t, strings.Fields(args)...)
+		var usage *cli.UsageError
+		if want.err == "" && err != nil || want.err != "" && (err == nil || err.Error() != want.err || !errors.As(err, &usage)) {
+			t.Errorf("%s: %v, want %q", args, err, want.err)
+			continue
+		}
+		var log bytes.Buffer
+		c.warnOfIdleFlags(slog.New(slog.NewTextHandler(&log, nil)))
+		if text := log.String(); err == nil && (want.warning == "" && text != "" || !strings.Contains(text, want.warning) || strings.Count(text, "\n") > 1) {
+			t.Errorf("%s: log %q, want %q", args, text, want.warning)
 		}
 	}
 }

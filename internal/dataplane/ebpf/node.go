@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
@@ -72,6 +73,12 @@ func (b *Backend) settings(n *intent.Node) tcSettings {
 	}
 	if len(n.UnhookedPods) > 0 {
 		flags |= tcSettingsFlagsSETTING_HOOKS_EXCEPT
+	}
+	if slices.Contains(n.LoopbackNodePorts, model.IPv4) {
+		flags |= tcSettingsFlagsSETTING_LOOPBACK_V4
+	}
+	if slices.Contains(n.LoopbackNodePorts, model.IPv6) {
+		flags |= tcSettingsFlagsSETTING_LOOPBACK_V6
 	}
 	s.Flags = uint32(flags | b.cfg.eventFlags())
 	s.IcmpIntervalV4 = icmpInterval("net.ipv4.icmp_ratelimit", time.Millisecond)

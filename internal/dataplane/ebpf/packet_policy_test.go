@@ -7,6 +7,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 func TestPacketPolicy(t *testing.T) {
@@ -90,15 +91,18 @@ func (n *packetNode) sourceRanges(t *testing.T, p *plan, proto uint8) {
 	send(p.client, front).want(t, actRedirect, in...)
 }
 
-// nodePortAddresses: only the node's addresses that serve NodePorts do.
+// nodePortAddresses: only the node's addresses that serve NodePorts do. Loopback never does for
+// packets, although the node's processes have NodePorts there (CVE-2020-8558).
 func (n *packetNode) nodePortAddresses(t *testing.T, p *plan, proto uint8) {
-	n.setNode(t, func(node *intent.Node) { node.NodePortAddrs = []netip.Addr{p.eth0} })
+	n.setNode(t, func(node *intent.Node) {
+		node.NodePortAddrs, node.LoopbackNodePorts = []netip.Addr{p.eth0}, []model.Family{model.IPv4, model.IPv6}
+	})
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	send := func(dst netip.Addr) result {
 		return n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: ap(dst, 30080), flags: first(proto)})
 	}
 	send(p.eth0).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
-	for _, a := range []netip.Addr{p.tun0, p.client2, addr("127.0.0.1"), addr("224.0.0.1"), addr("255.255.255.255")} {
+	for _, a := range []netip.Addr{p.tun0, p.client2, addr("127.0.0.1"), addr("::1"), addr("224.0.0.1"), addr("255.255.255.255")} {
 		if a.Is4() == p.eth0.Is4() {
 			send(a).want(t, actNext, tcVerdictPASS_OTHER)
 		}

@@ -129,6 +129,11 @@ func sourceOf(t *testing.T, fd int) netip.AddrPort {
 	t.Helper()
 	name, err := unix.Getsockname(fd)
 	ok(t, err)
+	return addrPortOf(t, name)
+}
+
+func addrPortOf(t *testing.T, name unix.Sockaddr) netip.AddrPort {
+	t.Helper()
 	switch a := name.(type) {
 	case *unix.SockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))

@@ -361,6 +361,8 @@ const (
 	tcSettingsFlagsSETTING_EVENTS_FLOWS   tcSettingsFlags = 512
 	tcSettingsFlagsSETTING_HOOKS_HOST     tcSettingsFlags = 1024
 	tcSettingsFlagsSETTING_HOOKS_EXCEPT   tcSettingsFlags = 2048
+	tcSettingsFlagsSETTING_LOOPBACK_V4    tcSettingsFlags = 4096
+	tcSettingsFlagsSETTING_LOOPBACK_V6    tcSettingsFlags = 8192
 )
 
 type tcSlotKey struct {

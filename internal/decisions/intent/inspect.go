@@ -81,10 +81,9 @@ func (t *Tracker) PortAt(proto model.Protocol, at netip.AddrPort) PortID {
 	if id := t.addresses.holder(addressKey{Addr: addr, Protocol: proto, Port: at.Port()}); id != (PortID{}) {
 		return id
 	}
-	for _, own := range t.own.node.NodePortAddrs {
-		if own == addr {
-			return t.addresses.holder(addressKey{Family: model.FamilyOf(addr), Protocol: proto, Port: at.Port()})
-		}
+	node := t.own.node
+	if slices.Contains(node.NodePortAddrs, addr) || addr.IsLoopback() && slices.Contains(node.LoopbackNodePorts, model.FamilyOf(addr)) {
+		return t.addresses.holder(addressKey{Family: model.FamilyOf(addr), Protocol: proto, Port: at.Port()})
 	}
 	return PortID{}
 }

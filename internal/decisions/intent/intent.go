@@ -111,6 +111,9 @@ type Node struct {
 	Addrs []netip.Addr
 	// NodePortAddrs are those of Addrs on which NodePorts are served, sorted.
 	NodePortAddrs []netip.Addr
+	// LoopbackNodePorts are the families whose loopback addresses serve NodePorts to the
+	// node's own processes, sorted. Packets never get them there (CVE-2020-8558).
+	LoopbackNodePorts []model.Family
 	// PodCIDRs are the ranges of this node's own pods, sorted; empty where the
 	// cluster gives nodes none.
 	PodCIDRs []netip.Prefix
@@ -211,8 +214,11 @@ type Config struct {
 	// Services without the label, another value only Services with it.
 	ProxyName string
 	// NodePortAddresses limits NodePorts to the node's addresses in these prefixes; nil
-	// allows all of them. NodePorts never use loopback (CVE-2020-8558).
+	// allows all of them.
 	NodePortAddresses []netip.Prefix
+	// LocalhostNodePorts serves NodePorts on loopback too, if NodePortAddresses and
+	// NodePortPrimary allow its addresses 127.0.0.1 and ::1.
+	LocalhostNodePorts bool
 	// NodePortPrimary limits NodePorts to the first address of each family that
 	// the Node object names.
 	NodePortPrimary bool

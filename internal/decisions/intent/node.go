@@ -194,7 +194,8 @@ func (t *Tracker) readdress() {
 }
 
 // reachable reports whether other machines can reach the node at an address. Loopback is
-// never reachable: a NodePort on it would admit neighbors (CVE-2020-8558).
+// never reachable: a NodePort on it would admit neighbors (CVE-2020-8558). The node's own
+// processes may have NodePorts there: Config.LocalhostNodePorts.
 func reachable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }
@@ -296,6 +297,7 @@ func (t *Tracker) describeNode() Node {
 			n.NodePortAddrs = append(n.NodePortAddrs, a)
 		}
 	}
+	n.LoopbackNodePorts = t.cfg.LoopbackNodePorts()
 	for _, a := range slices.SortedFunc(maps.Keys(t.own.knownPods), netip.Addr.Compare) {
 		if !t.own.has(a) {
 			n.KnownPods = append(n.KnownPods, a)
@@ -348,8 +350,27 @@ func (t *Tracker) servesNodePorts(a netip.Addr) bool {
 		}
 		return false
 	}
-	return len(t.cfg.NodePortAddresses) == 0 ||
-		slices.ContainsFunc(t.cfg.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
+	return t.cfg.allowsNodePorts(a)
+}
+
+// allowsNodePorts reports whether NodePortAddresses has an address.
+func (c Config) allowsNodePorts(a netip.Addr) bool {
+	return len(c.NodePortAddresses) == 0 ||
+		slices.ContainsFunc(c.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// LoopbackNodePorts returns the families whose loopback addresses serve NodePorts, sorted:
+// Node.LoopbackNodePorts. The range of a family counts if it has 127.0.0.1 or ::1.
+func (c Config) LoopbackNodePorts() (families []model.Family) {
+	if !c.LocalhostNodePorts || c.NodePortPrimary {
+		return nil
+	}
+	for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
+		if c.allowsNodePorts(a) {
+			families = append(families, model.FamilyOf(a))
+		}
+	}
+	return families
 }
 
 // clusterCIDRs collects the address ranges of all nodes' pods. The result is
@@ -390,7 +411,7 @@ func (t *Tracker) peers() []netip.Addr {
 
 func sameNode(a, b Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
-		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
+		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) && slices.Equal(a.LoopbackNodePorts, b.LoopbackNodePorts) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
 		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.MustTraverseNetfilter, b.MustTraverseNetfilter) && slices.Equal(a.DenyRuleOnlyPods, b.DenyRuleOnlyPods) &&
 		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.KnownPods, b.KnownPods) && a.Leaving == b.Leaving &&

@@ -53,6 +53,46 @@ func TestNodeAddrs(t *testing.T) {
 	}
 }
 
+func TestLoopbackNodePorts(t *testing.T) {
+	v4, v6 := []model.Family{model.IPv4}, []model.Family{model.IPv6}
+	both := []model.Family{model.IPv4, model.IPv6}
+	rows := []struct {
+		name   string
+		config Config
+		want   []model.Family
+	}{
+		{"off by default", Config{}, nil},
+		{"off, although the ranges have loopback", Config{NodePortAddresses: prefixes("127.0.0.0/8", "::1/128")}, nil},
+		{"without ranges", Config{LocalhostNodePorts: true}, both},
+		{"the ranges have all addresses", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("0.0.0.0/0", "::/0")}, both},
+		{"the ranges have other addresses", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("192.168.0.0/16", "2001:db8::/32")}, nil},
+		{"the ranges have 127.0.0.0/8", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("192.168.0.0/16", "127.0.0.0/8")}, v4},
+		{"the ranges have 127.0.0.1", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("127.0.0.1/32")}, v4},
+		{"the ranges have another loopback address", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("127.0.0.2/32")}, nil},
+		{"the ranges have ::1", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("::1/128")}, v6},
+		{"primary", Config{LocalhostNodePorts: true, NodePortPrimary: true}, nil},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			row.config.NodeName = here
+			tr := New(row.config)
+			tr.Apply(delta(&model.Node{Name: here, Addresses: addrs("192.168.0.1")}, web(nodePort(30000))))
+			setNodeAddrs(tr, addrs("192.168.0.1", "2001:db8::1", "127.0.0.1"))
+			n := tr.State().Node
+			if !slices.Equal(n.LoopbackNodePorts, row.want) {
+				t.Errorf("families %v, want %v", n.LoopbackNodePorts, row.want)
+			}
+			if slices.ContainsFunc(n.NodePortAddrs, netip.Addr.IsLoopback) {
+				t.Errorf("packets have NodePorts on loopback: %v", n.NodePortAddrs)
+			}
+			at := netip.MustParseAddrPort("127.8.9.10:30000")
+			if served := tr.PortAt(model.TCP, at) != (PortID{}); served != slices.Contains(row.want, model.IPv4) {
+				t.Errorf("%s is served: %t", at, served)
+			}
+		})
+	}
+}
+
 func TestClusterCIDRsAreTheFlagAndAllNodesPodCIDRs(t *testing.T) {
 	tr := New(Config{NodeName: here, ClusterCIDRs: prefixes("10.1.0.0/16"), MasqueradeAll: true})
 	a := &model.Node{Name: here, PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64")}

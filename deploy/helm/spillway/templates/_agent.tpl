@@ -67,6 +67,9 @@
 {{- with .nodePortAddresses }}
 - --nodeport-addresses={{ join "," . }}
 {{- end }}
+{{- if .localhostNodePorts }}
+- --localhost-nodeports
+{{- end }}
 {{- if .masqueradeAll }}
 - --masquerade-all
 {{- end }}
