@@ -55,13 +55,15 @@ exec ip netns exec planted sleep infinity`
 	if err := all.Wait(); err != nil {
 		t.Errorf("%v: %s", err, strings.Join(outs, "\n"))
 	}
-	for i, want := range []string{"masquerade-not-random in sleep[", "NAMESPACE", "drops"} {
-		if !strings.Contains(outs[i], want) {
-			t.Errorf("%s: want %q: %s", lines[i], want, outs[i])
+	logs := shell(t, c, admin, block(t, debugPage, "managed-by=kubectl-debug"))
+	for _, want := range []string{"masquerade-not-random in sleep[", "NAMESPACE", "following dropped packets"} {
+		if !strings.Contains(logs, want) {
+			t.Errorf("the logs of debug Pods lack %q: %s\nkubectl shows %s", want, logs, strings.Join(outs, "\n"))
 		}
 	}
-	_, err := c.Kubectl(t.Context(), "delete", "pods", "--namespace=default", "--selector=app.kubernetes.io/managed-by=kubectl-debug")
-	clustertest.Must(t, err)
+	if count := strings.Count(logs, " deleted"); count != len(lines) {
+		t.Errorf("%d debug Pods were deleted, want %d: %s", count, len(lines), logs)
+	}
 
 	dir := t.TempDir()
 	clustertest.Must(t, os.WriteFile(filepath.Join(dir, "toolbox.yaml"), []byte(block(t, debugPage, "kind: Pod", values...)), 0o600))
