@@ -57,6 +57,7 @@ func TestSpillway(t *testing.T) {
 	}{
 		{name: "nothing happens", do: func(*testing.T, *cluster.Cluster) { time.Sleep(5 * time.Second) }},
 		{name: "a viewer asks all agents", do: viewerAsks},
+		{name: "an administrator debugs a node", do: debugNode},
 		{name: "rolling upgrade", do: func(t *testing.T, c *cluster.Cluster) {
 			clustertest.Must(t, c.InstallSpillway(t.Context(), "image.tag="+next))
 			wantImage(t, c, next)

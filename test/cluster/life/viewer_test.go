@@ -3,7 +3,6 @@ package life
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,7 +14,7 @@ import (
 	"spillway.dev/spillway/test/cluster/clustertest"
 )
 
-// viewer is an account that has the chart's roles for viewers, and one that has no rights.
+// viewer is an account that gets the chart's roles for viewers, and one without rights.
 const viewer = `
 apiVersion: v1
 kind: ServiceAccount
@@ -24,32 +23,21 @@ metadata: {name: viewer, namespace: default}
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: stranger, namespace: default}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: viewer}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: spillway-viewer}
-subjects: [{kind: ServiceAccount, name: viewer, namespace: default}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: viewer, namespace: kube-system}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: spillway-viewer}
-subjects: [{kind: ServiceAccount, name: viewer, namespace: default}]
 `
+
+// plugin is the page of docs whose commands a viewer runs.
+const plugin = "how-to/kubectl-plugin.md"
 
 // viewerAsks asks the agents of all nodes from outside the cluster, with the rights of the
 // chart's viewer and no others.
 func viewerAsks(t *testing.T, c *cluster.Cluster) {
 	clustertest.Must(t, c.Apply(t.Context(), viewer))
-	program := filepath.Join(t.TempDir(), "kubectl-spillway")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/spillway")
-	build.Dir = "../../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build spillway: %v: %s", err, out)
-	}
+	program := installPlugin(t)
+	shell(t, c, cluster.Kubeconfig(c.Name), block(t, plugin, "create rolebinding", "--group=on-call", "--serviceaccount=default:viewer"))
+	own := kubeconfig(t, c, "viewer")
+	asks := strings.Split(block(t, plugin, "kubectl spillway observe"), "\n")
 
-	out, errs, err := run(t, c, program, kubeconfig(t, c, "viewer"), "status", "--all-nodes", "-o", "json")
+	out := shell(t, c, own, asks[0]+" -o json")
 	var got struct {
 		Nodes []struct {
 			Node, Error string
@@ -60,9 +48,7 @@ func viewerAsks(t *testing.T, c *cluster.Cluster) {
 		}
 		Complete bool
 	}
-	if err != nil || json.Unmarshal([]byte(out), &got) != nil {
-		t.Fatalf("%v: %s %s", err, errs, out)
-	}
+	clustertest.Must(t, json.Unmarshal([]byte(out), &got))
 	if len(got.Nodes) != 3 || !got.Complete {
 		t.Errorf("%d nodes, complete: %v, want 3: %s", len(got.Nodes), got.Complete, out)
 	}
@@ -71,6 +57,15 @@ func viewerAsks(t *testing.T, c *cluster.Cluster) {
 			t.Errorf("%+v", n)
 		}
 	}
+	if out := shell(t, c, own, asks[1]); !strings.Contains(out, "node2") {
+		t.Errorf("%s: %s", asks[1], out)
+	}
+	if out := shell(t, c, own, "kubectl __complete spillway sta"); !strings.HasPrefix(out, "status\t") {
+		t.Errorf("kubectl completes spillway sta with %q", out)
+	}
+	viewerWatches(t, c, own, strings.Fields(asks[2]))
+	viewerOpensThePage(t, c, own, strings.Fields(strings.Split(asks[3], "#")[0]))
+	reportsABug(t, c, program, own)
 	clustertest.WaitUntil(t, "no program is left in the agents' containers", func() bool {
 		for _, n := range c.AllNodes() {
 			// pgrep exits with 1 if there is none.
@@ -89,31 +84,18 @@ func viewerAsks(t *testing.T, c *cluster.Cluster) {
 		if row.user != "nobody" {
 			file = kubeconfig(t, c, row.user)
 		}
-		out, errs, err := run(t, c, program, file, "status", "--all-nodes")
+		out, errs, err := run(t, c, file, program, "status", "--all-nodes")
 		if err == nil || out != "" || !strings.Contains(errs, row.want) || strings.Count(errs, "\n") != 1 {
 			t.Errorf("%s: %v: %q, %q, want %q", row.user, err, out, errs, row.want)
 		}
 	}
 
 	pod := strings.Fields(kubectl(t, c, "get", "pods", "--selector=app.kubernetes.io/name=spillway", "--output=name"))[0]
-	_, err = c.Kubectl(t.Context(), "--kubeconfig", kubeconfig(t, c, "viewer"), "exec", "--namespace=kube-system", pod, "--", "spillway", "version")
+	_, err := c.Kubectl(t.Context(), "--kubeconfig", own, "exec", "--namespace=kube-system", pod, "--", "spillway", "version")
 	if err == nil || !strings.Contains(err.Error(), "the Role spillway-viewer allows") {
 		t.Errorf("another command of a viewer: %v", err)
 	}
-	_, err = c.Kubectl(t.Context(), "delete", "clusterrolebinding/viewer", "--ignore-not-found")
-	clustertest.Must(t, err)
-	kubectl(t, c, "delete", "rolebinding/viewer")
-}
-
-// run runs a program on the client outside the cluster, with a kubeconfig.
-func run(t *testing.T, c *cluster.Cluster, program, kubeconfig string, args ...string) (stdout, stderr string, err error) {
-	t.Helper()
-	cmd := c.Client().Command(t.Context(), append([]string{program}, args...)...)
-	cmd.Env = append(cmd.Env, "KUBECONFIG="+kubeconfig)
-	var out, errs strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err = cmd.Run()
-	return out.String(), errs.String(), err
+	kubectl(t, c, "delete", "clusterrolebinding/on-call-views", "rolebinding/on-call-views")
 }
 
 // kubeconfig writes a kubeconfig of an account.
