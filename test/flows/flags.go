@@ -24,6 +24,7 @@ func FlagCases() []Case {
 	return []Case{
 		{
 			Name:    "With the flag for it, processes of the node have NodePorts on loopback",
+			Modes:   []string{"ebpf"},
 			Objects: []Object{Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "c0", "c")}},
 			Flows: append(loopback,
 				Flow{From: "c", To: NodePort("c").On("loopback"), Unconnected: true, SameSocket: true, Want: OneOf(AnySource, "a0", "c0", "c")},
@@ -41,7 +42,8 @@ func FlagCases() []Case {
 			Flows:   []Flow{{From: "c", To: NodePort("c").On("loopback"), Want: Reject}},
 		},
 		{
-			Name: "On loopback a NodePort of policy Local has the endpoints of all nodes",
+			Name:  "On loopback a NodePort of policy Local has the endpoints of all nodes",
+			Modes: []string{"ebpf"},
 			Objects: []Object{Service{
 				Type: corev1.ServiceTypeNodePort, ExternalLocal: true, Endpoints: On("a0", "b0"),
 			}},

@@ -697,15 +697,18 @@ func TestASilentStreamStays(t *testing.T) {
 // TestAClientThatDoesNotReadIsLeft, so that it holds no place forever.
 func TestAClientThatDoesNotReadIsLeft(t *testing.T) {
 	events := &pausingEvents{size: 1 << 20, ended: make(chan struct{}, 2)}
-	h := start(t, func(c *Config) { c.Events, c.writeTimeout = events, 100*time.Millisecond }).wait(t)
+	h := start(t, func(c *Config) { c.Events, c.writeTimeout = events, 2*time.Second }).wait(t)
 	for name, client := range map[string]nodev1alpha1connect.NodeServiceClient{"HTTP/1": h.client, "HTTP/2": dial(h.socket, connect.WithGRPC())} {
 		stream, err := client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{})
-		if err != nil || !stream.Receive() {
+		if err != nil {
 			t.Fatalf("%s: %v", name, err)
+		}
+		if !stream.Receive() {
+			t.Fatalf("%s: %v", name, stream.Err())
 		}
 		select {
 		case <-events.ended: // with an error, or because its context has ended
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Errorf("%s: the agent still waits for the client", name)
 		}
 	}
