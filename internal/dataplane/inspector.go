@@ -9,10 +9,20 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
+// Comparer is a Backend that compares what it has written with the kernel. Any goroutine may
+// call Differences, which changes nothing and may wait for a write.
+type Comparer interface {
+	Backend
+
+	// Differences compares a Service port with the kernel. Each text is one difference from
+	// the last write of the port, at most limit of them.
+	Differences(ctx context.Context, id intent.PortID, limit int) ([]string, error)
+}
+
 // Inspector is a Backend that describes its objects in the kernel. Any goroutine may call
 // its methods, also during a write, and none of them changes anything.
 type Inspector interface {
-	Backend
+	Comparer
 
 	// Tables returns the tables of the kernel that have a limit.
 	Tables() []Table
@@ -22,9 +32,6 @@ type Inspector interface {
 	Features() []Feature
 	// Drops returns the packets and socket calls that were refused or dropped.
 	Drops() []Drop
-	// Differences compares a Service port with the kernel. Each text is one difference from
-	// the last write of the port, at most limit of them.
-	Differences(ctx context.Context, id intent.PortID, limit int) ([]string, error)
 	// Flows calls each with the flows of the table, in no order, until it returns false.
 	Flows(ctx context.Context, each func(Flow) bool) error
 }

@@ -39,14 +39,23 @@ func (f *family) served(ctx context.Context, known bool) ([]intent.PortID, error
 
 // intact reports whether the chains of a Service port, and those that lead to them, are
 // unchanged.
-func (f *family) intact(p *intent.ServicePort, have *dump) bool {
+func (f *family) intact(p *intent.ServicePort, have *dump) bool { return len(f.changed(p, have)) == 0 }
+
+// changed returns the chains of a Service port, and those that lead to them, that differ from
+// what was written.
+func (f *family) changed(p *intent.ServicePort, have *dump) (list []chain) {
 	chains, byAddr, byPort := f.serviceChains(p)
+	names := slices.Concat(f.addresses.path(byAddr), f.nodePorts.path(byPort))
 	for _, c := range chains {
-		if !f.holdsChain(have, c.name) {
-			return false
+		names = append(names, c.name)
+	}
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if !f.holdsChain(have, name) {
+			list = append(list, chain{name: name})
 		}
 	}
-	return f.leads(have, &f.addresses, byAddr) && f.leads(have, &f.nodePorts, byPort)
+	return list
 }
 
 func (f *family) holdsChain(have *dump, name string) bool {
@@ -54,22 +63,18 @@ func (f *family) holdsChain(have *dump, name string) bool {
 	return ok && got == f.want[tableNAT][name]
 }
 
-// leads reports whether the path from a dispatch's root to entries is unchanged.
-func (f *family) leads(have *dump, d *dispatch, entries []entry) bool {
+// path returns the names of the chains from a dispatch's root to entries.
+func (d *dispatch) path(entries []entry) (names []string) {
 	for _, e := range entries {
-		if !f.holdsChain(have, d.root) {
-			return false
-		}
+		names = append(names, d.root)
 		for n := d.top; n != nil; n = n.kids[digit(e.key, len(n.prefix))] {
-			if !f.holdsChain(have, d.chain(n.prefix)) {
-				return false
-			}
+			names = append(names, d.chain(n.prefix))
 			if n.leaf() {
 				break
 			}
 		}
 	}
-	return true
+	return names
 }
 
 func sortPorts(ports []*intent.ServicePort) {

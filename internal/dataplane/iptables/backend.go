@@ -2,11 +2,13 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
@@ -18,6 +20,7 @@ import (
 // Backend is the iptables dataplane.
 type Backend struct {
 	cfg      Config
+	turn     *semaphore.Weighted // one write or comparison at a time
 	variant  Variant
 	families []*family
 	node     intent.Node
@@ -67,7 +70,7 @@ func New(ctx context.Context, cfg Config) (dataplane.Backend, error) {
 		}
 	}
 	cfg.Log.Info("iptables variant chosen", "variant", variant, "reason", why)
-	b := &Backend{cfg: cfg, variant: variant, metrics: newMetrics()}
+	b := &Backend{cfg: cfg, turn: semaphore.NewWeighted(1), variant: variant, metrics: newMetrics()}
 	if other != nil && other.own {
 		b.earlier = other
 	}
@@ -119,11 +122,39 @@ func (b *Backend) family(f model.Family) *family {
 	return nil
 }
 
+var _ dataplane.Comparer = (*Backend)(nil)
+
+// Differences implements dataplane.Comparer, by the chains in table nat.
+func (b *Backend) Differences(ctx context.Context, id intent.PortID, limit int) ([]string, error) {
+	if err := b.turn.Acquire(ctx, 1); err != nil {
+		return nil, fmt.Errorf("wait for a write: %w", err)
+	}
+	defer b.turn.Release(1)
+	f := b.family(id.Family)
+	if f == nil || !b.known {
+		return nil, errors.New("the last write failed, so it is not known what the kernel should hold")
+	}
+	p := f.ports[id]
+	if p == nil || f.seen.same(newFingerprint(f.programs.variant, f.ruleset.family, f.tables())) {
+		return nil, nil
+	}
+	have, err := f.programs.readTable(ctx, tableNAT, nil)
+	if err != nil {
+		return nil, err
+	}
+	found := inWords(f.ruleset.family, []difference{{table: tableNAT, have: have, fill: f.changed(p, have), edits: have.editJumps(f.jumpsOf(tableNAT))}})
+	return found[:min(limit, len(found))], nil
+}
+
 // Apply writes the chains that the changes alter. It writes everything if the node
 // changed, if an earlier write failed, or if so much changes that the order of chains
 // matters. The first call should be Replace, since Apply does not know the chains of an
 // earlier process.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
+	if err := b.turn.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer b.turn.Release(1)
 	if c.Node != nil {
 		b.node = *c.Node
 		if b.onNodeUpdate() {
@@ -182,6 +213,10 @@ func liberal() bool {
 
 // Replace compares all rules with the kernel's and writes those that differ.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
+	if err := b.turn.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer b.turn.Release(1)
 	b.node = s.Node
 	changed := b.onNodeUpdate()
 	failed := map[intent.PortID]error{}

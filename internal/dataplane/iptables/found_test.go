@@ -1,6 +1,9 @@
 package iptables
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestWhatSomebodyElseChangedIsNamed(t *testing.T) {
 	eachVariant(t, func(b *bench) {
@@ -34,4 +37,35 @@ func TestOnlySomeChainsAreNamed(t *testing.T) {
 	if got := nameSome([]string{"a", "b", "c", "d", "e", "f", "g"}); got != "a, b, c, d, e and 2 more" {
 		t.Error(got)
 	}
+}
+
+func TestDifferencesOfAPort(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		for _, test := range []struct {
+			name string
+			does string
+			want string
+		}{
+			{"nothing", "", ""},
+			{"the chain of another Service", "iptables -t nat -F OTHER", ""},
+			{"the chain of the Service", "iptables -t nat -F CHAIN", "IPv4 table nat: chain CHAIN emptied"},
+			{"a chain that leads there", "iptables -t nat -F SPW-ADDRESSES", "IPv4 table nat: chain SPW-ADDRESSES emptied"},
+			{"the way in", "iptables -t nat -F OUTPUT", "IPv4 table nat: jump from OUTPUT changed"},
+		} {
+			be, one, two := b.open(), service(1), service(2)
+			b.replace(be, one, two)
+			named := strings.NewReplacer("CHAIN", b.chainOf(be, one), "OTHER", b.chainOf(be, two)).Replace
+			if test.does != "" {
+				b.mustRun(named(test.does))
+			}
+			found, err := be.Differences(b.t.Context(), one.ID, 20)
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			if got := strings.Join(found, "\n"); got != named(test.want) {
+				b.t.Errorf("%s: %q, want %q", test.name, got, test.want)
+			}
+			b.replace(be, one, two)
+		}
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
@@ -54,6 +55,7 @@ func (c Config) withDefaults() Config {
 // Backend is the nftables dataplane of one instance.
 type Backend struct {
 	tableSync
+	turn   *semaphore.Weighted // one write or comparison at a time
 	cfg    Config
 	traits traits
 	counts counts
@@ -75,7 +77,7 @@ var _ dataplane.Backend = (*Backend)(nil)
 // New opens the dataplane. Its error is one line that names what the machine lacks.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
-	b := &Backend{cfg: cfg, tableSync: newTableSync(cfg.Table, tableComment, cfg.Log), have: map[intent.Helper]bool{}}
+	b := &Backend{cfg: cfg, turn: semaphore.NewWeighted(1), tableSync: newTableSync(cfg.Table, tableComment, cfg.Log), have: map[intent.Helper]bool{}}
 	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside, counted: cfg.ServiceCounters, sockets: true}
 	if err = b.conn.Check(ctx, probe(b.nftTable, b.traits)); err != nil {
@@ -132,6 +134,14 @@ func (b *Backend) CanCarry(*intent.ServicePort) error { return nil }
 
 // Apply writes the changes in one batch.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
+	if err := b.turn.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer b.turn.Release(1)
+	return b.apply(ctx, c)
+}
+
+func (b *Backend) apply(ctx context.Context, c intent.Changes) error {
 	switch b.state {
 	case unknown:
 		return errors.New("write changes: it is not known what the kernel holds; the whole state is needed")
@@ -140,7 +150,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 		if c.Node != nil {
 			s.Node = *c.Node
 		}
-		return b.Replace(ctx, s)
+		return b.replace(ctx, s)
 	}
 	ch, failed := b.table.change(), map[intent.PortID]error{}
 	for _, id := range c.Deletes {
@@ -165,6 +175,14 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // Replace makes the table hold this state. If it is as the agent left it, only
 // what differs from the last state is written; else it is read and compared.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
+	if err := b.turn.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer b.turn.Release(1)
+	return b.replace(ctx, s)
+}
+
+func (b *Backend) replace(ctx context.Context, s intent.State) error {
 	if b.cfg.Beside && len(s.Ports) == 0 {
 		b.state, b.node, b.table, b.found, b.repaired = absent, s.Node, nil, nil, dataplane.Repair{}
 		return b.remove(ctx, b.cfg.BeforeRemoval)

@@ -1,6 +1,11 @@
 package nft
 
 import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -134,6 +139,39 @@ func Len(fields []Field) (n uint32) {
 		n += (f.Size + 3) &^ 3
 	}
 	return n
+}
+
+// Text writes a key, or data, as people read it: "10.96.0.1 tcp 80".
+func Text(fields []Field, raw string) string {
+	var words []string
+	for _, f := range fields {
+		if padded := int(f.Size+3) &^ 3; len(raw) < padded {
+			return fmt.Sprintf("%x", raw)
+		} else {
+			words = append(words, f.text(raw[:f.Size]))
+			raw = raw[padded:]
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func (f Field) text(raw string) string {
+	switch f.typ {
+	case IPv4.typ, IPv6.typ:
+		addr, _ := netip.AddrFromSlice([]byte(raw))
+		return addr.String()
+	case typeProto:
+		if name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[raw[0]]; name != "" {
+			return name
+		}
+	case typeService:
+		return strconv.Itoa(int(binary.BigEndian.Uint16([]byte(raw))))
+	case typeInteger:
+		if len(raw) == 4 {
+			return strconv.FormatUint(uint64(binary.NativeEndian.Uint32([]byte(raw))), 10)
+		}
+	}
+	return fmt.Sprintf("%x", raw)
 }
 
 // typeOf returns nft's number of a concatenation.

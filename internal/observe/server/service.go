@@ -213,13 +213,18 @@ func (s service) counted(services ...reconcile.Service) map[intent.PortID]*datap
 
 // compare adds how the kernel differs from the last write of a port.
 func (s service) compare(ctx context.Context, id intent.PortID, sync reconcile.PortSync, out *nodev1alpha1.ServicePort) error {
-	for _, in := range s.inspectors() {
-		if in.Name() != sync.Dataplane {
+	for _, b := range s.cfg.Backends {
+		comparer, ok := b.(dataplane.Comparer)
+		if !ok || b.Name() != sync.Dataplane {
 			continue
 		}
-		found, err := in.Differences(ctx, id, maxDifferences)
-		if err != nil {
+		found, err := comparer.Differences(ctx, id, maxDifferences)
+		switch {
+		case ctx.Err() != nil:
 			return fmt.Errorf("compare %s with the kernel: %w", id, err)
+		case err != nil:
+			s.log.Warn("the API cannot compare a Service port with the kernel", "port", id, "err", err)
+			continue
 		}
 		out.Differences, out.Compared = append(out.Differences, found...), true
 	}
