@@ -55,7 +55,8 @@ export class Cluster extends Source {
   readonly statuses = new Poll(() => this.readStatus(), 2_000);
   readonly serviceList = new Poll(() => this.readServices(), 4_000);
   readonly drops = new Poll(() => this.readDrops(), 3_000);
-  readonly findings = new Poll(() => this.call<Findings>((c) => c.findings({})), 4_000);
+  /** A reading takes a second in which the agent mostly waits, and the agent limits its cost. */
+  readonly findings = new Poll(() => this.call<Findings>((c) => c.findings({})), 1_500, 0.5);
   private counted = new Map<string, { packets: bigint; at: number }>();
 
   /** start loads the nodes and follows their flows. */

@@ -1,10 +1,10 @@
 import { explain } from "./api";
 import { Source } from "./schedule";
 
-/** share is the most of its time that a Poll reads: one that is slow to read is read less often. */
-const share = 0.1;
-
-/** Poll reads a value again and again while it is shown, with a pause of so many ms at least. */
+/**
+ * Poll reads a value again and again while it is shown, with a pause of so many ms at least. It
+ * reads during no more than a share of its time, so a value that is slow to read is read less often.
+ */
 export class Poll<T> extends Source {
   value: T | undefined;
   error = "";
@@ -18,6 +18,7 @@ export class Poll<T> extends Source {
   constructor(
     private readonly read: () => Promise<T>,
     private readonly pause: number,
+    private readonly share = 0.1,
   ) {
     super();
   }
@@ -60,7 +61,7 @@ export class Poll<T> extends Source {
 
   /** rest is the pause between two readings, in ms. */
   private get rest() {
-    return Math.max(this.pause, this.took / share - this.took);
+    return Math.max(this.pause, this.took / this.share - this.took);
   }
 
   get busy() {

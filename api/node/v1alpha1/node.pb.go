@@ -918,6 +918,7 @@ type GetServiceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	CountFlows    bool                   `protobuf:"varint,3,opt,name=count_flows,json=countFlows,proto3" json:"count_flows,omitempty"` // of each endpoint, which reads the whole flow table
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -964,6 +965,13 @@ func (x *GetServiceRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *GetServiceRequest) GetCountFlows() bool {
+	if x != nil {
+		return x.CountFlows
+	}
+	return false
 }
 
 type GetServiceResponse struct {
@@ -1325,6 +1333,7 @@ type Endpoint struct {
 	Terminating   bool                   `protobuf:"varint,7,opt,name=terminating,proto3" json:"terminating,omitempty"`
 	InUse         bool                   `protobuf:"varint,8,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"` // gets new connections on this node
 	Counters      *Counters              `protobuf:"bytes,9,opt,name=counters,proto3" json:"counters,omitempty"`
+	Flows         *EndpointFlows         `protobuf:"bytes,10,opt,name=flows,proto3" json:"flows,omitempty"` // only with count_flows; unset: the dataplane has no flow table
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1422,6 +1431,66 @@ func (x *Endpoint) GetCounters() *Counters {
 	return nil
 }
 
+func (x *Endpoint) GetFlows() *EndpointFlows {
+	if x != nil {
+		return x.Flows
+	}
+	return nil
+}
+
+// EndpointFlows are the entries of a Service port for an endpoint in the node's flow table.
+type EndpointFlows struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answered      uint64                 `protobuf:"varint,1,opt,name=answered,proto3" json:"answered,omitempty"` // by the endpoint, and not yet timed out
+	Waiting       uint64                 `protobuf:"varint,2,opt,name=waiting,proto3" json:"waiting,omitempty"`   // for its answer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndpointFlows) Reset() {
+	*x = EndpointFlows{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndpointFlows) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndpointFlows) ProtoMessage() {}
+
+func (x *EndpointFlows) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndpointFlows.ProtoReflect.Descriptor instead.
+func (*EndpointFlows) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *EndpointFlows) GetAnswered() uint64 {
+	if x != nil {
+		return x.Answered
+	}
+	return 0
+}
+
+func (x *EndpointFlows) GetWaiting() uint64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
 // Counters count since the agent began to count the Service.
 type Counters struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -1442,7 +1511,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +1523,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +1536,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{17}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Counters) GetConnections() uint64 {
@@ -1548,7 +1617,7 @@ type FlowFilter struct {
 
 func (x *FlowFilter) Reset() {
 	*x = FlowFilter{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1560,7 +1629,7 @@ func (x *FlowFilter) String() string {
 func (*FlowFilter) ProtoMessage() {}
 
 func (x *FlowFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1573,7 +1642,7 @@ func (x *FlowFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowFilter.ProtoReflect.Descriptor instead.
 func (*FlowFilter) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{18}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FlowFilter) GetNamespace() string {
@@ -1628,7 +1697,7 @@ type ListFlowsRequest struct {
 
 func (x *ListFlowsRequest) Reset() {
 	*x = ListFlowsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1709,7 @@ func (x *ListFlowsRequest) String() string {
 func (*ListFlowsRequest) ProtoMessage() {}
 
 func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1722,7 @@ func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsRequest.ProtoReflect.Descriptor instead.
 func (*ListFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{19}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListFlowsRequest) GetFilter() *FlowFilter {
@@ -1680,7 +1749,7 @@ type ListFlowsResponse struct {
 
 func (x *ListFlowsResponse) Reset() {
 	*x = ListFlowsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1761,7 @@ func (x *ListFlowsResponse) String() string {
 func (*ListFlowsResponse) ProtoMessage() {}
 
 func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1774,7 @@ func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsResponse.ProtoReflect.Descriptor instead.
 func (*ListFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{20}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListFlowsResponse) GetFlows() []*Flow {
@@ -1733,7 +1802,7 @@ type WatchFlowsRequest struct {
 
 func (x *WatchFlowsRequest) Reset() {
 	*x = WatchFlowsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +1814,7 @@ func (x *WatchFlowsRequest) String() string {
 func (*WatchFlowsRequest) ProtoMessage() {}
 
 func (x *WatchFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +1827,7 @@ func (x *WatchFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFlowsRequest.ProtoReflect.Descriptor instead.
 func (*WatchFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{21}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchFlowsRequest) GetFilter() *FlowFilter {
@@ -1786,7 +1855,7 @@ type WatchFlowsResponse struct {
 
 func (x *WatchFlowsResponse) Reset() {
 	*x = WatchFlowsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1867,7 @@ func (x *WatchFlowsResponse) String() string {
 func (*WatchFlowsResponse) ProtoMessage() {}
 
 func (x *WatchFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1880,7 @@ func (x *WatchFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFlowsResponse.ProtoReflect.Descriptor instead.
 func (*WatchFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{22}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WatchFlowsResponse) GetEvents() []*FlowEvent {
@@ -1841,7 +1910,7 @@ type FlowEvent struct {
 
 func (x *FlowEvent) Reset() {
 	*x = FlowEvent{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +1922,7 @@ func (x *FlowEvent) String() string {
 func (*FlowEvent) ProtoMessage() {}
 
 func (x *FlowEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +1935,7 @@ func (x *FlowEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEvent.ProtoReflect.Descriptor instead.
 func (*FlowEvent) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{23}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FlowEvent) GetKind() EventKind {
@@ -1909,7 +1978,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +1990,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2003,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{24}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Peer) GetAddress() string {
@@ -1993,7 +2062,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2074,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2087,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{25}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Flow) GetNode() string {
@@ -2155,7 +2224,7 @@ type DropsRequest struct {
 
 func (x *DropsRequest) Reset() {
 	*x = DropsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2236,7 @@ func (x *DropsRequest) String() string {
 func (*DropsRequest) ProtoMessage() {}
 
 func (x *DropsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2249,7 @@ func (x *DropsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropsRequest.ProtoReflect.Descriptor instead.
 func (*DropsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{26}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{27}
 }
 
 type DropsResponse struct {
@@ -2192,7 +2261,7 @@ type DropsResponse struct {
 
 func (x *DropsResponse) Reset() {
 	*x = DropsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2273,7 @@ func (x *DropsResponse) String() string {
 func (*DropsResponse) ProtoMessage() {}
 
 func (x *DropsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2286,7 @@ func (x *DropsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropsResponse.ProtoReflect.Descriptor instead.
 func (*DropsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{27}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DropsResponse) GetDrops() []*Drop {
@@ -2241,7 +2310,7 @@ type Drop struct {
 
 func (x *Drop) Reset() {
 	*x = Drop{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2322,7 @@ func (x *Drop) String() string {
 func (*Drop) ProtoMessage() {}
 
 func (x *Drop) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2335,7 @@ func (x *Drop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drop.ProtoReflect.Descriptor instead.
 func (*Drop) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{28}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Drop) GetReason() string {
@@ -2313,7 +2382,7 @@ type NamesRequest struct {
 
 func (x *NamesRequest) Reset() {
 	*x = NamesRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2325,7 +2394,7 @@ func (x *NamesRequest) String() string {
 func (*NamesRequest) ProtoMessage() {}
 
 func (x *NamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2338,7 +2407,7 @@ func (x *NamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamesRequest.ProtoReflect.Descriptor instead.
 func (*NamesRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *NamesRequest) GetAddresses() []*Address {
@@ -2359,7 +2428,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2440,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2453,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Address) GetProtocol() Protocol {
@@ -2417,7 +2486,7 @@ type NamesResponse struct {
 
 func (x *NamesResponse) Reset() {
 	*x = NamesResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2498,7 @@ func (x *NamesResponse) String() string {
 func (*NamesResponse) ProtoMessage() {}
 
 func (x *NamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2511,7 @@ func (x *NamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamesResponse.ProtoReflect.Descriptor instead.
 func (*NamesResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NamesResponse) GetNames() []*AddressNames {
@@ -2466,7 +2535,7 @@ type AddressNames struct {
 
 func (x *AddressNames) Reset() {
 	*x = AddressNames{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2478,7 +2547,7 @@ func (x *AddressNames) String() string {
 func (*AddressNames) ProtoMessage() {}
 
 func (x *AddressNames) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2491,7 +2560,7 @@ func (x *AddressNames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressNames.ProtoReflect.Descriptor instead.
 func (*AddressNames) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AddressNames) GetService() *ServicePortName {
@@ -2535,7 +2604,7 @@ type ServicePortName struct {
 
 func (x *ServicePortName) Reset() {
 	*x = ServicePortName{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2616,7 @@ func (x *ServicePortName) String() string {
 func (*ServicePortName) ProtoMessage() {}
 
 func (x *ServicePortName) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2629,7 @@ func (x *ServicePortName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePortName.ProtoReflect.Descriptor instead.
 func (*ServicePortName) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ServicePortName) GetNamespace() string {
@@ -2606,7 +2675,7 @@ type FindingsRequest struct {
 
 func (x *FindingsRequest) Reset() {
 	*x = FindingsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2687,7 @@ func (x *FindingsRequest) String() string {
 func (*FindingsRequest) ProtoMessage() {}
 
 func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +2700,7 @@ func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
 func (*FindingsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
 }
 
 type FindingsResponse struct {
@@ -2644,7 +2713,7 @@ type FindingsResponse struct {
 
 func (x *FindingsResponse) Reset() {
 	*x = FindingsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2725,7 @@ func (x *FindingsResponse) String() string {
 func (*FindingsResponse) ProtoMessage() {}
 
 func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +2738,7 @@ func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
 func (*FindingsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FindingsResponse) GetFindings() []*Finding {
@@ -2702,7 +2771,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2783,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2796,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Finding) GetId() string {
@@ -2854,10 +2923,12 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\"{\n" +
 	"\x14ListServicesResponse\x12;\n" +
 	"\bservices\x18\x01 \x03(\v2\x1f.spillway.node.v1alpha1.ServiceR\bservices\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"E\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"f\n" +
 	"\x11GetServiceRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"O\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
+	"\vcount_flows\x18\x03 \x01(\bR\n" +
+	"countFlows\"O\n" +
 	"\x12GetServiceResponse\x129\n" +
 	"\aservice\x18\x01 \x01(\v2\x1f.spillway.node.v1alpha1.ServiceR\aservice\"\xc7\x01\n" +
 	"\aService\x12\x1c\n" +
@@ -2887,7 +2958,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12#\n" +
-	"\rsource_ranges\x18\x04 \x03(\tR\fsourceRanges\"\x85\x02\n" +
+	"\rsource_ranges\x18\x04 \x03(\tR\fsourceRanges\"\xc2\x02\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
@@ -2897,7 +2968,12 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\aserving\x18\x06 \x01(\bR\aserving\x12 \n" +
 	"\vterminating\x18\a \x01(\bR\vterminating\x12\x15\n" +
 	"\x06in_use\x18\b \x01(\bR\x05inUse\x12<\n" +
-	"\bcounters\x18\t \x01(\v2 .spillway.node.v1alpha1.CountersR\bcounters\"\xd4\x02\n" +
+	"\bcounters\x18\t \x01(\v2 .spillway.node.v1alpha1.CountersR\bcounters\x12;\n" +
+	"\x05flows\x18\n" +
+	" \x01(\v2%.spillway.node.v1alpha1.EndpointFlowsR\x05flows\"E\n" +
+	"\rEndpointFlows\x12\x1a\n" +
+	"\banswered\x18\x01 \x01(\x04R\banswered\x12\x18\n" +
+	"\awaiting\x18\x02 \x01(\x04R\awaiting\"\xd4\x02\n" +
 	"\bCounters\x12 \n" +
 	"\vconnections\x18\x01 \x01(\x04R\vconnections\x12\x16\n" +
 	"\x06active\x18\x02 \x01(\x04R\x06active\x12\x18\n" +
@@ -3037,7 +3113,7 @@ func file_spillway_node_v1alpha1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_spillway_node_v1alpha1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(Protocol)(0),                 // 0: spillway.node.v1alpha1.Protocol
 	(EventKind)(0),                // 1: spillway.node.v1alpha1.EventKind
@@ -3058,32 +3134,33 @@ var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(*ServicePort)(nil),           // 16: spillway.node.v1alpha1.ServicePort
 	(*Frontend)(nil),              // 17: spillway.node.v1alpha1.Frontend
 	(*Endpoint)(nil),              // 18: spillway.node.v1alpha1.Endpoint
-	(*Counters)(nil),              // 19: spillway.node.v1alpha1.Counters
-	(*FlowFilter)(nil),            // 20: spillway.node.v1alpha1.FlowFilter
-	(*ListFlowsRequest)(nil),      // 21: spillway.node.v1alpha1.ListFlowsRequest
-	(*ListFlowsResponse)(nil),     // 22: spillway.node.v1alpha1.ListFlowsResponse
-	(*WatchFlowsRequest)(nil),     // 23: spillway.node.v1alpha1.WatchFlowsRequest
-	(*WatchFlowsResponse)(nil),    // 24: spillway.node.v1alpha1.WatchFlowsResponse
-	(*FlowEvent)(nil),             // 25: spillway.node.v1alpha1.FlowEvent
-	(*Peer)(nil),                  // 26: spillway.node.v1alpha1.Peer
-	(*Flow)(nil),                  // 27: spillway.node.v1alpha1.Flow
-	(*DropsRequest)(nil),          // 28: spillway.node.v1alpha1.DropsRequest
-	(*DropsResponse)(nil),         // 29: spillway.node.v1alpha1.DropsResponse
-	(*Drop)(nil),                  // 30: spillway.node.v1alpha1.Drop
-	(*NamesRequest)(nil),          // 31: spillway.node.v1alpha1.NamesRequest
-	(*Address)(nil),               // 32: spillway.node.v1alpha1.Address
-	(*NamesResponse)(nil),         // 33: spillway.node.v1alpha1.NamesResponse
-	(*AddressNames)(nil),          // 34: spillway.node.v1alpha1.AddressNames
-	(*ServicePortName)(nil),       // 35: spillway.node.v1alpha1.ServicePortName
-	(*FindingsRequest)(nil),       // 36: spillway.node.v1alpha1.FindingsRequest
-	(*FindingsResponse)(nil),      // 37: spillway.node.v1alpha1.FindingsResponse
-	(*Finding)(nil),               // 38: spillway.node.v1alpha1.Finding
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(*EndpointFlows)(nil),         // 19: spillway.node.v1alpha1.EndpointFlows
+	(*Counters)(nil),              // 20: spillway.node.v1alpha1.Counters
+	(*FlowFilter)(nil),            // 21: spillway.node.v1alpha1.FlowFilter
+	(*ListFlowsRequest)(nil),      // 22: spillway.node.v1alpha1.ListFlowsRequest
+	(*ListFlowsResponse)(nil),     // 23: spillway.node.v1alpha1.ListFlowsResponse
+	(*WatchFlowsRequest)(nil),     // 24: spillway.node.v1alpha1.WatchFlowsRequest
+	(*WatchFlowsResponse)(nil),    // 25: spillway.node.v1alpha1.WatchFlowsResponse
+	(*FlowEvent)(nil),             // 26: spillway.node.v1alpha1.FlowEvent
+	(*Peer)(nil),                  // 27: spillway.node.v1alpha1.Peer
+	(*Flow)(nil),                  // 28: spillway.node.v1alpha1.Flow
+	(*DropsRequest)(nil),          // 29: spillway.node.v1alpha1.DropsRequest
+	(*DropsResponse)(nil),         // 30: spillway.node.v1alpha1.DropsResponse
+	(*Drop)(nil),                  // 31: spillway.node.v1alpha1.Drop
+	(*NamesRequest)(nil),          // 32: spillway.node.v1alpha1.NamesRequest
+	(*Address)(nil),               // 33: spillway.node.v1alpha1.Address
+	(*NamesResponse)(nil),         // 34: spillway.node.v1alpha1.NamesResponse
+	(*AddressNames)(nil),          // 35: spillway.node.v1alpha1.AddressNames
+	(*ServicePortName)(nil),       // 36: spillway.node.v1alpha1.ServicePortName
+	(*FindingsRequest)(nil),       // 37: spillway.node.v1alpha1.FindingsRequest
+	(*FindingsResponse)(nil),      // 38: spillway.node.v1alpha1.FindingsResponse
+	(*Finding)(nil),               // 39: spillway.node.v1alpha1.Finding
+	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
 }
 var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
-	39, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
-	39, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	40, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	40, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
 	4,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
 	5,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
 	6,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
@@ -3091,8 +3168,8 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	8,  // 6: spillway.node.v1alpha1.StatusResponse.hooks:type_name -> spillway.node.v1alpha1.Hook
 	9,  // 7: spillway.node.v1alpha1.StatusResponse.features:type_name -> spillway.node.v1alpha1.Feature
 	10, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
-	39, // 9: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
-	39, // 10: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
+	40, // 9: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
+	40, // 10: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
 	15, // 11: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
 	15, // 12: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
 	16, // 13: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
@@ -3100,56 +3177,57 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	0,  // 15: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
 	17, // 16: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
 	18, // 17: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
-	40, // 18: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
-	19, // 19: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
-	19, // 20: spillway.node.v1alpha1.Endpoint.counters:type_name -> spillway.node.v1alpha1.Counters
-	1,  // 21: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
-	20, // 22: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	27, // 23: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
-	20, // 24: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	39, // 25: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
-	25, // 26: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
-	1,  // 27: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
-	39, // 28: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
-	27, // 29: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
-	0,  // 30: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	26, // 31: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
-	26, // 32: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
-	26, // 33: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
-	39, // 34: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
-	39, // 35: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
-	40, // 36: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
-	40, // 37: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
-	30, // 38: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
-	32, // 39: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
-	0,  // 40: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	34, // 41: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
-	35, // 42: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
-	35, // 43: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
-	0,  // 44: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	38, // 45: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	6,  // 46: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	2,  // 47: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	11, // 48: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	13, // 49: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	21, // 50: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	23, // 51: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	28, // 52: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	31, // 53: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
-	36, // 54: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 55: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	12, // 56: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	14, // 57: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	22, // 58: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	24, // 59: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	29, // 60: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	33, // 61: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
-	37, // 62: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	55, // [55:63] is the sub-list for method output_type
-	47, // [47:55] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	41, // 18: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
+	20, // 19: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
+	20, // 20: spillway.node.v1alpha1.Endpoint.counters:type_name -> spillway.node.v1alpha1.Counters
+	19, // 21: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
+	1,  // 22: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
+	21, // 23: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	28, // 24: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
+	21, // 25: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	40, // 26: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
+	26, // 27: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
+	1,  // 28: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
+	40, // 29: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
+	28, // 30: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
+	0,  // 31: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	27, // 32: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
+	27, // 33: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
+	27, // 34: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
+	40, // 35: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
+	40, // 36: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
+	41, // 37: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
+	41, // 38: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
+	31, // 39: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
+	33, // 40: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
+	0,  // 41: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	35, // 42: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
+	36, // 43: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
+	36, // 44: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
+	0,  // 45: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	39, // 46: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	6,  // 47: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	2,  // 48: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	11, // 49: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	13, // 50: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	22, // 51: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	24, // 52: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	29, // 53: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	32, // 54: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	37, // 55: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 56: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	12, // 57: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	14, // 58: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	23, // 59: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	25, // 60: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	30, // 61: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	34, // 62: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	38, // 63: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	56, // [56:64] is the sub-list for method output_type
+	48, // [48:56] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }
@@ -3163,7 +3241,7 @@ func file_spillway_node_v1alpha1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spillway_node_v1alpha1_node_proto_rawDesc), len(file_spillway_node_v1alpha1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

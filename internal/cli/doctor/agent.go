@@ -3,20 +3,12 @@ package doctor
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
-	"time"
-
-	"connectrpc.com/connect"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
-)
-
-// The agent refuses a request while it examines the node for another client, such as the page.
-const (
-	agentTries = 5
-	agentPause = time.Second
 )
 
 // fromAgent is what the agent of this node adds.
@@ -41,20 +33,9 @@ func (c *config) askAgent(ctx context.Context) (out fromAgent) {
 	}
 	d := c.socket.Dialer()
 	client := nodeclient.New(d)
-	var resp *nodev1alpha1.FindingsResponse
-	var err error
-	for range agentTries {
-		ask, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
-		resp, err = client.Findings(ask, &nodev1alpha1.FindingsRequest{})
-		cancel()
-		if connect.CodeOf(err) != connect.CodeResourceExhausted {
-			break
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(agentPause):
-		}
-	}
+	ask, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
+	defer cancel()
+	resp, err := client.Findings(ask, &nodev1alpha1.FindingsRequest{})
 	if nodeclient.Absent(err) && len(c.only) == 0 && !c.socket.Given() {
 		return out
 	}
@@ -81,6 +62,24 @@ func (c *config) convert(f *nodev1alpha1.Finding) (doctor.Finding, bool) {
 		ID: f.Id, Severity: doctor.Severity(f.Severity), Title: f.Title, Evidence: f.Evidence, Packets: f.Detail,
 		Remedy: f.Fix, Commands: f.Commands, Documentation: f.Documentation,
 	}, true
+}
+
+// uses asks the agent of this node which Service ports have UDP addresses. Without an answer
+// there are none: askAgent reports an agent that fails.
+func (c *config) uses(ctx context.Context, addrs []netip.AddrPort) ([]doctor.AddressUse, error) {
+	asked := make([]nodeclient.Address, len(addrs))
+	for i, a := range addrs {
+		asked[i] = nodeclient.Address{Protocol: "udp", AddrPort: a}
+	}
+	owners, err := nodeclient.NewNames(c.socket.Dialer()).Of(ctx, asked)
+	if err != nil {
+		return nil, nil
+	}
+	uses := make([]doctor.AddressUse, len(owners))
+	for i, o := range owners {
+		uses[i] = doctor.AddressUse{Service: o.Service, EndpointOf: o.EndpointOf}
+	}
+	return uses, nil
 }
 
 // add adds what the agent knows to the findings of a node.

@@ -3,6 +3,8 @@ package doctor
 import (
 	"context"
 	"errors"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,17 +17,29 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 )
 
-// fakeAgent answers the requests after those that it refuses.
 type fakeAgent struct {
 	nodev1alpha1connect.UnimplementedNodeServiceHandler
-	refuse int
-	err    error
+	err error
+}
+
+// Names knows shop/dns at 10.96.0.10, with one endpoint.
+func (a *fakeAgent) Names(_ context.Context, req *nodev1alpha1.NamesRequest) (*nodev1alpha1.NamesResponse, error) {
+	resp := &nodev1alpha1.NamesResponse{}
+	dns := &nodev1alpha1.ServicePortName{Namespace: "shop", Name: "dns", PortName: "udp"}
+	for _, asked := range req.Addresses {
+		out := &nodev1alpha1.AddressNames{}
+		switch asked.Address {
+		case "10.96.0.10":
+			out.Service = dns
+		case "10.1.0.2":
+			out.EndpointOf = append(out.EndpointOf, dns)
+		}
+		resp.Names = append(resp.Names, out)
+	}
+	return resp, a.err
 }
 
 func (a *fakeAgent) Findings(context.Context, *nodev1alpha1.FindingsRequest) (*nodev1alpha1.FindingsResponse, error) {
-	if a.refuse--; a.refuse >= 0 {
-		return nil, connect.NewError(connect.CodeResourceExhausted, errors.New("another client has the node examined: try again"))
-	}
 	return &nodev1alpha1.FindingsResponse{Findings: []*nodev1alpha1.Finding{
 		{Id: "tcp-not-liberal", Severity: "info", Title: "that doctor finds itself"},
 		{Id: "source-range-refuses", Severity: "info", Title: "refused", Detail: "effect", Fix: "remedy", Evidence: []string{"e"}, Commands: []string{"c"}, Documentation: "d"},
@@ -46,7 +60,7 @@ func asked(t *testing.T, socket string, only ...string) fromAgent {
 }
 
 func TestTheAgentAddsFindingsOfServices(t *testing.T) {
-	socket := nodeclienttest.Serve(t, &fakeAgent{refuse: 1})
+	socket := nodeclienttest.Serve(t, &fakeAgent{})
 	got := asked(t, socket)
 	node := &doctor.Node{}
 	findings := got.add(node, []doctor.Finding{{ID: "rules-many", Severity: doctor.Warning}})
@@ -78,5 +92,28 @@ func TestAnAgentThatDoesNotAnswerIsAProblem(t *testing.T) {
 		if len(node.Problems) != 1 || !strings.Contains(node.Problems[0].What, c.want) || node.Traffic != nil {
 			t.Errorf("%s: %+v", what, node)
 		}
+	}
+}
+
+func TestTheAgentKnowsEndpointsOfServices(t *testing.T) {
+	addrs := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.10:53"), netip.MustParseAddrPort("10.1.0.2:5353"), netip.MustParseAddrPort("10.1.0.3:5353")}
+	uses := func(socket string) []doctor.AddressUse {
+		c, f := config{}, pflag.NewFlagSet("doctor", pflag.ContinueOnError)
+		c.socket.AddFlag(f)
+		if err := f.Set("api-socket", socket); err != nil {
+			t.Fatal(err)
+		}
+		uses, err := c.uses(t.Context(), addrs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uses
+	}
+	got := uses(nodeclienttest.Serve(t, &fakeAgent{}))
+	if len(got) != 3 || got[0].Service != "shop/dns:udp" || !slices.Equal(got[1].EndpointOf, []string{"shop/dns:udp"}) || got[2].Service != "" || got[2].EndpointOf != nil {
+		t.Errorf("uses %+v", got)
+	}
+	if got := uses(t.TempDir() + "/none.sock"); got != nil {
+		t.Errorf("uses %+v without an agent", got)
 	}
 }

@@ -109,7 +109,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	agent := make(chan fromAgent, 1)
 	go func() { agent <- c.askAgent(ctx) }()
 	late := &lateProgress{w: stderr, began: time.Now()}
-	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part})
+	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part, Uses: c.uses})
 	late.done()
 	if err != nil {
 		return fmt.Errorf("diagnose this node: %w", err)

@@ -175,24 +175,36 @@ func frontends(p *nodev1alpha1.ServicePort) *pages.Table {
 	return t
 }
 
-// endpoints is the table of endpoints; USED are those that get new connections on this node.
+// endpoints is the table of endpoints; USED are those that get new connections on this node, and
+// FLOWS counts its flow table.
 func endpoints(p *nodev1alpha1.ServicePort) *pages.Table {
 	if len(p.Endpoints) == 0 && len(p.Frontends) == 0 {
 		return nil
 	}
 	t := pages.NewTable(pages.Text("ENDPOINT").Shrinks(16), pages.Column{Name: "POD", Least: 10, Cut: true}, pages.Column{Name: "NODE", Least: 8, Cut: true},
-		pages.Text("STATE"), pages.Text("USED"))
+		pages.Text("STATE"), pages.Text("USED"), pages.Text("FLOWS"))
 	for _, e := range p.Endpoints {
 		gets := "no"
 		if e.InUse {
 			gets = "yes"
 		}
-		t.Row(net.JoinHostPort(e.Address, fmt.Sprint(e.Port)), orNone(e.Pod), orNone(e.Node), state(e), gets)
+		t.Row(net.JoinHostPort(e.Address, fmt.Sprint(e.Port)), orNone(e.Pod), orNone(e.Node), state(e), gets, flows(e.Flows))
 	}
 	if len(p.Endpoints) == 0 {
 		t.Foot("no endpoint: connections are refused or dropped")
 	}
 	return t
+}
+
+// flows is the number of flows to an endpoint, and of those that wait for its answer.
+func flows(f *nodev1alpha1.EndpointFlows) string {
+	switch {
+	case f == nil:
+		return "-"
+	case f.Waiting > 0:
+		return fmt.Sprintf("%d, %d wait", f.Answered+f.Waiting, f.Waiting)
+	}
+	return fmt.Sprint(f.Answered)
 }
 
 func orNone(s string) string {

@@ -27,7 +27,8 @@ func NewCommand() *cobra.Command {
 		Short: "Show the Services that this node serves, or one of them in detail",
 		Long: `Shows the Services of this node as its agent serves them. With the name of a Service,
 also its endpoints with their state, the policies, and every difference between what was
-written and what the kernel holds. Differences are no failure: the exit code is 0 if the
+written and what the kernel holds. FLOWS are those of this node's flow table: with eBPF,
+and without connections of its pods and processes that sockets translate. Differences are no failure: the exit code is 0 if the
 agent answers. Needs root, or with --node the rights of a kubeconfig.`,
 		Example: `  spillway services -n default
   spillway services -n kube-system kube-dns
@@ -79,7 +80,7 @@ func requestOf(namespace, name string) (*nodev1alpha1.GetServiceRequest, error) 
 	if name == "" || strings.Contains(name, "/") {
 		return nil, cli.UsageErrorf("services: not a name: write NAME or NAMESPACE/NAME")
 	}
-	return &nodev1alpha1.GetServiceRequest{Namespace: namespace, Name: name}, nil
+	return &nodev1alpha1.GetServiceRequest{Namespace: namespace, Name: name, CountFlows: true}, nil
 }
 
 // list prints the Services of a namespace, "" for all.

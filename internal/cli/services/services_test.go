@@ -33,7 +33,8 @@ func web() *nodev1alpha1.Service {
 				Frontends: []*nodev1alpha1.Frontend{{Kind: "clusterIP", Address: "10.96.0.1", Port: 80}, {Kind: "nodePort", Port: 30080},
 					{Kind: "loadBalancerIP", Address: "203.0.113.7", Port: 80, SourceRanges: []string{"192.0.2.0/24", "198.51.100.0/24"}}},
 				Endpoints: []*nodev1alpha1.Endpoint{
-					{Address: "10.1.0.1", Port: 8080, Pod: "default/web-5d9c7b8f6d-abcde", Node: "worker-1.example.org", Ready: true, Serving: true, InUse: true},
+					{Address: "10.1.0.1", Port: 8080, Pod: "default/web-5d9c7b8f6d-abcde", Node: "worker-1.example.org", Ready: true, Serving: true, InUse: true,
+						Flows: &nodev1alpha1.EndpointFlows{Answered: 1204, Waiting: 3}},
 					{Address: "10.1.0.2", Port: 8080, Serving: true, Terminating: true},
 					{Address: "10.1.0.3", Port: 8080, Terminating: true}, {Address: "10.1.0.4", Port: 8080}},
 				Differences: []string{"endpoint 10.1.0.1:8080: eBPF map backends has 10.9.9.9:1, not 10.1.0.1:8080"},

@@ -34,7 +34,7 @@ func (endpointUnanswered) Find(n *Node) (out []Finding) {
 			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s does not answer", u.Service, what),
 			Evidence: []string{
 				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol, u.Window.Seconds(), mostClients(u.Clients)),
-				fmt.Sprintf("the oldest of them waits for %.0f s; the endpoint answered no connection meanwhile", u.Longest.Seconds()),
+				fmt.Sprintf("the oldest of them waits for %.1f s; the endpoint has answered no later one", u.Longest.Seconds()),
 			},
 			Numbers: map[string]float64{"connections": float64(u.Flows), "clients": float64(len(u.Clients)), "longest_seconds": u.Longest.Seconds()},
 			Packets: "The node sends the first packets of connections to this endpoint, and no packet comes back. Each client that gets this endpoint waits and fails.",

@@ -13,7 +13,7 @@ import (
 )
 
 // staleUDPEntries reports UDP entries to an endpoint that no longer exists. It derives this
-// from rules and routes. Package conntrack/stale does it for the Services of an agent.
+// from rules and routes, and from the Services of a running agent. Package conntrack/stale does it for the Services of an agent.
 type staleUDPEntries struct{}
 
 func (staleUDPEntries) Name() string  { return "stale UDP entries" }
@@ -47,23 +47,26 @@ func staleIn(ns *Namespace) (Finding, bool) {
 	// A missing rule proves nothing if not all rules were read, or if IPVS chooses.
 	allRules := ns.AllRulesRead && !ns.IPVS && destNAT(ns)
 	mentioned := ns.Rules.Addresses()
-	addrs := make([]netip.Addr, 0, len(ns.Endpoints))
+	addrs := make([]netip.AddrPort, 0, len(ns.Endpoints))
 	for addr, p := range ns.Endpoints {
-		if !p.Local && (p.Unreachable != "" || allRules && !mentioned.Mention(addr)) {
+		if !p.Local && (p.RemovedFrom+p.Unreachable != "" || allRules && !mentioned.Mention(addr.Addr())) {
 			addrs = append(addrs, addr)
 		}
 	}
-	slices.SortFunc(addrs, netip.Addr.Compare)
+	slices.SortFunc(addrs, netip.AddrPort.Compare)
 	entries := 0
 	for _, addr := range addrs {
 		p := ns.Endpoints[addr]
-		why := p.Unreachable
-		if why == "" {
-			why = "no rule translates to it"
+		why := "no rule translates to it"
+		switch {
+		case p.RemovedFrom != "":
+			why = "Service " + p.RemovedFrom + " does not have it"
+		case p.Unreachable != "":
+			why = p.Unreachable
 		}
 		entries += p.Entries
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s, %s (%s)", addr, plural(p.Entries, "entry"), why, &p.Example))
-		f.Commands = append(f.Commands, fmt.Sprintf("%sconntrack -D -p udp --reply-src %s", ns.Namespace.EnterCommand(), addr))
+		f.Commands = append(f.Commands, fmt.Sprintf("%sconntrack -D -p udp --reply-src %s --reply-port-src %d", ns.Namespace.EnterCommand(), addr.Addr(), addr.Port()))
 	}
 	f.Numbers = map[string]float64{"endpoints": float64(len(addrs)), "entries": float64(entries)}
 	if !ns.AllRulesRead {
@@ -74,8 +77,8 @@ func staleIn(ns *Namespace) (Finding, bool) {
 	return f.with(deleteEntries(ns.Namespace, addrs, entries)), len(addrs) > 0
 }
 
-// deleteEntries deletes the UDP entries that are translated to these addresses.
-func deleteEntries(n conntrack.Namespace, addrs []netip.Addr, entries int) fix {
+// deleteEntries deletes the UDP entries that are translated to these endpoints.
+func deleteEntries(n conntrack.Namespace, addrs []netip.AddrPort, entries int) fix {
 	return fix{
 		does: fmt.Sprintf("delete %s in %s", plural(entries, "stale UDP entry"), n),
 		do: func(ctx context.Context) (string, error) {
@@ -83,7 +86,7 @@ func deleteEntries(n conntrack.Namespace, addrs []netip.Addr, entries int) fix {
 			err := n.Do(func(c *conntrack.Conn) error {
 				var failed error
 				err := c.Dump(ctx, conntrack.Filter{Protocol: unix.IPPROTO_UDP, Status: conntrack.DstNAT}, func(e *conntrack.Entry) bool {
-					if !translatedUDP(e) || !slices.Contains(addrs, e.Reply.Src.Addr()) {
+					if !translatedUDP(e) || !slices.Contains(addrs, e.Reply.Src) {
 						return true
 					}
 					if err := c.Delete(e); err != nil {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -382,7 +383,7 @@ EOF`)
 	send(t, ns, "10.96.0.10:53")
 	_, findings := examine(t, ns)
 	f := onlyFinding(t, findings, "stale-udp-entries")
-	if f.Numbers["endpoints"] != 1 || f.Numbers["entries"] != 2 || !strings.Contains(f.Evidence[0], "10.244.0.2: 2 entries, no rule translates to it") {
+	if f.Numbers["endpoints"] != 2 || f.Numbers["entries"] != 2 || !strings.Contains(f.Evidence[0], "10.244.0.2:53: 1 entry, no rule translates to it") {
 		t.Errorf("%+v", f)
 	}
 	// The printed command does the same as --fix.
@@ -399,6 +400,49 @@ EOF`)
 		t.Errorf("%+v", done)
 	}
 	expectNone(t, "stale-udp-entries", ns)
+}
+
+// TestEntriesThatServicesContradictAreFound: with eBPF no rule shows the endpoints, but an agent
+// knows them.
+func TestEntriesThatServicesContradictAreFound(t *testing.T) {
+	ns := newNamespace(t, "removed")
+	inside(t, ns, outward+`
+nft -f - <<'EOF'
+table ip nat {
+	chain output { type nat hook output priority -100; ip daddr 10.96.0.10 dnat to 10.244.0.2; ip daddr 10.96.0.11 dnat to 10.244.0.2; }
+}
+EOF`)
+	for _, to := range []string{"10.96.0.10:53", "10.96.0.10:54", "10.96.0.11:55"} {
+		send(t, ns, to)
+	}
+	inside(t, ns, "nft flush ruleset")
+	expectNone(t, "stale-udp-entries", ns)
+	ns.Own = true
+	asked := 0
+	uses := func(_ context.Context, addrs []netip.AddrPort) ([]AddressUse, error) {
+		uses := make([]AddressUse, len(addrs))
+		for i, a := range addrs {
+			switch a.String() {
+			case "10.96.0.10:53", "10.96.0.10:54":
+				uses[i].Service = "shop/dns:udp"
+			case "10.244.0.2:54":
+				uses[i].EndpointOf = []string{"shop/dns:udp"}
+			}
+		}
+		asked += len(addrs)
+		return uses, nil
+	}
+	n, err := Load(t.Context(), Config{Uses: uses, Namespaces: func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{ns}, nil }})
+	if err != nil || asked != 6 {
+		t.Fatalf("%v, %d addresses were asked for", err, asked)
+	}
+	f := onlyFinding(t, Examine(n), "stale-udp-entries")
+	if len(f.Evidence) != 1 || !strings.Contains(f.Evidence[0], "10.244.0.2:53: 1 entry, Service shop/dns:udp does not have it") {
+		t.Errorf("%+v", f)
+	}
+	if done := applyFixes(t, f); done[0].Note != "1 deleted" {
+		t.Errorf("%+v", done)
+	}
 }
 
 func TestInvalidPacketsWhereRulesTranslateAreFound(t *testing.T) {

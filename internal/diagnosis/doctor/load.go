@@ -27,7 +27,21 @@ type Config struct {
 	Namespaces func() ([]conntrack.Namespace, error)
 	Sample     time.Duration       // between two readings of the counters; 0: read them once
 	Part       func(done, all int) // is called with the progress of Load; may be nil
+	// Uses asks an agent which Service ports have UDP addresses. It returns as many as it
+	// gets, at most UsesAtOnce. May be nil: no agent is known.
+	Uses func(context.Context, []netip.AddrPort) ([]AddressUse, error)
 }
+
+// UsesAtOnce is the number of addresses that Uses gets at most.
+const UsesAtOnce = 512
+
+// AddressUse is what an agent knows about an address. Service ports are namespace/name:port.
+type AddressUse struct {
+	Service    string   // that is served at the address; "": none
+	EndpointOf []string // Service ports that have it as an endpoint; an agent names mostEndpointOf
+}
+
+const mostEndpointOf = 8
 
 // Validate reports a missing or invalid value.
 func (c Config) Validate() error {
@@ -46,7 +60,7 @@ func Load(ctx context.Context, c Config) (*Node, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	l := loader{node: &Node{}}
+	l := loader{node: &Node{}, uses: c.Uses}
 	list, err := c.Namespaces()
 	l.addProblem("", err)
 	if len(list) == 0 {
@@ -72,6 +86,7 @@ func Load(ctx context.Context, c Config) (*Node, error) {
 type loader struct {
 	node  *Node
 	began time.Time // when the first counters were read
+	uses  func(context.Context, []netip.AddrPort) ([]AddressUse, error)
 }
 
 // addProblem notes an error of reading. The same error in several namespaces is one
@@ -121,6 +136,9 @@ func (l *loader) namespace(ctx context.Context, n conntrack.Namespace) {
 			l.addProblem(name, err)
 		}
 		l.addProblem(name, ns.readConntrack(ctx)) // after the rules: they say which ports to count
+		if n.Own && l.uses != nil {
+			l.addProblem("", ns.findRemoved(ctx, l.uses))
+		}
 		l.addProblem(name, ns.readLinks())
 		l.addProblem(name, ns.readIPsec())
 		ns.readSysctls()
@@ -176,7 +194,7 @@ func (ns *Namespace) readConntrack(ctx context.Context) error {
 	if r.Entries == 0 {
 		return nil
 	}
-	ns.States, ns.Endpoints = map[string]State{}, map[netip.Addr]*Endpoint{}
+	ns.States, ns.Endpoints = map[string]State{}, map[netip.AddrPort]*Endpoint{}
 	ports := newPortCounter(ns.Rules)
 	err = c.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
 		ns.count(e)
@@ -208,13 +226,41 @@ func (ns *Namespace) count(e *conntrack.Entry) {
 	if !translatedUDP(e) {
 		return
 	}
-	addr := e.Reply.Src.Addr()
+	addr := e.Reply.Src
 	p := ns.Endpoints[addr]
 	if p == nil {
 		p = &Endpoint{Example: *e}
 		ns.Endpoints[addr] = p
 	}
 	p.Entries++
+}
+
+// findRemoved notes for each endpoint of an entry whether its Service still has it.
+func (ns *Namespace) findRemoved(ctx context.Context, uses func(context.Context, []netip.AddrPort) ([]AddressUse, error)) error {
+	var asked []*Endpoint
+	var addrs []netip.AddrPort
+	for _, p := range ns.Endpoints {
+		if asked = append(asked, p); len(asked) == UsesAtOnce/2 {
+			break
+		}
+	}
+	for _, p := range asked {
+		addrs = append(addrs, p.Example.Orig.Dst, p.Example.Reply.Src)
+	}
+	if len(addrs) == 0 {
+		return nil
+	}
+	known, err := uses(ctx, addrs)
+	if err != nil || len(known) != len(addrs) {
+		return err
+	}
+	for i, p := range asked {
+		service, endpoint := known[2*i].Service, known[2*i+1].EndpointOf
+		if service != "" && len(endpoint) < mostEndpointOf && !slices.Contains(endpoint, service) {
+			p.RemovedFrom = service
+		}
+	}
+	return nil
 }
 
 func (ns *Namespace) readSysctls() {
@@ -335,7 +381,8 @@ func (ns *Namespace) findRoutes() {
 			}
 		}
 	}
-	for addr, p := range ns.Endpoints {
+	for endpoint, p := range ns.Endpoints {
+		addr := endpoint.Addr()
 		routes, err := netlink.RouteGet(addr.AsSlice())
 		switch {
 		case errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL):

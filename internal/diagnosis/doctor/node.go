@@ -54,7 +54,7 @@ type Namespace struct {
 	Rules        *ruleset.Ruleset   // never nil
 	AllRulesRead bool               // false if some rules could not be read
 	States       map[string]State   // entries by the name of their timeout (conntrack.Limits)
-	Endpoints    map[netip.Addr]*Endpoint
+	Endpoints    map[netip.AddrPort]*Endpoint
 	SourcePorts  []*SourcePorts // those with the fewest free ports first
 	Links        []Link
 	IPVS         bool // IPVS has services here, which no rule shows
@@ -80,6 +80,7 @@ type Endpoint struct {
 	Entries     int
 	Example     conntrack.Entry
 	Unreachable string // why: "no route", "no neighbor answers for it"; "" if no reason is known
+	RemovedFrom string // the Service port of the example's client, which does not have it; "": none is known
 	Local       bool   // an address of the namespace itself
 }
 

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 )
 
@@ -31,9 +32,9 @@ type Unanswered struct {
 
 // Refusal counts packets that were refused or dropped for one reason.
 type Refusal struct {
-	Reason   string // the verdict: "drop_source_range"
-	Service  string // namespace/name:port
-	Address  string // that the last client asked
+	Reason   string         // the verdict: "drop_source_range"
+	Service  string         // namespace/name:port
+	Address  netip.AddrPort // that the last client asked
 	Protocol string
 	Endpoint string // of the last packet; "": unknown
 	Packets  int    // the agent may know fewer than there were
@@ -50,6 +51,9 @@ type Table struct{ Used, Size int }
 const (
 	ReasonSourceRange = "drop_source_range"
 	ReasonSNATPorts   = "drop_snat_ports"
+	// ReasonSocketTimedOut is that of a socket of this node which a source range or a Local
+	// policy excludes; an agent writes ReasonSourceRange for the former.
+	ReasonSocketTimedOut = "socket_timed_out"
 )
 
 // refusals returns the refusals for one reason.

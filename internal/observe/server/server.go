@@ -23,6 +23,7 @@ import (
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
+	"golang.org/x/sync/singleflight"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
@@ -104,8 +105,11 @@ type Server struct {
 	started  time.Time
 	requests chan struct{}
 	streams  chan struct{}
-	finding  sync.Mutex // one examination at a time
-	walk     flowWalk   // guarded by finding
+	counting chan struct{} // who has the one place may read the whole flow table for one client
+
+	examining singleflight.Group // one examination at a time; it guards the next two
+	examined  examination
+	walk      flowWalk
 
 	mu       sync.Mutex
 	problems [kinds]model.Problem // zero: none
@@ -116,14 +120,16 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the API: %w", err)
 	}
-	if cfg.examine == nil {
-		cfg.examine = examineHere
-	}
 	cfg.retry, cfg.writeTimeout = cmp.Or(cfg.retry, retry), cmp.Or(cfg.writeTimeout, writeTimeout)
-	return &Server{
+	s := &Server{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.Default()), started: time.Now(),
 		requests: make(chan struct{}, maxRequests), streams: make(chan struct{}, maxStreams),
-	}, nil
+		counting: make(chan struct{}, 1),
+	}
+	if s.cfg.examine == nil {
+		s.cfg.examine = s.examineHere
+	}
+	return s, nil
 }
 
 // Handler returns the handler of all requests.

@@ -402,8 +402,42 @@ func TestGetService(t *testing.T) {
 			t.Errorf("%+v: compared %v, differences %q", c.sync, p.Compared, p.Differences)
 		}
 	}
+	if f := get().Ports[0].Endpoints[0].Flows; f != nil {
+		t.Errorf("flows were counted without a request: %v", f)
+	}
 	_, err := h.client.GetService(t.Context(), &nodev1alpha1.GetServiceRequest{Namespace: "default", Name: "none"})
 	wantCode(t, "a Service that is not known", err, connect.CodeNotFound, "default/none")
+}
+
+func TestFlowsOfEndpointsAreCounted(t *testing.T) {
+	otherPort, otherService, udp := trafficFlow(4, "established", 0), trafficFlow(5, "established", 0), trafficFlow(6, "established", 0)
+	otherPort.Endpoint = netip.MustParseAddrPort("10.1.1.1:9090")
+	otherService.Service = netip.MustParseAddrPort("10.96.0.2:80")
+	udp.Protocol = model.UDP
+	nodePort := trafficFlow(7, "closing", 0)
+	nodePort.Service = netip.MustParseAddrPort("192.0.2.9:30080")
+	plane := &fakePlane{flows: []dataplane.Flow{trafficFlow(1, "new", 0), trafficFlow(2, "established", 0), nodePort, otherPort, otherService, udp}}
+	h := start(t, func(c *Config) {
+		c.State, c.Backends = &fakeState{services: []reconcile.Service{serviceOf("default", "web", 1)}}, []dataplane.Backend{plane}
+	}).wait(t)
+	resp, err := h.client.GetService(t.Context(), &nodev1alpha1.GetServiceRequest{Namespace: "default", Name: "web", CountFlows: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range resp.Service.Ports[0].Endpoints {
+		got = append(got, fmt.Sprintf("%s %d %d", e.Address, e.Flows.GetAnswered(), e.Flows.GetWaiting()))
+	}
+	if want := []string{"10.1.1.1 2 1", "10.1.1.2 0 0", "10.1.1.3 0 0"}; !slices.Equal(got, want) {
+		t.Errorf("counts %q, want %q", got, want)
+	}
+	h.counting <- struct{}{} // another client counts
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := h.client.GetService(ctx, &nodev1alpha1.GetServiceRequest{Namespace: "default", Name: "web", CountFlows: true}); err == nil {
+		t.Error("two clients count at once")
+	}
+	<-h.counting
 }
 
 func TestListFlows(t *testing.T) {
@@ -550,7 +584,8 @@ func TestNames(t *testing.T) {
 	wantCode(t, "no port", err, connect.CodeInvalidArgument, "70000")
 }
 
-// TestFindingsAreExaminedOnceAtATime: an examination costs more than other requests.
+// TestFindingsAreExaminedOnceAtATime: an examination costs more than other requests. Its result
+// is everybody's who asks meanwhile, also if the first leaves.
 func TestFindingsAreExaminedOnceAtATime(t *testing.T) {
 	began, end := make(chan bool, 2), make(chan bool)
 	h := start(t, func(c *Config) {
@@ -560,17 +595,40 @@ func TestFindingsAreExaminedOnceAtATime(t *testing.T) {
 			return &doctor.Node{}, nil
 		}
 	}).wait(t)
-	first := make(chan error, 1)
-	go func() {
-		_, err := h.client.Findings(context.Background(), &nodev1alpha1.FindingsRequest{})
-		first <- err
-	}()
+	impatient, leave := context.WithCancel(t.Context())
+	asked := make(chan error, 3)
+	ask := func(ctx context.Context) {
+		_, err := h.client.Findings(ctx, &nodev1alpha1.FindingsRequest{})
+		asked <- err
+	}
+	go ask(impatient)
 	<-began
-	_, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{})
-	wantCode(t, "a second examination", err, connect.CodeResourceExhausted, "try again")
+	go ask(t.Context())
+	go ask(t.Context())
+	leave()
+	wantCode(t, "who leaves", <-asked, connect.CodeCanceled, "")
+	for len(h.requests) < 2 { // until both wait
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(10 * time.Millisecond)
+	end <- true
+	for range 2 {
+		if err := <-asked; err != nil {
+			t.Error(err)
+		}
+	}
+	if len(began) > 0 {
+		t.Error("there was a second examination")
+	}
+	// While the last examination is recent, by its cost, it is not repeated.
+	h.examined.cost, h.examined.ended = time.Hour, time.Now()
+	if _, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{}); err != nil || len(began) > 0 {
+		t.Errorf("soon after: %v, %d examinations", err, len(began))
+	}
 	close(end)
-	if err := <-first; err != nil {
-		t.Error(err)
+	h.examined.cost = 0
+	if _, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{}); err != nil || len(began) != 1 {
+		t.Errorf("later: %v, %d examinations", err, len(began))
 	}
 }
 

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
-	"time"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -17,9 +15,7 @@ import (
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
-	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/reconcile"
 )
@@ -186,6 +182,11 @@ func (s service) GetService(ctx context.Context, req *nodev1alpha1.GetServiceReq
 			return nil, err
 		}
 	}
+	if req.CountFlows {
+		if err := s.countFlows(ctx, found.Ports, out.Ports); err != nil {
+			return nil, fmt.Errorf("count flows of %s: %w", name, err)
+		}
+	}
 	return &nodev1alpha1.GetServiceResponse{Service: out}, nil
 }
 
@@ -240,41 +241,6 @@ func (s service) Drops(context.Context, *nodev1alpha1.DropsRequest) (*nodev1alph
 		}
 	}
 	return resp, nil
-}
-
-// Findings examines the agent's own network namespace. Others wait for the result of one
-// that is at work only to start their own, so they are refused.
-func (s service) Findings(ctx context.Context, _ *nodev1alpha1.FindingsRequest) (*nodev1alpha1.FindingsResponse, error) {
-	if !s.finding.TryLock() {
-		return nil, connect.NewError(connect.CodeResourceExhausted, errors.New("another client has the node examined: try again"))
-	}
-	defer s.finding.Unlock()
-	node, err := s.cfg.examine(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("examine the node: %w", err)
-	}
-	if node.Traffic, err = s.traffic(ctx); err != nil {
-		node.Problems = append(node.Problems, doctor.Problem{What: err.Error()})
-	}
-	resp := &nodev1alpha1.FindingsResponse{}
-	for _, f := range doctor.Examine(node) {
-		resp.Findings = append(resp.Findings, &nodev1alpha1.Finding{
-			Id: f.ID, Severity: string(f.Severity), Title: f.Title, Detail: f.Packets, Fix: f.Remedy,
-			Documentation: f.Documentation, Evidence: f.Evidence, Commands: f.Commands,
-		})
-	}
-	for _, p := range node.Problems {
-		resp.Problems = append(resp.Problems, &nodev1alpha1.Problem{Where: strings.Join(p.Namespaces, ", "), What: p.What})
-	}
-	return resp, nil
-}
-
-// examineHere reads the agent's own network namespace.
-func examineHere(ctx context.Context) (*doctor.Node, error) {
-	return doctor.Load(ctx, doctor.Config{Sample: time.Second, Namespaces: func() ([]conntrack.Namespace, error) {
-		list, err := conntrack.Namespaces()
-		return slices.DeleteFunc(list, func(n conntrack.Namespace) bool { return !n.Own }), err
-	}})
 }
 
 // WatchFlows sends events until the client leaves.

@@ -20,15 +20,15 @@ const (
 	// refusalWindow is how long a refusal is a finding.
 	refusalWindow = time.Minute
 	// An endpoint is a finding if leastUnanswered connections to it, opened within
-	// answerWindow, have waited for answerPatience, and it answered none. The window is
-	// shorter than the timeout of a flow without an answer (ebpf.Timeouts.TCPNew).
+	// answerWindow, have waited for answerPatience, and it has answered none opened since.
+	// A TCP client repeats its first segment after 1 s (RFC 6298), so two were lost. The
+	// window is shorter than the timeout of a flow without an answer (ebpf.Timeouts.TCPNew).
 	leastUnanswered = 3
-	answerPatience  = 3 * time.Second
+	answerPatience  = 1500 * time.Millisecond
 	answerWindow    = 30 * time.Second
-	// walkPause and walkShare bound the cost of reading the flow table: a reading begins
-	// walkPause after the last one, and after walkShare times the time that it took.
-	walkPause = 2 * time.Second
-	walkShare = 20
+	// readingShare bounds the cost of examinations and of reading the flow table: the next
+	// begins so many times its duration after the last.
+	readingShare = 20
 	// mostTraffic limits the endpoints and the Service ports of a report, and mostClients the
 	// clients of each.
 	mostTraffic = 20
@@ -38,8 +38,8 @@ const (
 // stateNew is the state of a flow whose endpoint has not answered.
 const stateNew = "new"
 
-// traffic returns what the backends and the flow events know about recent packets. The caller
-// holds s.finding.
+// traffic returns what the backends and the flow events know about recent packets. Only
+// s.examining calls it.
 func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	t := &doctor.Traffic{}
 	for _, in := range s.inspectors() {
@@ -67,23 +67,42 @@ type endpointKey struct {
 	at       netip.AddrPort
 }
 
-// recentFlows are the connections to an endpoint that were opened within answerWindow.
+// recentFlows are the connections to an endpoint that were opened within answerWindow. Those
+// opened before the last one that was answered do not count.
 type recentFlows struct {
-	answered, waiting int // waiting for answerPatience or longer
-	service           netip.AddrPort
-	longest           time.Duration
-	clients           map[string]int
+	answered time.Time // when the last answered one was opened; zero: none was
+	waiting  []waitingFlow
 }
 
-func (r *recentFlows) wait(f *dataplane.Flow, age time.Duration) {
-	r.waiting++
-	r.service, r.longest = f.Service, max(r.longest, age)
-	if r.clients == nil {
-		r.clients = map[string]int{}
+// waitingFlow has waited for its answer for answerPatience or longer.
+type waitingFlow struct {
+	opened  time.Time
+	client  netip.Addr
+	service netip.AddrPort
+}
+
+func (r *recentFlows) answer(opened time.Time) {
+	if opened.After(r.answered) {
+		r.answered = opened
+		r.waiting = slices.DeleteFunc(r.waiting, func(w waitingFlow) bool { return !w.opened.After(opened) })
 	}
-	if addr := f.Client.Addr().String(); r.clients[addr] > 0 || len(r.clients) < mostClients {
-		r.clients[addr]++
+}
+
+// wait remembers a flow. Of more than mostClients it keeps the ones that it saw first.
+func (r *recentFlows) wait(f *dataplane.Flow) {
+	if len(r.waiting) < mostClients && f.Opened.After(r.answered) {
+		r.waiting = append(r.waiting, waitingFlow{f.Opened, f.Client.Addr(), f.Service})
 	}
+}
+
+// clients counts the waiting flows by client, and returns how long the oldest has waited.
+func (r *recentFlows) clients(now time.Time) (clients map[string]int, longest time.Duration) {
+	clients = map[string]int{}
+	for _, w := range r.waiting {
+		clients[w.client.String()]++
+		longest = max(longest, now.Sub(w.opened))
+	}
+	return clients, longest
 }
 
 // flowWalk is the last reading of the flow table.
@@ -94,10 +113,10 @@ type flowWalk struct {
 }
 
 // silentEndpoints returns the endpoints that answer no connection. The result may be from the
-// last reading of the flow table: see walkPause.
+// last reading of the flow table: see readingShare.
 func (s *Server) silentEndpoints(ctx context.Context) (map[endpointKey]*recentFlows, error) {
 	last := &s.walk
-	if !last.ended.IsZero() && time.Since(last.ended) < max(walkPause, walkShare*last.took) {
+	if !last.ended.IsZero() && time.Since(last.ended) < readingShare*last.took {
 		return last.silent, nil
 	}
 	began, found := time.Now(), map[endpointKey]*recentFlows{}
@@ -106,7 +125,7 @@ func (s *Server) silentEndpoints(ctx context.Context) (map[endpointKey]*recentFl
 			return nil, fmt.Errorf("read the flow table: %w", err)
 		}
 	}
-	maps.DeleteFunc(found, func(_ endpointKey, r *recentFlows) bool { return r.answered > 0 || r.waiting < leastUnanswered })
+	maps.DeleteFunc(found, func(_ endpointKey, r *recentFlows) bool { return len(r.waiting) < leastUnanswered })
 	s.walk = flowWalk{ended: time.Now(), took: time.Since(began), silent: found}
 	return found, nil
 }
@@ -125,9 +144,9 @@ func addRecent(found map[endpointKey]*recentFlows, f *dataplane.Flow, now time.T
 	}
 	switch {
 	case f.State != stateNew:
-		r.answered++
+		r.answer(f.Opened)
 	case age >= answerPatience:
-		r.wait(f, age)
+		r.wait(f)
 	}
 }
 
@@ -135,7 +154,7 @@ func addRecent(found map[endpointKey]*recentFlows, f *dataplane.Flow, now time.T
 // endpoint end by themselves.
 func (s *Server) nameUnanswered(ctx context.Context, silent map[endpointKey]*recentFlows) ([]doctor.Unanswered, error) {
 	keys := slices.SortedFunc(maps.Keys(silent), func(a, b endpointKey) int {
-		return cmp.Or(cmp.Compare(silent[b].waiting, silent[a].waiting), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
+		return cmp.Or(cmp.Compare(len(silent[b].waiting), len(silent[a].waiting)), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
 	})
 	keys = keys[:min(len(keys), maxNames/2)]
 	if len(keys) == 0 {
@@ -144,7 +163,7 @@ func (s *Server) nameUnanswered(ctx context.Context, silent map[endpointKey]*rec
 	names := make([]reconcile.Address, 0, 2*len(keys))
 	for _, k := range keys {
 		names = append(names, reconcile.Address{Protocol: k.protocol, AddrPort: k.at, EndpointOfMax: maxEndpointOf},
-			reconcile.Address{Protocol: k.protocol, AddrPort: silent[k].service})
+			reconcile.Address{Protocol: k.protocol, AddrPort: silent[k].waiting[0].service})
 	}
 	if err := s.cfg.State.Names(ctx, names); err != nil {
 		return nil, fmt.Errorf("name endpoints: %w", err)
@@ -157,8 +176,9 @@ func (s *Server) nameUnanswered(ctx context.Context, silent map[endpointKey]*rec
 		}
 		u := doctor.Unanswered{
 			Service: servicePort(service.Service, service.Port, service.Number), Protocol: k.protocol.String(), Endpoint: k.at.String(), Node: endpoint.Node,
-			Flows: r.waiting, Window: answerWindow, Longest: r.longest, Clients: r.clients,
+			Flows: len(r.waiting), Window: answerWindow,
 		}
+		u.Clients, u.Longest = r.clients(time.Now())
 		if endpoint.Pod != (model.Name{}) {
 			u.Pod = endpoint.Pod.String()
 		}
@@ -210,18 +230,29 @@ func (s *Server) refusals(ctx context.Context) ([]doctor.Refusal, error) {
 		if err != nil {
 			return nil, fmt.Errorf("look up Service %s: %w", k.service, err)
 		}
-		if exists { // else it was deleted meanwhile
-			found[k].Allowed = sourceRanges(&service, k)
-			list = append(list, *found[k])
+		if !exists { // it was deleted meanwhile
+			continue
 		}
+		r := found[k]
+		r.Allowed = sourceRanges(&service, k, r.Address)
+		if k.reason == doctor.ReasonSocketTimedOut {
+			if len(r.Allowed) == 0 { // policy Local
+				continue
+			}
+			r.Reason = doctor.ReasonSourceRange
+		}
+		list = append(list, *r)
 	}
 	return list, nil
 }
 
+// explained are the reasons of refusals and drops that a check explains.
+var explained = []string{doctor.ReasonSourceRange, doctor.ReasonSNATPorts, doctor.ReasonSocketTimedOut}
+
 // addRefusal counts an event, if there is a check of its reason and a Service to name.
 func addRefusal(found map[refusalKey]*doctor.Refusal, e *flowlog.Event, now time.Time) {
 	f := &e.Flow
-	if f.Service == "" || e.Reason != doctor.ReasonSourceRange && e.Reason != doctor.ReasonSNATPorts {
+	if f.Service == "" || !slices.Contains(explained, e.Reason) {
 		return
 	}
 	key := refusalKey{model.Name{Namespace: f.Namespace, Name: f.Service}, f.PortName, f.Protocol, e.Reason}
@@ -235,13 +266,16 @@ func addRefusal(found map[refusalKey]*doctor.Refusal, e *flowlog.Event, now time
 	}
 	r.Packets++
 	if ago := max(now.Sub(e.Time), 0); ago <= r.Ago {
-		r.Ago, r.Address, r.Endpoint = ago, f.ServiceAddress.Address.String(), ""
+		r.Ago, r.Address, r.Endpoint = ago, f.ServiceAddress.Address, ""
 		if at := f.Endpoint.Address; at.IsValid() && !at.Addr().IsUnspecified() {
 			r.Endpoint = at.String()
 		}
 	}
 	client := f.Client.Address.Addr().String()
-	if f.Client.Pod != "" {
+	switch {
+	case e.Reason == doctor.ReasonSocketTimedOut: // a socket has no address before connect()
+		client = "sockets of this node and its pods"
+	case f.Client.Pod != "":
 		client = "pod " + f.Client.Pod
 	}
 	if r.Clients[client] > 0 || len(r.Clients) < mostClients {
@@ -249,14 +283,17 @@ func addRefusal(found map[refusalKey]*doctor.Refusal, e *flowlog.Event, now time
 	}
 }
 
-// sourceRanges returns the source ranges of a Service port, sorted.
-func sourceRanges(service *reconcile.Service, k refusalKey) (list []string) {
+// sourceRanges returns the source ranges of a Service port at an address, sorted.
+func sourceRanges(service *reconcile.Service, k refusalKey, at netip.AddrPort) (list []string) {
 	ranges := map[netip.Prefix]bool{}
 	for _, p := range service.Ports {
 		if p.ID.Port != k.port || p.ID.Protocol != k.protocol {
 			continue
 		}
 		for _, f := range p.Frontends {
+			if f.Port != at.Port() || f.Addr.IsValid() && f.Addr != at.Addr() {
+				continue
+			}
 			for _, r := range f.SourceRanges {
 				ranges[r] = true
 			}

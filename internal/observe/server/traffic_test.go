@@ -79,8 +79,10 @@ func TestASilentEndpointIsFound(t *testing.T) {
 		{"long ago", three(func(f *dataplane.Flow) { f.Opened = time.Now().Add(-40 * time.Second) }), false},
 		{"the opening is unknown", three(func(f *dataplane.Flow) { f.Opened = time.Time{} }), false},
 		{"UDP without answers", three(func(f *dataplane.Flow) { f.Protocol = model.UDP }), false},
-		{"another connection is answered", append(three(nil), trafficFlow(9, "syn-recv", waits)), false},
-		{"another connection was refused", append(three(nil), trafficFlow(9, "closed", waits)), false},
+		{"a later connection is answered", append(three(nil), trafficFlow(9, "syn-recv", waits-time.Second)), false},
+		{"a later connection was refused", append(three(nil), trafficFlow(9, "closed", waits-time.Second)), false},
+		{"an answered connection comes first in the table", append([]dataplane.Flow{trafficFlow(9, "established", waits-time.Second)}, three(nil)...), false},
+		{"the endpoint died: earlier connections were answered", append(three(nil), trafficFlow(9, "established", waits+time.Second)), true},
 		{"a connection was answered long ago", append(three(nil), trafficFlow(9, "established", time.Hour)), true},
 		{"another endpoint answers", append(three(nil), func() dataplane.Flow {
 			f := trafficFlow(9, "established", waits)
@@ -116,9 +118,7 @@ func TestTheFlowTableIsReadSeldom(t *testing.T) {
 		plane.flows = append(plane.flows, trafficFlow(n, "new", 5*time.Second))
 	}
 	h, _ := findingsOf(t, plane)
-	h.finding.Lock()
-	defer h.finding.Unlock()
-	h.walk.took = time.Hour / walkShare
+	h.walk.took = time.Hour / readingShare
 	for range 3 {
 		silent, err := h.silentEndpoints(t.Context())
 		if err != nil || len(silent) != 1 {
@@ -138,11 +138,13 @@ func TestRefusedClientsAreFound(t *testing.T) {
 	event := func(service, reason string, client string, ago time.Duration) dataplane.FlowEvent {
 		return dataplane.FlowEvent{Kind: dataplane.FlowRefused, Time: time.Now().Add(-ago), Reason: reason, Flow: dataplane.EventFlow{
 			Port:     intent.PortID{Service: model.Name{Namespace: "default", Name: service}, Port: "http", Number: 80, Protocol: model.TCP},
-			Protocol: model.TCP, Client: netip.MustParseAddrPort(client), ServiceAddress: netip.MustParseAddrPort("10.96.0.1:80"),
+			Protocol: model.TCP, Client: netip.MustParseAddrPort(client), ServiceAddress: netip.MustParseAddrPort("10.0.0.1:30080"),
 		}}
 	}
 	ports := event("web", "drop_snat_ports", "198.51.100.1:1", time.Second)
 	ports.Kind, ports.Flow.Endpoint = dataplane.FlowDropped, netip.MustParseAddrPort("10.1.1.3:8080")
+	socket, local := event("web", "socket_timed_out", "0.0.0.0:0", time.Second), event("web", "socket_timed_out", "0.0.0.0:0", time.Second)
+	local.Flow.ServiceAddress = netip.MustParseAddrPort("10.96.0.1:80")
 	opened := event("web", "drop_source_range", "198.51.100.1:1", time.Second)
 	opened.Kind = dataplane.FlowOpened
 	for _, row := range []struct {
@@ -154,8 +156,10 @@ func TestRefusedClientsAreFound(t *testing.T) {
 		{"source ranges", []dataplane.FlowEvent{
 			event("web", "drop_source_range", "198.51.100.1:1", 2*time.Second), event("web", "drop_source_range", "198.51.100.1:2", time.Second),
 			event("web", "drop_source_range", "198.51.100.2:1", 3*time.Second), event("deleted", "drop_source_range", "198.51.100.2:1", 3*time.Second),
-		}, []string{"source-range-refuses"}, []string{"Service default/web:http refuses 2 clients", "at least 3 packets", "from 198.51.100.1 (2), 198.51.100.2 (1)", "asked 10.96.0.1:80", "allowed: 192.0.2.0/24"}},
+		}, []string{"source-range-refuses"}, []string{"Service default/web:http refuses 2 clients", "at least 3 packets", "from 198.51.100.1 (2), 198.51.100.2 (1)", "asked 10.0.0.1:30080", "allowed: 192.0.2.0/24"}},
 		{"SNAT ports", []dataplane.FlowEvent{ports}, []string{"service-snat-ports-exhausted"}, []string{"critical", "towards 10.1.1.3:8080", "198.51.100.1 (1)"}},
+		{"a socket and source ranges", []dataplane.FlowEvent{socket}, []string{"source-range-refuses"}, []string{"from sockets of this node and its pods (1)", "allowed: 192.0.2.0/24"}},
+		{"a socket and policy Local", []dataplane.FlowEvent{local}, nil, nil},
 		{"before the last minute", []dataplane.FlowEvent{event("web", "drop_source_range", "198.51.100.1:1", time.Hour)}, nil, nil},
 		{"no endpoints", []dataplane.FlowEvent{event("web", "rejected_rst", "198.51.100.1:1", time.Second), event("web", "drop_policy_local", "198.51.100.1:1", time.Second)}, nil, nil},
 		{"no refusal", []dataplane.FlowEvent{opened}, nil, nil},

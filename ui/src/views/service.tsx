@@ -21,7 +21,7 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
   const app = useApp();
   const { cluster } = app;
   // Ten nodes are enough to compare.
-  const poll = useMemo(() => new Poll(() => cluster.call((c) => c.getService({ namespace, name }), cluster.scope.slice(0, 10)), 3000), [namespace, name, cluster.selected]);
+  const poll = useMemo(() => new Poll(() => cluster.call((c) => c.getService({ namespace, name, countFlows: true }), cluster.scope.slice(0, 10)), 3000), [namespace, name, cluster.selected]);
   useSource(poll);
   useTick(1000);
   const key = `${namespace}/${name}`;
@@ -40,7 +40,7 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
       {poll.error && <Message title="The Service cannot be read" mood="bad"><p>{shown(poll.error)}</p></Message>}
       {results.length > 0 && !first && failed && <Message title="The Service cannot be read" mood="bad"><p>{shown(failed.error)}</p></Message>}
       {traffic && <Chart label={`Connections of ${shown(key)} in the last minute`} lines={lines} data={data} height={120} />}
-      {first && <Whole service={first.value!.service!} />}
+      {first && <Whole service={first.value!.service!} flows={flowsByEndpoint(results.map((r) => r.value?.service))} />}
       {results.map((r) => <Differences key={r.node.id} node={nodeName(r.node)} service={r.value?.service} />)}
       <p>
         <button
@@ -71,15 +71,15 @@ function Differences({ node, service }: { node: string; service?: Service }) {
   );
 }
 
-function Whole({ service }: { service: Service }) {
+function Whole({ service, flows }: { service: Service; flows: Map<string, Flows> }) {
   return (
     <>
-      {service.ports.map((p, i) => <Port key={i} port={p} type={service.type} />)}
+      {service.ports.map((p, i) => <Port key={i} port={p} type={service.type} flows={flows} />)}
     </>
   );
 }
 
-function Port({ port: p, type }: { port: ServicePort; type: string }) {
+function Port({ port: p, type, flows }: { port: ServicePort; type: string; flows: Map<string, Flows> }) {
   const c = p.counters;
   const handshakes = c?.handshakeMsLog2.map(Number) ?? [];
   const p50 = quantile(handshakes, 0.5, 1);
@@ -114,14 +114,39 @@ function Port({ port: p, type }: { port: ServicePort; type: string }) {
           </>
         )}
       </dl>
-      <Endpoints list={p.endpoints} total={p.endpointCount} />
+      <Endpoints port={p} flows={flows} />
     </section>
   );
 }
 
+/** Flows are the numbers of flows to an endpoint on all nodes that count them. */
+type Flows = { answered: bigint; waiting: bigint };
+
+const endpointKey = (p: ServicePort, e: Endpoint) => `${p.protocol} ${p.name} ${hostPort(e.address, e.port)}`;
+
+function flowsByEndpoint(services: (Service | undefined)[]): Map<string, Flows> {
+  const sums = new Map<string, Flows>();
+  for (const p of services.flatMap((s) => s?.ports ?? [])) {
+    for (const e of p.endpoints) {
+      if (!e.flows) continue;
+      const key = endpointKey(p, e);
+      const sum = sums.get(key) ?? { answered: 0n, waiting: 0n };
+      sums.set(key, { answered: sum.answered + e.flows.answered, waiting: sum.waiting + e.flows.waiting });
+    }
+  }
+  return sums;
+}
+
+function flowsText(flows?: Flows) {
+  if (!flows) return "–";
+  const all = count(Number(flows.answered + flows.waiting));
+  return flows.waiting > 0n ? `${all}, ${count(Number(flows.waiting))} wait` : all;
+}
+
 const shownEndpoints = 100;
 
-function Endpoints({ list, total }: { list: Endpoint[]; total: number }) {
+function Endpoints({ port, flows }: { port: ServicePort; flows: Map<string, Flows> }) {
+  const { endpoints: list, endpointCount: total } = port;
   const { cluster } = useApp();
   if (list.length === 0) return <p class="warn">{total > 0 ? "The agent did not list its endpoints." : "It has no endpoint: clients are refused."}</p>;
   const silent = new Set([...cluster.traffic.silent.values()].filter((s) => s.count.now(nowSecond()) >= 0.8).map((s) => s.endpoint));
@@ -129,7 +154,7 @@ function Endpoints({ list, total }: { list: Endpoint[]; total: number }) {
     <div class="scroll" tabIndex={0} role="region" aria-label="Endpoints">
       <table>
         <thead>
-          <tr><th scope="col">Endpoint</th><th scope="col">Pod</th><th scope="col">Node</th><th scope="col">State</th></tr>
+          <tr><th scope="col">Endpoint</th><th scope="col">Pod</th><th scope="col">Node</th><th scope="col">State</th><th scope="col">Flows</th></tr>
         </thead>
         <tbody>
           {list.slice(0, shownEndpoints).map((e) => {
@@ -140,6 +165,7 @@ function Endpoints({ list, total }: { list: Endpoint[]; total: number }) {
                 <td><Name text={e.pod || "–"} /></td>
                 <td><Name text={e.node || "–"} /></td>
                 <td>{silent.has(at) ? <Chip mood="bad">no answer</Chip> : <State e={e} />}</td>
+                <td>{flowsText(flows.get(endpointKey(port, e)))}</td>
               </tr>
             );
           })}

@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file spillway/node/v1alpha1/node.proto.
  */
 export const file_spillway_node_v1alpha1_node: GenFile = /*@__PURE__*/
-  fileDesc("CiFzcGlsbHdheS9ub2RlL3YxYWxwaGExL25vZGUucHJvdG8SFnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEiDwoNU3RhdHVzUmVxdWVzdCKmBAoOU3RhdHVzUmVzcG9uc2USDAoEbm9kZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEg4KBmNvbW1pdBgDIAEoCRIOCgZrZXJuZWwYBCABKAkSKAoEdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKwoHc3RhcnRlZBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKcHJveHlfbW9kZRgHIAEoCRIqCgRzeW5jGAggASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TeW5jEjUKCmRhdGFwbGFuZXMYCSADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRhdGFwbGFuZRIxCghwcm9ibGVtcxgKIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbRItCgZ0YWJsZXMYCyADKAsyHS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlRhYmxlEisKBWhvb2tzGAwgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ib29rEjEKCGZlYXR1cmVzGA0gAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GZWF0dXJlEi4KBmV2ZW50cxgOIAEoCzIeLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRzEhUKDW1vcmVfcHJvYmxlbXMYDyABKA0irgEKBFN5bmMSDgoGbGlzdGVkGAEgASgIEi8KC2xhc3Rfc3luY2VkGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIxCg1wZW5kaW5nX3NpbmNlGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIQCghzZXJ2aWNlcxgEIAEoDRINCgVwb3J0cxgFIAEoDRIRCgllbmRwb2ludHMYBiABKA0iNwoJRGF0YXBsYW5lEgwKBG5hbWUYASABKAkSDQoFcG9ydHMYAiABKA0SDQoFZXJyb3IYAyABKAkiJgoHUHJvYmxlbRINCgV3aGVyZRgBIAEoCRIMCgR3aGF0GAIgASgJIjEKBVRhYmxlEgwKBG5hbWUYASABKAkSDAoEdXNlZBgCIAEoBBIMCgRzaXplGAMgASgEIkgKBEhvb2sSDQoFcGxhY2UYASABKAkSDwoHcHJvZ3JhbRgCIAEoCRIRCgltZWNoYW5pc20YAyABKAkSDQoFZXJyb3IYBCABKAkiOAoHRmVhdHVyZRIMCgRuYW1lGAEgASgJEg8KB3ByZXNlbnQYAiABKAgSDgoGZGV0YWlsGAMgASgJIlwKBkV2ZW50cxIPCgdlbmFibGVkGAEgASgIEhAKCHJlY2VpdmVkGAIgASgEEgwKBGxvc3QYAyABKAQSEwoLc2FtcGxlZF9vdXQYBCABKAQSDAoEbW9kZRgFIAEoCSJPChNMaXN0U2VydmljZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJiChRMaXN0U2VydmljZXNSZXNwb25zZRIxCghzZXJ2aWNlcxgBIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiNAoRR2V0U2VydmljZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkiRgoSR2V0U2VydmljZVJlc3BvbnNlEjAKB3NlcnZpY2UYASABKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2UinwEKB1NlcnZpY2USEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSDAoEdHlwZRgDIAEoCRIyCgVwb3J0cxgEIAMoCzIjLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZVBvcnQSMQoIcHJvYmxlbXMYBSADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb2JsZW0i3AMKC1NlcnZpY2VQb3J0EgwKBG5hbWUYASABKAkSDAoEcG9ydBgCIAEoDRIyCghwcm90b2NvbBgDIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSEQoJZGF0YXBsYW5lGAQgASgJEjMKCWZyb250ZW5kcxgFIAMoCzIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRnJvbnRlbmQSMwoJZW5kcG9pbnRzGAYgAygLMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FbmRwb2ludBIWCg5lbmRwb2ludF9jb3VudBgHIAEoDRIfChdleHRlcm5hbF90cmFmZmljX3BvbGljeRgIIAEoCRIfChdpbnRlcm5hbF90cmFmZmljX3BvbGljeRgJIAEoCRIrCghhZmZpbml0eRgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZoZWxwZXIYCyABKAkSEwoLZGlmZmVyZW5jZXMYDCADKAkSMgoIY291bnRlcnMYDSABKAsyIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkNvdW50ZXJzEg4KBmZhbWlseRgOIAEoCRIQCghjb21wYXJlZBgPIAEoCCJOCghGcm9udGVuZBIMCgRraW5kGAEgASgJEg8KB2FkZHJlc3MYAiABKAkSDAoEcG9ydBgDIAEoDRIVCg1zb3VyY2VfcmFuZ2VzGAQgAygJIr0BCghFbmRwb2ludBIPCgdhZGRyZXNzGAEgASgJEgwKBHBvcnQYAiABKA0SDAoEbm9kZRgDIAEoCRILCgNwb2QYBCABKAkSDQoFcmVhZHkYBSABKAgSDwoHc2VydmluZxgGIAEoCBITCgt0ZXJtaW5hdGluZxgHIAEoCBIOCgZpbl91c2UYCCABKAgSMgoIY291bnRlcnMYCSABKAsyIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkNvdW50ZXJzItgBCghDb3VudGVycxITCgtjb25uZWN0aW9ucxgBIAEoBBIOCgZhY3RpdmUYAiABKAQSDwoHcmVmdXNlZBgDIAEoBBIPCgdkcm9wcGVkGAQgASgEEhkKEWJ5dGVzX3RvX2VuZHBvaW50GAUgASgEEhcKD2J5dGVzX3RvX2NsaWVudBgGIAEoBBIbChNwYWNrZXRzX3RvX2VuZHBvaW50GAcgASgEEhkKEXBhY2tldHNfdG9fY2xpZW50GAggASgEEhkKEWhhbmRzaGFrZV9tc19sb2cyGAkgAygEIo4BCgpGbG93RmlsdGVyEhEKCW5hbWVzcGFjZRgBIAEoCRIPCgdzZXJ2aWNlGAIgASgJEgsKA3BvZBgDIAEoCRIPCgdhZGRyZXNzGAQgASgJEgwKBHBvcnQYBSABKA0SMAoFa2luZHMYBiADKA4yIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkV2ZW50S2luZCJVChBMaXN0Rmxvd3NSZXF1ZXN0EjIKBmZpbHRlchgBIAEoCzIiLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmxvd0ZpbHRlchINCgVsaW1pdBgCIAEoDSJOChFMaXN0Rmxvd3NSZXNwb25zZRIrCgVmbG93cxgBIAMoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmxvdxIMCgRtb3JlGAIgASgIInIKEVdhdGNoRmxvd3NSZXF1ZXN0EjIKBmZpbHRlchgBIAEoCzIiLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmxvd0ZpbHRlchIpCgVzaW5jZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiVwoSV2F0Y2hGbG93c1Jlc3BvbnNlEjEKBmV2ZW50cxgBIAMoCzIhLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmxvd0V2ZW50Eg4KBm1pc3NlZBgCIAEoBCKiAQoJRmxvd0V2ZW50Ei8KBGtpbmQYASABKA4yIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkV2ZW50S2luZBIoCgR0aW1lGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIqCgRmbG93GAMgASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93Eg4KBnJlYXNvbhgEIAEoCSJACgRQZWVyEg8KB2FkZHJlc3MYASABKAkSDAoEcG9ydBgCIAEoDRILCgNwb2QYAyABKAkSDAoEbm9kZRgEIAEoCSLcBAoERmxvdxIMCgRub2RlGAEgASgJEjIKCHByb3RvY29sGAIgASgOMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm90b2NvbBIsCgZjbGllbnQYAyABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlBlZXISNQoPc2VydmljZV9hZGRyZXNzGAQgASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5QZWVyEhEKCW5hbWVzcGFjZRgFIAEoCRIPCgdzZXJ2aWNlGAYgASgJEhEKCXBvcnRfbmFtZRgHIAEoCRIuCghlbmRwb2ludBgIIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUGVlchIRCglieV9zb2NrZXQYCSABKAgSKgoGb3BlbmVkGAogASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBItCglsYXN0X3NlZW4YCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg0KBXN0YXRlGAwgASgJEhkKEWJ5dGVzX3RvX2VuZHBvaW50GA0gASgEEhcKD2J5dGVzX3RvX2NsaWVudBgOIAEoBBIbChNwYWNrZXRzX3RvX2VuZHBvaW50GA8gASgEEhkKEXBhY2tldHNfdG9fY2xpZW50GBAgASgEEiwKCWhhbmRzaGFrZRgRIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIvCgxzbW9vdGhlZF9ydHQYEiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iDgoMRHJvcHNSZXF1ZXN0IjwKDURyb3BzUmVzcG9uc2USKwoFZHJvcHMYASADKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRyb3AiXAoERHJvcBIOCgZyZWFzb24YASABKAkSDwoHbWVhbmluZxgCIAEoCRIPCgdwYWNrZXRzGAMgASgEEhEKCW5hbWVzcGFjZRgEIAEoCRIPCgdzZXJ2aWNlGAUgASgJIkIKDE5hbWVzUmVxdWVzdBIyCglhZGRyZXNzZXMYASADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkFkZHJlc3MiXAoHQWRkcmVzcxIyCghwcm90b2NvbBgBIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSDwoHYWRkcmVzcxgCIAEoCRIMCgRwb3J0GAMgASgNIkQKDU5hbWVzUmVzcG9uc2USMwoFbmFtZXMYASADKAsyJC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkFkZHJlc3NOYW1lcyKhAQoMQWRkcmVzc05hbWVzEjgKB3NlcnZpY2UYASABKAsyJy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2VQb3J0TmFtZRI8CgtlbmRwb2ludF9vZhgCIAMoCzInLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZVBvcnROYW1lEgsKA3BvZBgDIAEoCRIMCgRub2RlGAQgASgJIocBCg9TZXJ2aWNlUG9ydE5hbWUSEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSEQoJcG9ydF9uYW1lGAMgASgJEgwKBHBvcnQYBCABKA0SMgoIcHJvdG9jb2wYBSABKA4yIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb3RvY29sIhEKD0ZpbmRpbmdzUmVxdWVzdCJ4ChBGaW5kaW5nc1Jlc3BvbnNlEjEKCGZpbmRpbmdzGAEgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GaW5kaW5nEjEKCHByb2JsZW1zGAIgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm9ibGVtIo4BCgdGaW5kaW5nEgoKAmlkGAEgASgJEhAKCHNldmVyaXR5GAIgASgJEg0KBXRpdGxlGAMgASgJEg4KBmRldGFpbBgEIAEoCRILCgNmaXgYBSABKAkSFQoNZG9jdW1lbnRhdGlvbhgGIAEoCRIQCghldmlkZW5jZRgHIAMoCRIQCghjb21tYW5kcxgIIAMoCSpbCghQcm90b2NvbBIYChRQUk9UT0NPTF9VTlNQRUNJRklFRBAAEhAKDFBST1RPQ09MX1RDUBABEhAKDFBST1RPQ09MX1VEUBACEhEKDVBST1RPQ09MX1NDVFAQAyqeAQoJRXZlbnRLaW5kEhoKFkVWRU5UX0tJTkRfVU5TUEVDSUZJRUQQABIVChFFVkVOVF9LSU5EX09QRU5FRBABEhcKE0VWRU5UX0tJTkRfQU5TV0VSRUQQAhIVChFFVkVOVF9LSU5EX0NMT1NFRBADEhYKEkVWRU5UX0tJTkRfUkVGVVNFRBAEEhYKEkVWRU5UX0tJTkRfRFJPUFBFRBAFMooGCgtOb2RlU2VydmljZRJXCgZTdGF0dXMSJS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlN0YXR1c1JlcXVlc3QaJi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlN0YXR1c1Jlc3BvbnNlEmkKDExpc3RTZXJ2aWNlcxIrLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTGlzdFNlcnZpY2VzUmVxdWVzdBosLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTGlzdFNlcnZpY2VzUmVzcG9uc2USYwoKR2V0U2VydmljZRIpLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuR2V0U2VydmljZVJlcXVlc3QaKi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkdldFNlcnZpY2VSZXNwb25zZRJgCglMaXN0Rmxvd3MSKC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RGbG93c1JlcXVlc3QaKS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RGbG93c1Jlc3BvbnNlEmUKCldhdGNoRmxvd3MSKS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLldhdGNoRmxvd3NSZXF1ZXN0Giouc3BpbGx3YXkubm9kZS52MWFscGhhMS5XYXRjaEZsb3dzUmVzcG9uc2UwARJUCgVEcm9wcxIkLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRHJvcHNSZXF1ZXN0GiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ecm9wc1Jlc3BvbnNlElQKBU5hbWVzEiQuc3BpbGx3YXkubm9kZS52MWFscGhhMS5OYW1lc1JlcXVlc3QaJS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLk5hbWVzUmVzcG9uc2USXQoIRmluZGluZ3MSJy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZpbmRpbmdzUmVxdWVzdBooLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmluZGluZ3NSZXNwb25zZUI2WjRzcGlsbHdheS5kZXYvc3BpbGx3YXkvYXBpL25vZGUvdjFhbHBoYTE7bm9kZXYxYWxwaGExYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("CiFzcGlsbHdheS9ub2RlL3YxYWxwaGExL25vZGUucHJvdG8SFnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEiDwoNU3RhdHVzUmVxdWVzdCKmBAoOU3RhdHVzUmVzcG9uc2USDAoEbm9kZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEg4KBmNvbW1pdBgDIAEoCRIOCgZrZXJuZWwYBCABKAkSKAoEdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKwoHc3RhcnRlZBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKcHJveHlfbW9kZRgHIAEoCRIqCgRzeW5jGAggASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TeW5jEjUKCmRhdGFwbGFuZXMYCSADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRhdGFwbGFuZRIxCghwcm9ibGVtcxgKIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbRItCgZ0YWJsZXMYCyADKAsyHS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlRhYmxlEisKBWhvb2tzGAwgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ib29rEjEKCGZlYXR1cmVzGA0gAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GZWF0dXJlEi4KBmV2ZW50cxgOIAEoCzIeLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRzEhUKDW1vcmVfcHJvYmxlbXMYDyABKA0irgEKBFN5bmMSDgoGbGlzdGVkGAEgASgIEi8KC2xhc3Rfc3luY2VkGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIxCg1wZW5kaW5nX3NpbmNlGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIQCghzZXJ2aWNlcxgEIAEoDRINCgVwb3J0cxgFIAEoDRIRCgllbmRwb2ludHMYBiABKA0iNwoJRGF0YXBsYW5lEgwKBG5hbWUYASABKAkSDQoFcG9ydHMYAiABKA0SDQoFZXJyb3IYAyABKAkiJgoHUHJvYmxlbRINCgV3aGVyZRgBIAEoCRIMCgR3aGF0GAIgASgJIjEKBVRhYmxlEgwKBG5hbWUYASABKAkSDAoEdXNlZBgCIAEoBBIMCgRzaXplGAMgASgEIkgKBEhvb2sSDQoFcGxhY2UYASABKAkSDwoHcHJvZ3JhbRgCIAEoCRIRCgltZWNoYW5pc20YAyABKAkSDQoFZXJyb3IYBCABKAkiOAoHRmVhdHVyZRIMCgRuYW1lGAEgASgJEg8KB3ByZXNlbnQYAiABKAgSDgoGZGV0YWlsGAMgASgJIlwKBkV2ZW50cxIPCgdlbmFibGVkGAEgASgIEhAKCHJlY2VpdmVkGAIgASgEEgwKBGxvc3QYAyABKAQSEwoLc2FtcGxlZF9vdXQYBCABKAQSDAoEbW9kZRgFIAEoCSJPChNMaXN0U2VydmljZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJiChRMaXN0U2VydmljZXNSZXNwb25zZRIxCghzZXJ2aWNlcxgBIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiSQoRR2V0U2VydmljZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSEwoLY291bnRfZmxvd3MYAyABKAgiRgoSR2V0U2VydmljZVJlc3BvbnNlEjAKB3NlcnZpY2UYASABKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2UinwEKB1NlcnZpY2USEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSDAoEdHlwZRgDIAEoCRIyCgVwb3J0cxgEIAMoCzIjLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZVBvcnQSMQoIcHJvYmxlbXMYBSADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb2JsZW0i3AMKC1NlcnZpY2VQb3J0EgwKBG5hbWUYASABKAkSDAoEcG9ydBgCIAEoDRIyCghwcm90b2NvbBgDIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSEQoJZGF0YXBsYW5lGAQgASgJEjMKCWZyb250ZW5kcxgFIAMoCzIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRnJvbnRlbmQSMwoJZW5kcG9pbnRzGAYgAygLMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FbmRwb2ludBIWCg5lbmRwb2ludF9jb3VudBgHIAEoDRIfChdleHRlcm5hbF90cmFmZmljX3BvbGljeRgIIAEoCRIfChdpbnRlcm5hbF90cmFmZmljX3BvbGljeRgJIAEoCRIrCghhZmZpbml0eRgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZoZWxwZXIYCyABKAkSEwoLZGlmZmVyZW5jZXMYDCADKAkSMgoIY291bnRlcnMYDSABKAsyIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkNvdW50ZXJzEg4KBmZhbWlseRgOIAEoCRIQCghjb21wYXJlZBgPIAEoCCJOCghGcm9udGVuZBIMCgRraW5kGAEgASgJEg8KB2FkZHJlc3MYAiABKAkSDAoEcG9ydBgDIAEoDRIVCg1zb3VyY2VfcmFuZ2VzGAQgAygJIvMBCghFbmRwb2ludBIPCgdhZGRyZXNzGAEgASgJEgwKBHBvcnQYAiABKA0SDAoEbm9kZRgDIAEoCRILCgNwb2QYBCABKAkSDQoFcmVhZHkYBSABKAgSDwoHc2VydmluZxgGIAEoCBITCgt0ZXJtaW5hdGluZxgHIAEoCBIOCgZpbl91c2UYCCABKAgSMgoIY291bnRlcnMYCSABKAsyIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkNvdW50ZXJzEjQKBWZsb3dzGAogASgLMiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FbmRwb2ludEZsb3dzIjIKDUVuZHBvaW50Rmxvd3MSEAoIYW5zd2VyZWQYASABKAQSDwoHd2FpdGluZxgCIAEoBCLYAQoIQ291bnRlcnMSEwoLY29ubmVjdGlvbnMYASABKAQSDgoGYWN0aXZlGAIgASgEEg8KB3JlZnVzZWQYAyABKAQSDwoHZHJvcHBlZBgEIAEoBBIZChFieXRlc190b19lbmRwb2ludBgFIAEoBBIXCg9ieXRlc190b19jbGllbnQYBiABKAQSGwoTcGFja2V0c190b19lbmRwb2ludBgHIAEoBBIZChFwYWNrZXRzX3RvX2NsaWVudBgIIAEoBBIZChFoYW5kc2hha2VfbXNfbG9nMhgJIAMoBCKOAQoKRmxvd0ZpbHRlchIRCgluYW1lc3BhY2UYASABKAkSDwoHc2VydmljZRgCIAEoCRILCgNwb2QYAyABKAkSDwoHYWRkcmVzcxgEIAEoCRIMCgRwb3J0GAUgASgNEjAKBWtpbmRzGAYgAygOMiEuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FdmVudEtpbmQiVQoQTGlzdEZsb3dzUmVxdWVzdBIyCgZmaWx0ZXIYASABKAsyIi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dGaWx0ZXISDQoFbGltaXQYAiABKA0iTgoRTGlzdEZsb3dzUmVzcG9uc2USKwoFZmxvd3MYASADKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3cSDAoEbW9yZRgCIAEoCCJyChFXYXRjaEZsb3dzUmVxdWVzdBIyCgZmaWx0ZXIYASABKAsyIi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dGaWx0ZXISKQoFc2luY2UYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIlcKEldhdGNoRmxvd3NSZXNwb25zZRIxCgZldmVudHMYASADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dFdmVudBIOCgZtaXNzZWQYAiABKAQiogEKCUZsb3dFdmVudBIvCgRraW5kGAEgASgOMiEuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FdmVudEtpbmQSKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKgoEZmxvdxgDIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmxvdxIOCgZyZWFzb24YBCABKAkiQAoEUGVlchIPCgdhZGRyZXNzGAEgASgJEgwKBHBvcnQYAiABKA0SCwoDcG9kGAMgASgJEgwKBG5vZGUYBCABKAki3AQKBEZsb3cSDAoEbm9kZRgBIAEoCRIyCghwcm90b2NvbBgCIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSLAoGY2xpZW50GAMgASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5QZWVyEjUKD3NlcnZpY2VfYWRkcmVzcxgEIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUGVlchIRCgluYW1lc3BhY2UYBSABKAkSDwoHc2VydmljZRgGIAEoCRIRCglwb3J0X25hbWUYByABKAkSLgoIZW5kcG9pbnQYCCABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlBlZXISEQoJYnlfc29ja2V0GAkgASgIEioKBm9wZW5lZBgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLQoJbGFzdF9zZWVuGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBINCgVzdGF0ZRgMIAEoCRIZChFieXRlc190b19lbmRwb2ludBgNIAEoBBIXCg9ieXRlc190b19jbGllbnQYDiABKAQSGwoTcGFja2V0c190b19lbmRwb2ludBgPIAEoBBIZChFwYWNrZXRzX3RvX2NsaWVudBgQIAEoBBIsCgloYW5kc2hha2UYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLwoMc21vb3RoZWRfcnR0GBIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIg4KDERyb3BzUmVxdWVzdCI8Cg1Ecm9wc1Jlc3BvbnNlEisKBWRyb3BzGAEgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ecm9wIlwKBERyb3ASDgoGcmVhc29uGAEgASgJEg8KB21lYW5pbmcYAiABKAkSDwoHcGFja2V0cxgDIAEoBBIRCgluYW1lc3BhY2UYBCABKAkSDwoHc2VydmljZRgFIAEoCSJCCgxOYW1lc1JlcXVlc3QSMgoJYWRkcmVzc2VzGAEgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5BZGRyZXNzIlwKB0FkZHJlc3MSMgoIcHJvdG9jb2wYASABKA4yIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb3RvY29sEg8KB2FkZHJlc3MYAiABKAkSDAoEcG9ydBgDIAEoDSJECg1OYW1lc1Jlc3BvbnNlEjMKBW5hbWVzGAEgAygLMiQuc3BpbGx3YXkubm9kZS52MWFscGhhMS5BZGRyZXNzTmFtZXMioQEKDEFkZHJlc3NOYW1lcxI4CgdzZXJ2aWNlGAEgASgLMicuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TZXJ2aWNlUG9ydE5hbWUSPAoLZW5kcG9pbnRfb2YYAiADKAsyJy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2VQb3J0TmFtZRILCgNwb2QYAyABKAkSDAoEbm9kZRgEIAEoCSKHAQoPU2VydmljZVBvcnROYW1lEhEKCW5hbWVzcGFjZRgBIAEoCRIMCgRuYW1lGAIgASgJEhEKCXBvcnRfbmFtZRgDIAEoCRIMCgRwb3J0GAQgASgNEjIKCHByb3RvY29sGAUgASgOMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm90b2NvbCIRCg9GaW5kaW5nc1JlcXVlc3QieAoQRmluZGluZ3NSZXNwb25zZRIxCghmaW5kaW5ncxgBIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmluZGluZxIxCghwcm9ibGVtcxgCIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbSKOAQoHRmluZGluZxIKCgJpZBgBIAEoCRIQCghzZXZlcml0eRgCIAEoCRINCgV0aXRsZRgDIAEoCRIOCgZkZXRhaWwYBCABKAkSCwoDZml4GAUgASgJEhUKDWRvY3VtZW50YXRpb24YBiABKAkSEAoIZXZpZGVuY2UYByADKAkSEAoIY29tbWFuZHMYCCADKAkqWwoIUHJvdG9jb2wSGAoUUFJPVE9DT0xfVU5TUEVDSUZJRUQQABIQCgxQUk9UT0NPTF9UQ1AQARIQCgxQUk9UT0NPTF9VRFAQAhIRCg1QUk9UT0NPTF9TQ1RQEAMqngEKCUV2ZW50S2luZBIaChZFVkVOVF9LSU5EX1VOU1BFQ0lGSUVEEAASFQoRRVZFTlRfS0lORF9PUEVORUQQARIXChNFVkVOVF9LSU5EX0FOU1dFUkVEEAISFQoRRVZFTlRfS0lORF9DTE9TRUQQAxIWChJFVkVOVF9LSU5EX1JFRlVTRUQQBBIWChJFVkVOVF9LSU5EX0RST1BQRUQQBTKKBgoLTm9kZVNlcnZpY2USVwoGU3RhdHVzEiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TdGF0dXNSZXF1ZXN0GiYuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TdGF0dXNSZXNwb25zZRJpCgxMaXN0U2VydmljZXMSKy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RTZXJ2aWNlc1JlcXVlc3QaLC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RTZXJ2aWNlc1Jlc3BvbnNlEmMKCkdldFNlcnZpY2USKS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkdldFNlcnZpY2VSZXF1ZXN0Giouc3BpbGx3YXkubm9kZS52MWFscGhhMS5HZXRTZXJ2aWNlUmVzcG9uc2USYAoJTGlzdEZsb3dzEiguc3BpbGx3YXkubm9kZS52MWFscGhhMS5MaXN0Rmxvd3NSZXF1ZXN0Gikuc3BpbGx3YXkubm9kZS52MWFscGhhMS5MaXN0Rmxvd3NSZXNwb25zZRJlCgpXYXRjaEZsb3dzEikuc3BpbGx3YXkubm9kZS52MWFscGhhMS5XYXRjaEZsb3dzUmVxdWVzdBoqLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuV2F0Y2hGbG93c1Jlc3BvbnNlMAESVAoFRHJvcHMSJC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRyb3BzUmVxdWVzdBolLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRHJvcHNSZXNwb25zZRJUCgVOYW1lcxIkLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTmFtZXNSZXF1ZXN0GiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5OYW1lc1Jlc3BvbnNlEl0KCEZpbmRpbmdzEicuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GaW5kaW5nc1JlcXVlc3QaKC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZpbmRpbmdzUmVzcG9uc2VCNlo0c3BpbGx3YXkuZGV2L3NwaWxsd2F5L2FwaS9ub2RlL3YxYWxwaGExO25vZGV2MWFscGhhMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * @generated from message spillway.node.v1alpha1.StatusRequest
@@ -444,6 +444,13 @@ export type GetServiceRequest = Message<"spillway.node.v1alpha1.GetServiceReques
    * @generated from field: string name = 2;
    */
   name: string;
+
+  /**
+   * of each endpoint, which reads the whole flow table
+   *
+   * @generated from field: bool count_flows = 3;
+   */
+  countFlows: boolean;
 };
 
 /**
@@ -703,6 +710,13 @@ export type Endpoint = Message<"spillway.node.v1alpha1.Endpoint"> & {
    * @generated from field: spillway.node.v1alpha1.Counters counters = 9;
    */
   counters?: Counters | undefined;
+
+  /**
+   * only with count_flows; unset: the dataplane has no flow table
+   *
+   * @generated from field: spillway.node.v1alpha1.EndpointFlows flows = 10;
+   */
+  flows?: EndpointFlows | undefined;
 };
 
 /**
@@ -711,6 +725,34 @@ export type Endpoint = Message<"spillway.node.v1alpha1.Endpoint"> & {
  */
 export const EndpointSchema: GenMessage<Endpoint> = /*@__PURE__*/
   messageDesc(file_spillway_node_v1alpha1_node, 16);
+
+/**
+ * EndpointFlows are the entries of a Service port for an endpoint in the node's flow table.
+ *
+ * @generated from message spillway.node.v1alpha1.EndpointFlows
+ */
+export type EndpointFlows = Message<"spillway.node.v1alpha1.EndpointFlows"> & {
+  /**
+   * by the endpoint, and not yet timed out
+   *
+   * @generated from field: uint64 answered = 1;
+   */
+  answered: bigint;
+
+  /**
+   * for its answer
+   *
+   * @generated from field: uint64 waiting = 2;
+   */
+  waiting: bigint;
+};
+
+/**
+ * Describes the message spillway.node.v1alpha1.EndpointFlows.
+ * Use `create(EndpointFlowsSchema)` to create a new message.
+ */
+export const EndpointFlowsSchema: GenMessage<EndpointFlows> = /*@__PURE__*/
+  messageDesc(file_spillway_node_v1alpha1_node, 17);
 
 /**
  * Counters count since the agent began to count the Service.
@@ -772,7 +814,7 @@ export type Counters = Message<"spillway.node.v1alpha1.Counters"> & {
  * Use `create(CountersSchema)` to create a new message.
  */
 export const CountersSchema: GenMessage<Counters> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 17);
+  messageDesc(file_spillway_node_v1alpha1_node, 18);
 
 /**
  * FlowFilter selects flows. An empty field selects all; fields must all match.
@@ -824,7 +866,7 @@ export type FlowFilter = Message<"spillway.node.v1alpha1.FlowFilter"> & {
  * Use `create(FlowFilterSchema)` to create a new message.
  */
 export const FlowFilterSchema: GenMessage<FlowFilter> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 18);
+  messageDesc(file_spillway_node_v1alpha1_node, 19);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListFlowsRequest
@@ -848,7 +890,7 @@ export type ListFlowsRequest = Message<"spillway.node.v1alpha1.ListFlowsRequest"
  * Use `create(ListFlowsRequestSchema)` to create a new message.
  */
 export const ListFlowsRequestSchema: GenMessage<ListFlowsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 19);
+  messageDesc(file_spillway_node_v1alpha1_node, 20);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListFlowsResponse
@@ -872,7 +914,7 @@ export type ListFlowsResponse = Message<"spillway.node.v1alpha1.ListFlowsRespons
  * Use `create(ListFlowsResponseSchema)` to create a new message.
  */
 export const ListFlowsResponseSchema: GenMessage<ListFlowsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 20);
+  messageDesc(file_spillway_node_v1alpha1_node, 21);
 
 /**
  * @generated from message spillway.node.v1alpha1.WatchFlowsRequest
@@ -896,7 +938,7 @@ export type WatchFlowsRequest = Message<"spillway.node.v1alpha1.WatchFlowsReques
  * Use `create(WatchFlowsRequestSchema)` to create a new message.
  */
 export const WatchFlowsRequestSchema: GenMessage<WatchFlowsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 21);
+  messageDesc(file_spillway_node_v1alpha1_node, 22);
 
 /**
  * @generated from message spillway.node.v1alpha1.WatchFlowsResponse
@@ -920,7 +962,7 @@ export type WatchFlowsResponse = Message<"spillway.node.v1alpha1.WatchFlowsRespo
  * Use `create(WatchFlowsResponseSchema)` to create a new message.
  */
 export const WatchFlowsResponseSchema: GenMessage<WatchFlowsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 22);
+  messageDesc(file_spillway_node_v1alpha1_node, 23);
 
 /**
  * @generated from message spillway.node.v1alpha1.FlowEvent
@@ -954,7 +996,7 @@ export type FlowEvent = Message<"spillway.node.v1alpha1.FlowEvent"> & {
  * Use `create(FlowEventSchema)` to create a new message.
  */
 export const FlowEventSchema: GenMessage<FlowEvent> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 23);
+  messageDesc(file_spillway_node_v1alpha1_node, 24);
 
 /**
  * @generated from message spillway.node.v1alpha1.Peer
@@ -990,7 +1032,7 @@ export type Peer = Message<"spillway.node.v1alpha1.Peer"> & {
  * Use `create(PeerSchema)` to create a new message.
  */
 export const PeerSchema: GenMessage<Peer> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 24);
+  messageDesc(file_spillway_node_v1alpha1_node, 25);
 
 /**
  * @generated from message spillway.node.v1alpha1.Flow
@@ -1108,7 +1150,7 @@ export type Flow = Message<"spillway.node.v1alpha1.Flow"> & {
  * Use `create(FlowSchema)` to create a new message.
  */
 export const FlowSchema: GenMessage<Flow> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 25);
+  messageDesc(file_spillway_node_v1alpha1_node, 26);
 
 /**
  * @generated from message spillway.node.v1alpha1.DropsRequest
@@ -1121,7 +1163,7 @@ export type DropsRequest = Message<"spillway.node.v1alpha1.DropsRequest"> & {
  * Use `create(DropsRequestSchema)` to create a new message.
  */
 export const DropsRequestSchema: GenMessage<DropsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 26);
+  messageDesc(file_spillway_node_v1alpha1_node, 27);
 
 /**
  * @generated from message spillway.node.v1alpha1.DropsResponse
@@ -1138,7 +1180,7 @@ export type DropsResponse = Message<"spillway.node.v1alpha1.DropsResponse"> & {
  * Use `create(DropsResponseSchema)` to create a new message.
  */
 export const DropsResponseSchema: GenMessage<DropsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 27);
+  messageDesc(file_spillway_node_v1alpha1_node, 28);
 
 /**
  * Drop counts packets since the programs were loaded.
@@ -1181,7 +1223,7 @@ export type Drop = Message<"spillway.node.v1alpha1.Drop"> & {
  * Use `create(DropSchema)` to create a new message.
  */
 export const DropSchema: GenMessage<Drop> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 28);
+  messageDesc(file_spillway_node_v1alpha1_node, 29);
 
 /**
  * @generated from message spillway.node.v1alpha1.NamesRequest
@@ -1200,7 +1242,7 @@ export type NamesRequest = Message<"spillway.node.v1alpha1.NamesRequest"> & {
  * Use `create(NamesRequestSchema)` to create a new message.
  */
 export const NamesRequestSchema: GenMessage<NamesRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 29);
+  messageDesc(file_spillway_node_v1alpha1_node, 30);
 
 /**
  * @generated from message spillway.node.v1alpha1.Address
@@ -1227,7 +1269,7 @@ export type Address = Message<"spillway.node.v1alpha1.Address"> & {
  * Use `create(AddressSchema)` to create a new message.
  */
 export const AddressSchema: GenMessage<Address> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 30);
+  messageDesc(file_spillway_node_v1alpha1_node, 31);
 
 /**
  * @generated from message spillway.node.v1alpha1.NamesResponse
@@ -1246,7 +1288,7 @@ export type NamesResponse = Message<"spillway.node.v1alpha1.NamesResponse"> & {
  * Use `create(NamesResponseSchema)` to create a new message.
  */
 export const NamesResponseSchema: GenMessage<NamesResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 31);
+  messageDesc(file_spillway_node_v1alpha1_node, 32);
 
 /**
  * AddressNames is what the node knows about an address; empty: nothing.
@@ -1288,7 +1330,7 @@ export type AddressNames = Message<"spillway.node.v1alpha1.AddressNames"> & {
  * Use `create(AddressNamesSchema)` to create a new message.
  */
 export const AddressNamesSchema: GenMessage<AddressNames> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 32);
+  messageDesc(file_spillway_node_v1alpha1_node, 33);
 
 /**
  * @generated from message spillway.node.v1alpha1.ServicePortName
@@ -1329,7 +1371,7 @@ export type ServicePortName = Message<"spillway.node.v1alpha1.ServicePortName"> 
  * Use `create(ServicePortNameSchema)` to create a new message.
  */
 export const ServicePortNameSchema: GenMessage<ServicePortName> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 33);
+  messageDesc(file_spillway_node_v1alpha1_node, 34);
 
 /**
  * @generated from message spillway.node.v1alpha1.FindingsRequest
@@ -1342,7 +1384,7 @@ export type FindingsRequest = Message<"spillway.node.v1alpha1.FindingsRequest"> 
  * Use `create(FindingsRequestSchema)` to create a new message.
  */
 export const FindingsRequestSchema: GenMessage<FindingsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 34);
+  messageDesc(file_spillway_node_v1alpha1_node, 35);
 
 /**
  * @generated from message spillway.node.v1alpha1.FindingsResponse
@@ -1366,7 +1408,7 @@ export type FindingsResponse = Message<"spillway.node.v1alpha1.FindingsResponse"
  * Use `create(FindingsResponseSchema)` to create a new message.
  */
 export const FindingsResponseSchema: GenMessage<FindingsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 35);
+  messageDesc(file_spillway_node_v1alpha1_node, 36);
 
 /**
  * @generated from message spillway.node.v1alpha1.Finding
@@ -1426,7 +1468,7 @@ export type Finding = Message<"spillway.node.v1alpha1.Finding"> & {
  * Use `create(FindingSchema)` to create a new message.
  */
 export const FindingSchema: GenMessage<Finding> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 36);
+  messageDesc(file_spillway_node_v1alpha1_node, 37);
 
 /**
  * @generated from enum spillway.node.v1alpha1.Protocol
