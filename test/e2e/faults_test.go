@@ -24,8 +24,9 @@ import (
 type fault struct {
 	name   string
 	plant  func(t *testing.T) (s *suite.File, dst string)
-	remove func(t *testing.T) // nil: the cleanup of the test does it
-	client string             // sends packets
+	remove func(t *testing.T)             // nil: the cleanup of the test does it
+	again  func(t *testing.T, dst string) // plants it once more, since the agent may repair it; nil: it may not
+	client string                         // sends packets
 	combo  flows.Combo
 	// says holds, by command, words that the command prints while the fault lasts. A command
 	// that is missing here cannot know of the fault: docs/how-to/find-a-fault.md.
@@ -78,6 +79,9 @@ func (e *env) showsFault(t *testing.T, f fault) {
 		from, dst = e.Addr("a1", false).String(), s.MustAddress(t, flows.ClusterIP, f.combo)
 		e.MustProbe(t, "a1") // a process in the pod's cgroup
 	}
+	if f.again != nil {
+		f.again(t, asked)
+	}
 	said["trace"] = e.run(t, "trace", "--bpffs", e.Agent("a").BPFFS, "--from", from, "--to", dst, "--protocol", protocol)
 	said["doctor"] = e.doctorWhileAsking(t, f, asked)
 	for command, text := range said {
@@ -91,16 +95,17 @@ func (e *env) showsFault(t *testing.T, f fault) {
 // oneLine joins wrapped lines.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// run runs a command on node a, whatever its exit code.
+// run runs a command, whatever its exit code. doctor runs on node a; the others read what the
+// kernel and the agent have, from anywhere.
 func (e *env) run(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, e.Binary, args...)
+	run := exec.CommandContext(ctx, e.Binary, args...).CombinedOutput
 	if args[0] == "doctor" {
-		cmd = e.MustHost(t, "a").Command(ctx, append([]string{e.Binary}, args...)...).Cmd
+		run = e.MustHost(t, "a").Command(ctx, append([]string{e.Binary}, args...)...).CombinedOutput
 	}
-	out, err := cmd.CombinedOutput()
+	out, err := run()
 	if ctx.Err() != nil {
 		t.Fatalf("spillway %q: %v: %s", args, err, out)
 	}
@@ -111,6 +116,9 @@ func (e *env) run(t *testing.T, args ...string) string {
 func (e *env) doctorWhileAsking(t *testing.T, f fault, dst string) string {
 	t.Helper()
 	for began := time.Now(); ; {
+		if f.again != nil {
+			f.again(t, dst)
+		}
 		text := e.run(t, "doctor", "--netns", "here", "--sample", "0", "--api-socket", e.Agent("a").Socket())
 		if took := time.Since(began); strings.Contains(oneLine(text), f.says["doctor"]) || took > time.Minute {
 			t.Logf("doctor: %q after %v", f.says["doctor"], took.Round(time.Millisecond))
@@ -200,7 +208,8 @@ func (e *env) faults() []fault {
 				e.traceBesideEntry(t, to, "40124")
 				return s, to
 			},
-			says: map[string]string{"trace": "stale"},
+			again: e.plantEntry,
+			says:  map[string]string{"trace": "stale", "doctor": "/web:udp does not have it"},
 		},
 		{
 			name: "PortsExhausted", client: "client1", combo: flows.TCP4, // the last: the node keeps seven ports

@@ -268,20 +268,29 @@ const staleEndpoint = "10.244.0.250:8080"
 // the entry is made again.
 func (e *env) traceBesideEntry(t *testing.T, to, sourcePort string) (r *trace.Report) {
 	t.Helper()
-	_, port, err := net.SplitHostPort(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	entry := []string{"-p", "udp", "-s", e.Addr("client0", false).String(), "-d", e.Addr("a", false).String(), "--sport", "40123", "--dport", port}
 	for range 10 {
-		_ = e.MustHost(t, "a").Command(t.Context(), append([]string{"conntrack", "-I", "--dst-nat", staleEndpoint, "-t", "120"}, entry...)...).Run() // it may be there
+		e.plantEntry(t, to)
 		r = e.trace(t, "client0", to, "--protocol", "udp", "--source-port", sourcePort)
-		if e.MustHost(t, "a").Command(t.Context(), append([]string{"conntrack", "-G"}, entry...)...).Run() == nil {
+		if e.MustHost(t, "a").Command(t.Context(), append([]string{"conntrack", "-G"}, e.staleEntry(t, to)...)...).Run() == nil {
 			return r
 		}
 	}
 	t.Fatal("the agent deletes the entry again and again")
 	return nil
+}
+
+// staleEntry is the entry to staleEndpoint for a client of a NodePort, as conntrack's arguments.
+func (e *env) staleEntry(t *testing.T, to string) []string {
+	t.Helper()
+	_, port, err := net.SplitHostPort(to)
+	must(t, err)
+	return []string{"-p", "udp", "-s", e.Addr("client0", false).String(), "-d", e.Addr("a", false).String(), "--sport", "40123", "--dport", port}
+}
+
+// plantEntry makes a stale entry, unless it is there.
+func (e *env) plantEntry(t *testing.T, to string) {
+	t.Helper()
+	_ = e.MustHost(t, "a").Command(t.Context(), append([]string{"conntrack", "-I", "--dst-nat", staleEndpoint, "-t", "120"}, e.staleEntry(t, to)...)...).Run()
 }
 
 func (e *env) traceProgramInFront(t *testing.T) {
