@@ -8,7 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
+
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
@@ -28,7 +31,12 @@ type examination struct {
 // Findings examines the agent's own network namespace. One examination at a time serves all
 // who ask meanwhile, and those who ask soon after: see readingShare.
 func (s service) Findings(ctx context.Context, _ *nodev1alpha1.FindingsRequest) (*nodev1alpha1.FindingsResponse, error) {
-	running := s.examining.DoChan("", func() (any, error) {
+	running := s.examining.DoChan("", func() (_ any, err error) {
+		defer func() {
+			if what := recover(); what != nil { // singleflight would end the agent
+				err = s.recover(ctx, connect.Spec{Procedure: nodev1alpha1connect.NodeServiceFindingsProcedure}, nil, what)
+			}
+		}()
 		// The one who asked first may leave before the others.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), findingTimeout)
 		defer cancel()
