@@ -28,8 +28,9 @@ func NewCommand() *cobra.Command {
 		Long: `Shows the Services of this node as its agent serves them. With the name of a Service,
 also its endpoints with their state, the policies, and every difference between what was
 written and what the kernel holds. FLOWS are those of this node's flow table: with eBPF,
-and without connections of its pods and processes that sockets translate. Differences are no failure: the exit code is 0 if the
-agent answers. Needs root, or with --node the rights of a kubeconfig.`,
+and without connections of its pods and processes that sockets translate. Differences are
+no failure: the exit code is 0 if the agent answers. Needs root, or with --node the rights
+of a kubeconfig.`,
 		Example: `  spillway services -n default
   spillway services -n kube-system kube-dns
   spillway services kube-system/kube-dns -o yaml`,

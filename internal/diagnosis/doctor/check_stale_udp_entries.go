@@ -13,7 +13,8 @@ import (
 )
 
 // staleUDPEntries reports UDP entries to an endpoint that no longer exists. It derives this
-// from rules and routes, and from the Services of a running agent. Package conntrack/stale does it for the Services of an agent.
+// from rules and routes, and from the Services of a running agent. Package conntrack/stale
+// deletes such entries as an agent's Services change.
 type staleUDPEntries struct{}
 
 func (staleUDPEntries) Name() string  { return "stale UDP entries" }

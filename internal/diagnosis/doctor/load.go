@@ -28,20 +28,22 @@ type Config struct {
 	Sample     time.Duration       // between two readings of the counters; 0: read them once
 	Part       func(done, all int) // is called with the progress of Load; may be nil
 	// Uses asks an agent which Service ports have UDP addresses. It returns as many as it
-	// gets, at most UsesAtOnce. May be nil: no agent is known.
+	// gets, at most usesAtOnce. May be nil: no agent is known.
 	Uses func(context.Context, []netip.AddrPort) ([]AddressUse, error)
 }
 
-// UsesAtOnce is the number of addresses that Uses gets at most.
-const UsesAtOnce = 512
+// usesAtOnce is the number of addresses that Uses gets at most.
+const usesAtOnce = 512
 
 // AddressUse is what an agent knows about an address. Service ports are namespace/name:port.
 type AddressUse struct {
 	Service    string   // that is served at the address; "": none
-	EndpointOf []string // Service ports that have it as an endpoint; an agent names mostEndpointOf
+	EndpointOf []string // Service ports that have it as an endpoint; an agent names at most MostEndpointOf
 }
 
-const mostEndpointOf = 8
+// MostEndpointOf is how many Service ports of an endpoint an agent names: with so many, others may
+// have it too.
+const MostEndpointOf = 8
 
 // Validate reports a missing or invalid value.
 func (c Config) Validate() error {
@@ -240,7 +242,7 @@ func (ns *Namespace) findRemoved(ctx context.Context, uses func(context.Context,
 	var asked []*Endpoint
 	var addrs []netip.AddrPort
 	for _, p := range ns.Endpoints {
-		if asked = append(asked, p); len(asked) == UsesAtOnce/2 {
+		if asked = append(asked, p); len(asked) == usesAtOnce/2 {
 			break
 		}
 	}
@@ -256,7 +258,7 @@ func (ns *Namespace) findRemoved(ctx context.Context, uses func(context.Context,
 	}
 	for i, p := range asked {
 		service, endpoint := known[2*i].Service, known[2*i+1].EndpointOf
-		if service != "" && len(endpoint) < mostEndpointOf && !slices.Contains(endpoint, service) {
+		if service != "" && len(endpoint) < MostEndpointOf && !slices.Contains(endpoint, service) {
 			p.RemovedFrom = service
 		}
 	}

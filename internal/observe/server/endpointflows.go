@@ -3,11 +3,11 @@ package server
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/facts/model"
 )
 
 // endpointFlows are the counts of one endpoint, by the Service ports that have it: a Service may
@@ -53,7 +53,7 @@ func (s *Server) countFlows(ctx context.Context, ports []*intent.ServicePort, ou
 func countFlow(counts map[endpointKey][]endpointFlows, f *dataplane.Flow) {
 	for _, c := range counts[endpointKey{f.Protocol, f.Endpoint}] {
 		switch {
-		case !serves(c.port, f.Protocol, f.Service):
+		case !serves(c.port, f.Service):
 		case f.State == stateNew:
 			c.counts.Waiting++
 		default:
@@ -63,14 +63,11 @@ func countFlow(counts map[endpointKey][]endpointFlows, f *dataplane.Flow) {
 }
 
 // serves reports whether a Service port has a frontend at an address.
-func serves(p *intent.ServicePort, protocol model.Protocol, at netip.AddrPort) bool {
-	if p.ID.Protocol != protocol {
-		return false
-	}
-	for _, f := range p.Frontends {
-		if f.Port == at.Port() && (!f.Addr.IsValid() || f.Addr == at.Addr()) {
-			return true
-		}
-	}
-	return false
+func serves(p *intent.ServicePort, at netip.AddrPort) bool {
+	return slices.ContainsFunc(p.Frontends, func(f intent.Frontend) bool { return isAt(&f, at) })
+}
+
+// isAt reports whether a frontend is at an address. A NodePort is at all of them.
+func isAt(f *intent.Frontend, at netip.AddrPort) bool {
+	return f.Port == at.Port() && (!f.Addr.IsValid() || f.Addr == at.Addr())
 }

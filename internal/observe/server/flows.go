@@ -12,6 +12,7 @@ import (
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/observe/flowlog"
 	"spillway.dev/spillway/internal/reconcile"
@@ -156,7 +157,7 @@ func (s *Server) flow(f dataplane.Flow, client, at, endpoint reconcile.Address) 
 const maxNames = 512
 
 // maxEndpointOf is how many Service ports Names returns that have an address as an endpoint.
-const maxEndpointOf = 8
+const maxEndpointOf = doctor.MostEndpointOf
 
 // Names looks up addresses between two turns of reconcile.
 func (s service) Names(ctx context.Context, req *nodev1alpha1.NamesRequest) (*nodev1alpha1.NamesResponse, error) {

@@ -635,13 +635,13 @@ func TestFindingsAreExaminedOnceAtATime(t *testing.T) {
 // A mistake of an examination costs its answer, not the agent.
 func TestAFailingExaminationIsAnError(t *testing.T) {
 	h := start(t, func(c *Config) {
-		c.examine = func(context.Context) (*doctor.Node, error) { panic("a rule that nobody expected") }
+		c.examine = func(context.Context) (*doctor.Node, error) { panic("an unexpected rule") }
 	}).wait(t)
 	for range 2 {
 		_, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{})
 		wantCode(t, "an examination that panics", err, connect.CodeInternal, "its log has the reason")
 	}
-	if log := h.log.String(); !strings.Contains(log, "nobody expected") {
+	if log := h.log.String(); !strings.Contains(log, "an unexpected rule") {
 		t.Errorf("log %s", log)
 	}
 }

@@ -291,7 +291,7 @@ func sourceRanges(service *reconcile.Service, k refusalKey, at netip.AddrPort) (
 			continue
 		}
 		for _, f := range p.Frontends {
-			if f.Port != at.Port() || f.Addr.IsValid() && f.Addr != at.Addr() {
+			if !isAt(&f, at) {
 				continue
 			}
 			for _, r := range f.SourceRanges {
