@@ -39,8 +39,8 @@ func (p *Probe) Failed() bool {
 	return p.Skipped == "" && p.Result != "connected" && p.Result != "answered"
 }
 
-// mostDrops bounds the drops that are reported, and dropsPatience the wait for them after
-// the result.
+// mostDrops bounds the drops that are reported. dropsPatience is the wait for a drop that
+// is reported late, and for a retransmission's.
 const (
 	mostDrops     = 4
 	dropsPatience = 300 * time.Millisecond
@@ -180,26 +180,40 @@ func (t *tracer) observe(before map[string]uint64) {
 	}
 }
 
-// collect reads the drops of the connection's packets that the kernel has reported.
+// collect adds the drops of the connection's packets, and what dropped them.
 func (t *tracer) collect(ctx context.Context, f *drops.Follower, verdicts *cause.Verdicts) {
-	ctx, stop := context.WithTimeout(ctx, dropsPatience)
-	defer stop()
-	p := t.Probe
-	for len(p.Drops) < mostDrops {
-		d, err := f.Next(ctx)
-		if err != nil {
-			return
-		}
-		if !t.concerns(&d) || slices.ContainsFunc(p.Drops, func(x drops.Drop) bool {
-			return x.Reason == d.Reason && x.Location == d.Location && x.Inode == d.Inode
-		}) {
-			continue
-		}
-		verdicts.Explain(&d)
-		cause.ExplainDenial(f, &d)
+	t.Probe.Drops = readDrops(ctx, f.Next, t.concerns)
+	for i := range t.Probe.Drops {
+		d := &t.Probe.Drops[i]
+		verdicts.Explain(d)
+		cause.ExplainDenial(f, d)
 		d.Stack = nil
-		p.Drops = append(p.Drops, d)
 	}
+}
+
+// readDrops reads the wanted drops that the kernel has reported, one of a kind. Those of the
+// machine's other packets are between them, and to read one may take long: it looks for the
+// place of the drop.
+func readDrops(ctx context.Context, next func(context.Context) (drops.Drop, error), wanted func(*drops.Drop) bool) (found []drops.Drop) {
+	last := time.Now().Add(dropsPatience)
+	within := func() (drops.Drop, error) {
+		ctx, stop := context.WithTimeout(ctx, dropsPatience)
+		defer stop()
+		return next(ctx)
+	}
+	for len(found) < mostDrops {
+		d, err := within()
+		if err != nil || d.Time.After(last) {
+			break
+		}
+		again := slices.ContainsFunc(found, func(x drops.Drop) bool {
+			return x.Reason == d.Reason && x.Location == d.Location && x.Inode == d.Inode
+		})
+		if wanted(&d) && !again {
+			found = append(found, d)
+		}
+	}
+	return found
 }
 
 // concerns reports whether a dropped packet is the connection's: it has the client's port,
