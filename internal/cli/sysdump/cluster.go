@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/diagnosis/connectivity"
 	"spillway.dev/spillway/internal/diagnosis/sysdump"
 )
@@ -19,6 +20,7 @@ import (
 // fromCluster collects by the API server.
 type fromCluster struct {
 	client   kubernetes.Interface
+	reach    *reach.Cluster
 	redactor *sysdump.Redactor
 	objects  bool // Services and EndpointSlices themselves, not only their number
 }
@@ -33,8 +35,8 @@ const (
 	agentFilePart = "cluster/agents/"
 )
 
-// collectors returns those of the cluster. The agents' logs are a file each, so the list of
-// agents is read first; if it cannot be read, only its collector fails.
+// collectors returns those of the cluster. The agents' states and logs are files of their own,
+// so the list of agents is read first; if it cannot be read, only its collector fails.
 func (c *fromCluster) collectors(ctx context.Context) []sysdump.Collector {
 	list := []sysdump.Collector{
 		{File: "cluster/version.json", About: "version of the API server", Collect: func(_ context.Context, w io.Writer) error {
@@ -54,6 +56,14 @@ func (c *fromCluster) collectors(ctx context.Context) []sysdump.Collector {
 			sysdump.Collector{File: "cluster/services.jsonl", About: fmt.Sprintf("Services, at most %d, without annotations", mostObjects), Collect: c.services},
 			sysdump.Collector{File: "cluster/endpointslices.jsonl", About: fmt.Sprintf("EndpointSlices, at most %d, without annotations", mostObjects), Collect: c.slices})
 	}
+	agents, _, err := c.reach.Agents(ctx)
+	if err != nil {
+		list = append(list, sysdump.Collector{File: "cluster/agents", About: "states of the agents", Collect: func(context.Context, io.Writer) error { return err }})
+	}
+	// agents.json has those that do not run.
+	agents = slices.DeleteFunc(agents, func(a reach.Agent) bool { return a.Err != nil })
+	agents = agents[:min(len(agents), mostAgents)]
+	list = append(list, c.apiCollectors(agents, stateParts)...)
 	pods, _ := c.listAgents(ctx) // agents.json has the error
 	for _, p := range pods {
 		for _, previous := range []bool{false, true} {
@@ -69,7 +79,7 @@ func (c *fromCluster) collectors(ctx context.Context) []sysdump.Collector {
 			}})
 		}
 	}
-	return list
+	return append(list, c.apiCollectors(agents, trafficParts)...)
 }
 
 func (c *fromCluster) listAgents(ctx context.Context) ([]corev1.Pod, error) {

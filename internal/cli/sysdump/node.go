@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/diagnosis/sysdump"
@@ -34,10 +35,11 @@ type node struct {
 	pins     string // directory of the agent's pins
 	metrics  string // address of the agent's /metrics
 	healthz  string // address of the agent's /healthz
+	api      *nodeclient.Socket
 	redactor *sysdump.Redactor
 }
 
-// mostEntries bounds the entries of one map.
+// mostEntries bounds the entries of one map, and the flows of one agent.
 const mostEntries = 5000
 
 // logTail is the number of bytes of one log.
@@ -68,7 +70,7 @@ func (n *node) collectors() []sysdump.Collector {
 			Collect: func(ctx context.Context, w io.Writer) error { return n.dumpMap(ctx, w, name) },
 		})
 	}
-	return list
+	return append(list, n.apiCollectors()...)
 }
 
 func writeJSON(w io.Writer, value any) error {

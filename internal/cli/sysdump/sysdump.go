@@ -15,7 +15,9 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/cluster"
+	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/diagnosis/sysdump"
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/page"
@@ -25,6 +27,7 @@ import (
 type config struct {
 	cluster.Access
 	pins             cli.Pins
+	api              nodeclient.Socket
 	file             string
 	objects          bool
 	node, fromAPI    bool
@@ -40,9 +43,9 @@ func NewCommand() *cobra.Command {
 		Use:   "sysdump",
 		Short: "Write an archive with the state of this node and of the cluster, for a bug report",
 		Long: `Writes one archive with everything that a bug report needs. From this node: versions,
-flags, health, metrics, 'spillway doctor', maps, Spillway's own rules, sysctls, links and
-the agent's log. From the cluster, if a kubeconfig or the Pod's account gives access: the
-agents' Pods and logs, Events, Nodes, and numbers of objects.
+flags, health, metrics, 'spillway doctor', maps, Spillway's own rules, sysctls, links, the
+agent's log, and its state. From the cluster, if a kubeconfig or the Pod's account gives
+access: the agents' Pods, logs and states, Events, Nodes, and numbers of objects.
 
 Passwords, tokens, private keys and values of environments are removed. The archive still
 has addresses and names of the cluster: look at it before you send it. A part that cannot
@@ -70,6 +73,7 @@ be read is listed in index.json, and ends nothing. Run it as root: other users r
 	f.StringVar(&c.metrics, "metrics-address", "127.0.0.1:10249", "Address of the agent's metrics.")
 	f.StringVar(&c.healthz, "healthz-address", "127.0.0.1:10256", "Address of the agent's health checks.")
 	c.pins.AddFlag(f, "Directory of the agent's pins.")
+	c.api.AddFlag(f)
 	c.output.AddFlag(cmd)
 	c.AddFlags(cmd)
 	return cmd
@@ -123,7 +127,7 @@ var (
 // collectors returns all that were requested, and what removes secrets. Without access to the
 // cluster, one collector says so in the index.
 func (c *config) collectors(ctx context.Context) ([]sysdump.Collector, *sysdump.Redactor) {
-	here := &node{proc: procDir, logs: logDir, pins: c.pins.Dir(), metrics: c.metrics, healthz: c.healthz}
+	here := &node{proc: procDir, logs: logDir, pins: c.pins.Dir(), metrics: c.metrics, healthz: c.healthz, api: &c.api}
 	known := here.secrets()
 	config, noAccess := c.Config()
 	if noAccess == nil {
@@ -138,12 +142,30 @@ func (c *config) collectors(ctx context.Context) ([]sysdump.Collector, *sysdump.
 	if !c.fromAPI {
 		return list, redactor
 	}
-	client, err := c.Connect()
+	from, err := c.cluster(redactor)
 	if err != nil {
 		failed := func(context.Context, io.Writer) error { return err }
 		return append(list, sysdump.Collector{File: "cluster", About: "everything of the cluster", Collect: failed}), redactor
 	}
-	return append(list, (&fromCluster{client, redactor, c.objects}).collectors(ctx)...), redactor
+	return append(list, from.collectors(ctx)...), redactor
+}
+
+// cluster connects to the API server. It sends no request.
+func (c *config) cluster(redactor *sysdump.Redactor) (*fromCluster, error) {
+	client, err := c.Connect()
+	if err != nil {
+		return nil, err
+	}
+	config, err := c.Config()
+	if err != nil {
+		return nil, err
+	}
+	config.Timeout = 0 // a connection to an agent is one request
+	agents, err := reach.New(reach.Config{REST: config})
+	if err != nil {
+		return nil, err
+	}
+	return &fromCluster{client, agents, redactor, c.objects}, nil
 }
 
 // writeFile writes the archive to a new file, which other users cannot read. With an error it

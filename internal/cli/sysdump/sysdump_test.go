@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -17,14 +18,24 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/remotecommand"
+	"k8s.io/klog/v2"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
 
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/clitest"
+	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/cli/nodeclient/nodeclienttest"
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/diagnosis/sysdump"
 )
 
@@ -93,7 +104,57 @@ func plantNode(t *testing.T) (args []string) {
 	}))
 	t.Cleanup(page.Close)
 	address := strings.TrimPrefix(page.URL, "http://")
-	return []string{"--metrics-address", address, "--healthz-address", address, "--bpffs", filepath.Join(dir, "bpf")}
+	return []string{"--metrics-address", address, "--healthz-address", address, "--bpffs", filepath.Join(dir, "bpf"), "--api-socket", nodeclienttest.Serve(t, agentAPI{})}
+}
+
+// agentAPI is an agent whose state has secrets.
+type agentAPI struct {
+	nodev1alpha1connect.UnimplementedNodeServiceHandler
+}
+
+func (agentAPI) Status(context.Context, *nodev1alpha1.StatusRequest) (*nodev1alpha1.StatusResponse, error) {
+	return &nodev1alpha1.StatusResponse{Node: "node-a", Problems: []*nodev1alpha1.Problem{
+		{Where: "influx", What: "post http://admin:" + planted + "30@influx:8086/write: password=" + planted + "31"},
+		{Where: "collector", What: "refused " + planted + "-token-file, " + planted + "-environment and " + planted + "-kubeconfig"},
+	}}, nil
+}
+
+func (agentAPI) Drops(context.Context, *nodev1alpha1.DropsRequest) (*nodev1alpha1.DropsResponse, error) {
+	return &nodev1alpha1.DropsResponse{Drops: []*nodev1alpha1.Drop{{Reason: "rejected_rst", Meaning: "token: " + planted + "32", Packets: 7}}}, nil
+}
+
+func (agentAPI) Findings(context.Context, *nodev1alpha1.FindingsRequest) (*nodev1alpha1.FindingsResponse, error) {
+	return &nodev1alpha1.FindingsResponse{Findings: []*nodev1alpha1.Finding{{
+		Id: "endpoints-unreachable", Evidence: []string{"Authorization: Bearer " + planted + ".33", privateKey}, Commands: []string{"curl --token " + planted + "34 " + jwt},
+	}}}, nil
+}
+
+func (agentAPI) ListFlows(context.Context, *nodev1alpha1.ListFlowsRequest) (*nodev1alpha1.ListFlowsResponse, error) {
+	return &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{{Service: "web", State: planted + "-environment"}, {Service: "db"}}}, nil
+}
+
+func (agentAPI) ListServices(_ context.Context, req *nodev1alpha1.ListServicesRequest) (*nodev1alpha1.ListServicesResponse, error) {
+	if req.PageToken == "" {
+		return &nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{{Name: "web"}}, NextPageToken: "2"}, nil
+	}
+	return &nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{{Name: "db", Problems: []*nodev1alpha1.Problem{{What: "password=" + planted + "35"}}}}}, nil
+}
+
+// serveExec is api-pipe in an agent's Pod, over a WebSocket.
+func serveExec(w http.ResponseWriter, r *http.Request, socket string) {
+	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{remotecommand.StreamProtocolV5Name: {
+		Binary:   true,
+		Channels: []wsstream.ChannelType{wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.ReadChannel},
+	}})
+	conn.SetIdleTimeout(time.Minute)
+	// The end of a connection is no error here.
+	_, streams, err := conn.Open(w, r.WithContext(klog.NewContext(r.Context(), logr.Discard())))
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	_ = reach.Pipe(r.Context(), nodeclient.Unix(socket).Dial, streams[0], streams[1])
+	_ = json.NewEncoder(streams[3]).Encode(metav1.Status{Status: metav1.StatusSuccess})
 }
 
 // apiServer is one whose objects have secrets. Requests without the kubeconfig's token fail.
@@ -114,7 +175,7 @@ func apiServer(t *testing.T) (kubeconfig string) {
 				Name: "agent", Env: []corev1.EnvVar{{Name: "GREETING", Value: planted + "23"}}, LivenessProbe: probe, ReadinessProbe: probe, StartupProbe: probe,
 				Args: []string{"agent", "--token", planted + "24", "--influx-url=http://u:" + planted + "25@h/"},
 			}}},
-			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "agent", RestartCount: 1}}},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "agent", RestartCount: 1, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
 		}}},
 		"/api/v1/events": corev1.EventList{Items: []corev1.Event{
 			{ObjectMeta: meta("one"), ReportingController: "spillway", Message: "good message, secret: " + planted + "26, " + planted + "-kubeconfig"},
@@ -123,10 +184,15 @@ func apiServer(t *testing.T) (kubeconfig string) {
 		"/api/v1/services":                         corev1.ServiceList{Items: []corev1.Service{{ObjectMeta: meta("web")}}},
 		"/apis/discovery.k8s.io/v1/endpointslices": discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{{ObjectMeta: meta("web-1")}}},
 	}
+	socket := nodeclienttest.Serve(t, agentAPI{})
 	// client-go sends a token by TLS alone.
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/pods/spillway-x/log") {
 			fmt.Fprint(w, logText)
+			return
+		}
+		if strings.HasSuffix(r.URL.Path, "/pods/spillway-x/exec") {
+			serveExec(w, r, socket)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -200,7 +266,35 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 	if encoded.MatchString(out.String() + errs.String()) {
 		t.Errorf("the output has a secret: %s%s", &out, &errs)
 	}
+	var index sysdump.Index
+	if err := json.Unmarshal([]byte(files["index.json"]), &index); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range index.Files {
+		if strings.Contains(e.File, "/api/") || strings.HasPrefix(e.File, agentFilePart) {
+			if e.Error != "" {
+				t.Errorf("%s: %s", e.File, e.Error)
+			}
+		}
+	}
 	// What is no secret is there.
+	for _, dir := range []string{"node/api/", "cluster/agents/node-a/"} {
+		for name, want := range map[string]string{
+			"status.json": `"node": "node-a"`, "drops.json": `"rejected_rst"`, "findings.json": `"endpoints-unreachable"`,
+			"flows.jsonl": `"service":"db"`, "services.jsonl": `"name":"db"`,
+		} {
+			if !strings.Contains(files[dir+name], want) {
+				t.Errorf("%s%s lacks %q: %q", dir, name, want, files[dir+name])
+			}
+		}
+		for _, name := range []string{"flows.jsonl", "services.jsonl"} {
+			for line := range strings.Lines(files[dir+name]) {
+				if !json.Valid([]byte(line)) {
+					t.Errorf("%s%s: a line is not JSON: %s", dir, name, line)
+				}
+			}
+		}
+	}
 	for name, want := range map[string]string{
 		"node/agents.json":                   `"--proxy-mode"`,
 		"node/metrics.txt":                   "good_metric 1",
@@ -238,7 +332,7 @@ func TestAnArchiveWithoutAnything(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	file := filepath.Join(t.TempDir(), "dump.tar.gz")
 	var out, errs bytes.Buffer
-	args := []string{"sysdump", "--file", file, "--metrics-address", "127.0.0.1:1", "--healthz-address", "127.0.0.1:1", "--bpffs", t.TempDir(), "-o", "json"}
+	args := []string{"sysdump", "--file", file, "--metrics-address", "127.0.0.1:1", "--healthz-address", "127.0.0.1:1", "--bpffs", t.TempDir(), "--api-socket", filepath.Join(t.TempDir(), "none"), "-o", "json"}
 	if code := execute(args, &out, &errs); code != cli.ExitDone {
 		t.Fatalf("exit code %d: %s", code, &errs)
 	}
@@ -250,7 +344,7 @@ func TestAnArchiveWithoutAnything(t *testing.T) {
 	if err := json.Unmarshal([]byte(read(t, file)["index.json"]), &index); err != nil || len(index.Files) != len(printed.Index.Files) {
 		t.Fatalf("%v, %+v", err, index)
 	}
-	for _, name := range []string{"node/agents.json", "node/metrics.txt", "node/agent.log", "node/maps/flows.jsonl", "cluster"} {
+	for _, name := range []string{"node/agents.json", "node/metrics.txt", "node/agent.log", "node/maps/flows.jsonl", "node/api/status.json", "cluster"} {
 		i := slices.IndexFunc(index.Files, func(e sysdump.Entry) bool { return e.File == name })
 		if i < 0 || index.Files[i].Error == "" {
 			t.Errorf("%s: %+v", name, index.Files)
