@@ -84,7 +84,7 @@ docs: ## build the site of the documents in site/, and check its links
 	hack/deps docs
 	hack/docs/build
 
-peers: ## build kube-apiserver, kube-controller-manager, kube-proxy and etcd unless they are there
+peers: ## build kube-apiserver, kube-controller-manager, kube-proxy, etcd and an OpenTelemetry collector unless they are there
 	hack/peers
 
 test-setup: root lint
