@@ -28,6 +28,7 @@ type fault struct {
 	again  func(t *testing.T, dst string) // plants it once more, since the agent may repair it; nil: it may not
 	client string                         // sends packets
 	combo  flows.Combo
+	tries  int // connections between two runs of doctor; 0: 1
 	// says holds, by command, words that the command prints while the fault lasts. A command
 	// that is missing here cannot know of the fault: docs/how-to/find-a-fault.md.
 	says map[string]string
@@ -124,38 +125,40 @@ func (e *env) doctorWhileAsking(t *testing.T, f fault, dst string) string {
 			t.Logf("doctor: %q after %v", f.says["doctor"], took.Round(time.Millisecond))
 			return text
 		}
-		askFor(t, e.MustProbe(t, f.client), dst, f.combo, 1, silenceMS)
+		askFor(t, e.MustProbe(t, f.client), dst, f.combo, max(f.tries, 1), silenceMS)
 	}
 }
 
-// dropsWhileAsking asks until `spillway drops` has shown a drop, and returns what it printed.
+// dropsWhileAsking asks until `spillway drops` has shown what it should, or nothing of it for
+// a minute, and returns what it printed. Drops of other tests may come first: their machines
+// have the same addresses.
 func (e *env) dropsWhileAsking(t *testing.T, f fault, dst string) string {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	cmd := exec.CommandContext(ctx, e.Binary, "drops", "--bpffs", e.Agent("a").BPFFS,
-		"--address", e.Addr(f.client, false).String(), "--protocol", f.combo.Protocol(), "--count", "1")
+		"--address", e.Addr(f.client, false).String(), "--protocol", f.combo.Protocol())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
-	text := make(chan string, 1)
+	shown := make(chan string, 1)
 	go func() {
-		var b strings.Builder
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			b.WriteString(lines.Text() + "\n")
+		var text strings.Builder
+		for lines := bufio.NewScanner(out); lines.Scan() && !strings.Contains(oneLine(text.String()), f.says["drops"]); {
+			text.WriteString(lines.Text() + "\n")
 		}
-		text <- b.String()
+		shown <- text.String()
 	}()
 	for {
 		ask(t, e.MustProbe(t, f.client), dst, f.combo, 1) // the command may not follow the first one yet
 		select {
-		case shown := <-text:
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("spillway drops: %v: %s", err, &stderr)
-			}
-			return shown
+		case text := <-shown:
+			stop()
+			_ = cmd.Wait() // killed
+			t.Logf("drops: %s", &stderr)
+			return text
 		default:
 		}
 	}
@@ -176,6 +179,16 @@ func (e *env) faults() []fault {
 			},
 			says: map[string]string{"flows": "b1:8080 new", "events": "opened", "trace": e.Addr("b1", false).String() + ":8080, and dropped in",
 				"doctor": "/b1 (" + e.Addr("b1", false).String() + ":8080) does not answer"}, probed: true,
+		},
+		{
+			name: "Refuses", client: "client0", combo: flows.TCP4, tries: 3, // the flow table keeps them for 10 s
+			plant: func(t *testing.T) (*suite.File, string) {
+				const silentPort = 8099 // no process listens on it
+				s := e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b1"),
+					Ports: []flows.Port{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: silentPort}}})
+				return s, s.MustAddress(t, flows.NodePort("a"), flows.TCP4)
+			},
+			says: map[string]string{"events": "RST", "trace": "refused", "doctor": "refuses them"}, probed: true, // two cases name its pod
 		},
 		{
 			name: "SourceRange", client: "client0", combo: flows.TCP4,

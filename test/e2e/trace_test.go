@@ -176,7 +176,7 @@ func (e *env) traceNothingListens(t *testing.T) {
 	s := e.Load(t, flows.Service{Ports: []flows.Port{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: 9}}, Endpoints: flows.On("b0")})
 	r := e.trace(t, "a1", s.MustAddress(t, flows.ClusterIP, flows.TCP4))
 	if r.Refused || r.Probe.Result != "refused" || !strings.Contains(r.Probe.Conclusion, e.Addr("b0", false).String()) {
-		t.Errorf("probe %+v", r.Probe)
+		t.Errorf("%+v, probe %+v", r, r.Probe)
 	}
 }
 
@@ -227,7 +227,7 @@ func (e *env) traceRuleInPod(t *testing.T) {
 	t.Cleanup(func() { e.Output(t, "a0", "nft", "delete table inet theirs") })
 	r := e.trace(t, "a1", s.MustAddress(t, flows.ClusterIP, flows.TCP4))
 	if r.Refused || r.Probe.Result != "no answer" || len(r.Probe.Drops) == 0 || r.Probe.Drops[0].Reason != "NETFILTER_DROP" || r.Probe.Drops[0].Hook != "INPUT" {
-		t.Errorf("probe %+v", r.Probe)
+		t.Errorf("%+v, probe %+v", r, r.Probe)
 	}
 }
 
@@ -242,7 +242,7 @@ func (e *env) tracePolicyDenies(t *testing.T) {
 	s := e.Load(t, nodePort("a2"))
 	r := e.trace(t, "a1", s.MustAddress(t, flows.ClusterIP, flows.TCP4))
 	if r.Refused || r.Probe.Result != "no answer" || len(r.Probe.Drops) == 0 || !strings.Contains(r.Probe.Conclusion, "only-clients") {
-		t.Errorf("probe %+v", r.Probe)
+		t.Errorf("%+v, probe %+v", r, r.Probe)
 	}
 }
 

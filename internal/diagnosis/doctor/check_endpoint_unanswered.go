@@ -25,32 +25,40 @@ func (endpointUnanswered) Find(n *Node) (out []Finding) {
 		return nil
 	}
 	for _, u := range n.Traffic.Unanswered {
-		what := u.Endpoint
-		if u.Pod != "" {
-			what = "pod " + u.Pod + " (" + u.Endpoint + ")"
-		}
-		f := Finding{
+		out = append(out, u.finding(Finding{
 			ID: "endpoint-unanswered", Severity: Critical,
-			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s does not answer", u.Service, what),
+			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s does not answer", u.Service, u.name()),
 			Evidence: []string{
 				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol, u.Window.Seconds(), mostClients(u.Clients)),
-				fmt.Sprintf("the oldest of them waits for %.1f s; the endpoint has answered no later one", u.Longest.Seconds()),
+				fmt.Sprintf("the oldest of them waits for about %.0f s; the endpoint has answered no later one", u.Longest.Seconds()),
 			},
-			Numbers: map[string]float64{"connections": float64(u.Flows), "clients": float64(len(u.Clients)), "longest_seconds": u.Longest.Seconds()},
 			Packets: "The node sends the first packets of connections to this endpoint, and no packet comes back. Each client that gets this endpoint waits and fails.",
-			Remedy:  "Look at the pod and its node: is it stuck, unreachable, or behind a NetworkPolicy or firewall that drops? Delete the pod, or give it a readiness probe that fails in this state: the Service then uses other endpoints.",
-		}
-		if u.Node != "" {
-			f.Evidence = append(f.Evidence, "the endpoint is on node "+u.Node)
-		}
-		f.Commands = u.commands()
-		out = append(out, f)
+			Remedy:  "Compare the address with that of the pod, and look at the pod and its node: is it stuck, unreachable, or behind a NetworkPolicy or firewall that drops? Delete the pod, or give it a readiness probe that fails in this state: the Service then uses other endpoints.",
+		}))
 	}
 	return out
 }
 
+// name names the endpoint for people.
+func (u *FailingEndpoint) name() string {
+	if u.Pod != "" {
+		return "pod " + u.Pod + " (" + u.Endpoint + ")"
+	}
+	return u.Endpoint
+}
+
+// finding completes a finding about the endpoint.
+func (u *FailingEndpoint) finding(f Finding) Finding {
+	f.Numbers = map[string]float64{"connections": float64(u.Flows), "clients": float64(len(u.Clients)), "longest_seconds": u.Longest.Seconds()}
+	if u.Node != "" {
+		f.Evidence = append(f.Evidence, "the endpoint is on node "+u.Node)
+	}
+	f.Commands = u.commands()
+	return f
+}
+
 // commands shows packets that the endpoint's node drops, and its pod.
-func (u *Unanswered) commands() (list []string) {
+func (u *FailingEndpoint) commands() (list []string) {
 	if at, err := netip.ParseAddrPort(u.Endpoint); err == nil {
 		list = append(list, fmt.Sprintf("spillway drops --address %s --port %d --for 10s", at.Addr(), at.Port()))
 	}

@@ -78,11 +78,11 @@ var Checks = []Check{
 	conntrackTableFull{}, expectationTableFull{}, snatPortsExhausted{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
 	timeoutsLong{}, timeoutsDiffer{}, helperMissing{}, bridgeNetfilter{}, iptablesBothVariants{},
 	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{},
-	endpointUnanswered{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, flowTableFull{},
+	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, flowTableFull{},
 }
 
 // agentChecks are the Checks that read Node.Traffic: only a running agent knows it.
-var agentChecks = []Check{endpointUnanswered{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, flowTableFull{}}
+var agentChecks = []Check{endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, flowTableFull{}}
 
 // ChecksOf returns the checks that can report findings of these ids; all without ids.
 func ChecksOf(ids []string) []Check {

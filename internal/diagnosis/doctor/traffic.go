@@ -9,24 +9,24 @@ import (
 // Traffic is what an agent with the eBPF dataplane knows about recent packets to Services.
 // Everything in it has happened within a short time before: an old counter is no finding.
 type Traffic struct {
-	// Unanswered are endpoints that answered none of their recent connections, those with
-	// the most connections first.
-	Unanswered []Unanswered
+	// Unanswered and Refusing are endpoints that answered none of their recent connections,
+	// or each with an RST; those with the most connections first.
+	Unanswered, Refusing []FailingEndpoint
 	// Refusals are refused and dropped packets by Service port and reason, the most first.
 	Refusals []Refusal
 	Flows    Table // the flow table; zero: unknown
 }
 
-// Unanswered is an endpoint that answers no connection.
-type Unanswered struct {
+// FailingEndpoint is an endpoint that accepts no connection.
+type FailingEndpoint struct {
 	Service  string // namespace/name:port
 	Protocol string // "TCP"
 	Endpoint string // address:port
 	Pod      string // namespace/name; "": unknown
 	Node     string // of the pod; "": unknown
-	Flows    int    // recent connections without an answer
+	Flows    int    // recent connections that failed
 	Window   time.Duration
-	Longest  time.Duration  // that a connection has waited for an answer
+	Longest  time.Duration  // since the first of them began
 	Clients  map[string]int // connections by client
 }
 

@@ -10,9 +10,9 @@ import (
 // TestFindingsOfTrafficSayWhatIsKnown: names and addresses may be missing.
 func TestFindingsOfTrafficSayWhatIsKnown(t *testing.T) {
 	clients := map[string]int{"192.0.2.1": 1, "192.0.2.2": 5, "192.0.2.3": 1, "192.0.2.4": 1, "192.0.2.5": 1}
-	silent := Unanswered{Service: "shop/web:http", Protocol: "TCP", Endpoint: "[fd00::1]:80", Flows: 9, Window: 30 * time.Second, Longest: 7 * time.Second, Clients: clients}
+	silent := FailingEndpoint{Service: "shop/web:http", Protocol: "TCP", Endpoint: "[fd00::1]:80", Flows: 9, Window: 30 * time.Second, Longest: 7 * time.Second, Clients: clients}
 	ports := Refusal{Reason: ReasonSNATPorts, Service: "shop/web", Packets: 1, Window: time.Minute, Clients: map[string]int{"pod shop/a": 1}}
-	n := &Node{Traffic: &Traffic{Unanswered: []Unanswered{silent}, Refusals: []Refusal{ports, {Reason: "rejected_rst", Service: "shop/web"}}}}
+	n := &Node{Traffic: &Traffic{Unanswered: []FailingEndpoint{silent}, Refusals: []Refusal{ports, {Reason: "rejected_rst", Service: "shop/web"}}}}
 	found := Examine(n)
 	if len(found) != 2 {
 		t.Fatalf("found %+v", found)

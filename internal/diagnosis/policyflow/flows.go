@@ -320,7 +320,7 @@ func (x *explainer) toService(s *model.Service, addr netip.Addr, from party) ([]
 
 func (x *explainer) toEndpoints(p *intent.ServicePort, route intent.Route, from party) (out []policy.Flow) {
 	for _, ep := range p.Endpoints {
-		if !(route == intent.ToCluster && ep.ClusterPolicy || route == intent.ToLocal && ep.LocalPolicy) {
+		if !ep.In(route) {
 			continue
 		}
 		for _, f := range from.addrs {
