@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -39,17 +38,7 @@ table bridge lossy {
 	}
 }
 `
-	h, err := e.Host(unreliable)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lan := *h
-	lan.Namespace = "spw-" + e.Spec.Name + "-lan"
-	cmd := lan.Command(t.Context(), "nft", "-f", "-")
-	cmd.Stdin = strings.NewReader(table)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("lose packets on the LAN: %v: %s", err, out)
-	}
+	e.OnLAN(t, table, "nft", "-f", "-")
 }
 
 // What a late server does is the first line that it reads.

@@ -77,9 +77,29 @@ var sequenceScenarios = func() (list []scenario) {
 			f.wantWorking(t, e)
 		}})
 	}
+	list = append(list, scenario{name: "RSTs in the window whose challenge the endpoints skip, then silence", together: true,
+		unless: func(mode string, _ variant) bool { return mode != "ebpf" }, run: unchallenged})
 	return append(list, scenario{name: "A reply that netfilter does not translate", together: true, places: []string{"here"},
 		unless: func(mode string, _ variant) bool { return mode == "ebpf" }, run: untranslated})
 }()
+
+// challengeInterval is longer than the time after a challenge ACK in which a socket sends no
+// other (net.ipv4.tcp_invalid_ratelimit). An answer to a keepalive counts as a challenge ACK.
+const challengeInterval = 600 * time.Millisecond
+
+// unchallenged: conntrack shortens the timeout of an entry to 10 s when it sees an RST in the
+// window (net/netfilter/nf_conntrack_proto_tcp.c), and the endpoint's challenge ACK restores
+// it. A second RST gets no challenge ACK.
+func unchallenged(t *testing.T, e *env, v variant) {
+	f := e.forger(t, v)
+	for range 2 {
+		f.client("R", f.clientNext+1000, 0)
+		f.server("R", f.serverNext+1000, 0)
+		time.Sleep(challengeInterval / 6) // the challenge ACK of the first has arrived
+	}
+	time.Sleep(13 * time.Second)
+	f.wantWorking(t, e)
+}
 
 // untranslated: netfilter does not translate an endpoint's reply outside the window, so the
 // client gets it from the endpoint's address and answers with an RST, which must not end the

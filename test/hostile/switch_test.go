@@ -92,6 +92,7 @@ func TestForgedSegmentsAfterASwitch(t *testing.T) {
 			}
 			s.before(t, e)
 			wantAnswers("before the attacks")
+			time.Sleep(challengeInterval)
 			silence := time.Second
 			for _, f := range victims {
 				f.by.attack(f.forger)
