@@ -1,3 +1,4 @@
+import { timestampMs } from "@bufbuild/protobuf/wkt";
 import { Api, explain } from "./api";
 import type { NodeClient, NodeInfo } from "./api";
 import { Watch } from "./flows";
@@ -5,7 +6,7 @@ import type { Drop, Finding, Problem, Service, StatusResponse } from "./gen/spil
 import { Poll } from "./poll";
 import { Source } from "./schedule";
 import { ServiceTable } from "./services";
-import { nowSecond, Traffic } from "./traffic";
+import { eventSecond, Traffic } from "./traffic";
 
 /** Result is what one node answered to a call. */
 export interface Result<T> {
@@ -49,7 +50,8 @@ export class Cluster extends Source {
   selected = -1;
   traffic = new Traffic();
   readonly watch = new Watch((event) => {
-    if (this.shows(event.flow?.node ?? "")) this.traffic.add(event, nowSecond());
+    const node = event.flow?.node ?? "";
+    if (this.shows(node)) this.traffic.add(event, eventSecond(event, Date.now(), this.ahead.get(node)));
   });
   readonly services = new ServiceTable();
   readonly statuses = new Poll(() => this.readStatus(), 2_000);
@@ -57,6 +59,8 @@ export class Cluster extends Source {
   readonly drops = new Poll(() => this.readDrops(), 3_000);
   /** A reading takes a second in which the agent mostly waits, and the agent limits its cost. */
   readonly findings = new Poll(() => this.call<Findings>((c) => c.findings({})), 1_500, 0.5);
+  /** ahead is by how many ms the page's clock is ahead of each node's. */
+  private ahead = new Map<string, number>();
   private counted = new Map<string, { packets: bigint; at: number }>();
 
   /** start loads the nodes and follows their flows. */
@@ -134,6 +138,7 @@ export class Cluster extends Source {
       if (r.value) {
         r.node.status = r.value;
         r.node.seen = Date.now();
+        if (r.value.time) this.ahead.set(nodeName(r.node), r.node.seen - timestampMs(r.value.time));
       }
       this.changed();
     });

@@ -1,6 +1,6 @@
 import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
 import type { FlowEvent } from "./gen/spillway/node/v1alpha1/node_pb";
-import { durationMs } from "@bufbuild/protobuf/wkt";
+import { durationMs, timestampMs } from "@bufbuild/protobuf/wkt";
 import { flowService, hostPort } from "./text";
 
 /** seconds is how long a Service's rates are kept. */
@@ -57,8 +57,9 @@ class Decaying {
   private value = 0;
   private at = 0;
 
+  /** add counts n parts of a time, which may be older than those before. */
   add(time: number, n = 1) {
-    this.value = this.now(time) + n;
+    this.value = this.now(time) + n * 2 ** (Math.min(time - this.at, 0) / half);
     this.at = Math.max(time, this.at);
   }
 
@@ -158,7 +159,7 @@ export class Traffic {
   /** skipped counts events of Services beyond the limit. */
   skipped = 0;
 
-  /** add counts an event that arrived in a second of the page's own clock. */
+  /** add counts an event of a second of the page's own clock. */
   add(event: FlowEvent, second: number) {
     const flow = event.flow;
     this.totals.all.add(second);
@@ -245,6 +246,16 @@ export function unanswered(event: FlowEvent): boolean {
 function weakest<T>(map: Map<string, T>, weight: (item: T) => number) {
   const sorted = [...map].sort((a, b) => weight(a[1]) - weight(b[1]));
   for (const [key] of sorted.slice(0, Math.ceil(sorted.length / 2))) map.delete(key);
+}
+
+/**
+ * eventSecond is the second of an event by the page's clock, which is ahead of the node's clock
+ * by some ms. A page that opens gets the events of the last minute at once. Events of the last
+ * seconds count as of now: they have been on the way.
+ */
+export function eventSecond(event: FlowEvent, now: number, ahead = 0): number {
+  const age = event.time ? now - ahead - timestampMs(event.time) : 0;
+  return Math.floor((age > 3_000 ? now - age : now) / 1000);
 }
 
 /** nowSecond is the second of the page's clock. */

@@ -2,13 +2,13 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
-import { durationFromMs } from "@bufbuild/protobuf/wkt";
+import { durationFromMs, timestampFromMs } from "@bufbuild/protobuf/wkt";
 import { Watch, most } from "../src/flows";
 import { EventKind, FlowEventSchema, FlowSchema, Protocol, ServiceSchema } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { place, strongest } from "../src/graph";
 import { Ring } from "../src/ring";
 import { ServiceTable, select } from "../src/services";
-import { Counts, Handshakes, Traffic, limits, quantile, unanswered } from "../src/traffic";
+import { Counts, Handshakes, Traffic, eventSecond, limits, quantile, unanswered } from "../src/traffic";
 
 // Frames as a browser has them, but by hand.
 const frames: (() => void)[] = [];
@@ -82,6 +82,22 @@ test("traffic is bounded, whatever names events have", () => {
   assert.ok(traffic.edges.size <= limits.edges, String(traffic.edges.size));
   assert.ok(traffic.silent.size <= limits.silent, String(traffic.silent.size));
   assert.ok(traffic.skipped > 0);
+});
+
+test("events of the last minute are no traffic of now", () => {
+  const now = 1_000_000_000, ahead = 7_000; // the page's clock is 7 s ahead of the node's
+  const opened = (age: number) => Object.assign(event(EventKind.OPENED), { time: timestampFromMs(now - ahead - age) });
+  assert.equal(eventSecond(opened(200), now, ahead), 1_000_000);
+  assert.equal(eventSecond(opened(30_000), now, ahead), 999_970);
+  assert.equal(eventSecond(opened(-60_000), now, ahead), 1_000_000, "a clock that has jumped");
+  assert.equal(eventSecond(event(EventKind.OPENED), now), 1_000_000, "without a time");
+  const traffic = new Traffic();
+  traffic.add(opened(0), 1_000_000);
+  for (let age = 20; age < 60; age++) for (let i = 0; i < 10; i++) traffic.add(opened(age * 1000), 1_000_000 - age);
+  assert.equal(traffic.totals.opened.rate(1_000_001, 5), 1 / 5);
+  assert.equal(traffic.totals.opened.series(1_000_001, 61).filter((n) => n === 10).length, 40);
+  const [edge] = traffic.edges.values();
+  assert.ok(edge!.opened.rate(1_000_001) < 1, String(edge!.opened.rate(1_000_001)));
 });
 
 test("an endpoint that does not answer is found", () => {

@@ -25,11 +25,11 @@ export function FindingsView() {
       <div class="bar-of-view">
         <h1>Findings</h1>
         <button type="button" disabled={poll.busy} onClick={() => void poll.again()}>Check again</button>
-        <span class="soft" role="status">{!poll.value ? "Checking …" : plural(found.length, "finding")}</span>
+        <span class="soft" role="status">{results.length === 0 ? "Checking …" : plural(found.length, "finding")}</span>
       </div>
       {poll.error && <p class="banner bad" role="alert">{shown(poll.error)}</p>}
       {failed.map((r) => <p key={r.node.id} class="banner warn" role="alert">{shown(nodeName(r.node))}: {shown(r.error)}</p>)}
-      {poll.value && found.length === 0 && failed.length === 0 && <Message title="No finding" mood="good"><p>The checks of doctor found nothing wrong.</p></Message>}
+      {results.length > 0 && found.length === 0 && failed.length === 0 && <Message title="No finding" mood="good"><p>The checks of doctor found nothing wrong.</p></Message>}
       <div class="findings">
         {found.map(({ finding, node }, i) => <Card key={`${node} ${finding.id} ${i}`} finding={finding} node={results.length > 1 ? node : ""} />)}
       </div>
