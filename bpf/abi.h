@@ -98,6 +98,8 @@ enum backend_flags {
 	BACKEND_HOST_NETWORK = 1 << 3,	  /* has the node's own address */
 	BACKEND_TRAVERSES_NETFILTER = 1 << 4, /* a NetworkPolicy selects it */
 	BACKEND_ALLOWS_ANY = 1 << 5,	  /* a do-not-track policy allows any client: overrides the above */
+	BACKEND_WATCHED = 1 << 6,	  /* the outcomes of its TCP handshakes are counted */
+	BACKEND_EJECTED = 1 << 7,	  /* left out for a while: session affinity does not lead to it */
 };
 
 struct backend {
@@ -181,6 +183,7 @@ enum flow_flags {
 	FLOW_TRACKED = 1 << 10, /* TCP: sequence numbers are known since the SYN */
 	FLOW_FIN_ACKED = 1 << 11, /* the peer has acknowledged this direction's FIN */
 	FLOW_REPORTED = 1 << 12, /* its events are stored in the ring events */
+	FLOW_WATCHED = 1 << 13, /* its endpoint has BACKEND_WATCHED */
 };
 
 /*
@@ -408,9 +411,40 @@ struct connection {
 	__be16 endpoint_port;
 };
 
-/* socket_flows: the flow of a connected socket, if its events are stored in the ring events. */
+/*
+ * socket_backends: the endpoint that the last connect() of a socket was translated to. backend
+ * is 0 if that connect() was not translated.
+ */
+struct socket_backend {
+	struct addr addr;
+	__be16 port;
+	__u8 proto;
+	__u8 family; /* of the address, not of the socket */
+	__u32 backend;
+};
+
+/* A connected socket whose endpoint is not in backends: a record of the iterator lost_sockets. */
+struct lost_socket {
+	__u64 cookie;
+	__u64 netns_cookie;
+	__u32 netns_inode;
+	__u32 ifindex; /* that the socket is bound to; 0: none */
+	__u32 backend;
+	struct addr local;
+	struct addr peer;
+	__be16 local_port;
+	__be16 peer_port;
+	__u8 proto;
+	__u8 family;
+	__u8 pad[6];
+};
+
+/*
+ * socket_flows: the flow of a connected socket, if its events are stored in the ring events, or
+ * its handshake is counted.
+ */
 enum socket_flow_state {
-	SOCKET_FLOW_NONE = 0,	 /* not reported, or over */
+	SOCKET_FLOW_NONE = 0,	 /* not followed, or over */
 	SOCKET_FLOW_PLANNED = 1, /* TCP: no SYN was sent */
 	SOCKET_FLOW_OPEN = 2,
 };
@@ -430,7 +464,9 @@ struct socket_flow {
 	__u32 backend;
 	__u8 state;   /* enum socket_flow_state */
 	__u8 expired; /* 1: TCP has given up to retransmit */
-	__u8 pad[6];
+	__u8 silent;  /* 1: it makes no events */
+	__u8 watched; /* 1: its endpoint has BACKEND_WATCHED */
+	__u8 pad[4];
 };
 
 /* node_settings: settings that may change while the programs run. */
@@ -554,6 +590,14 @@ struct handshake {
 	__u64 time; /* nanoseconds since boot */
 	__u32 slot;
 	__u32 pad;
+};
+
+/* outcomes: the TCP handshakes with a watched endpoint since its last answer, by its id. */
+struct outcome {
+	__u64 since;	  /* nanoseconds since boot of the first one; 0: there is none */
+	__u64 answered;	  /* nanoseconds since boot of the last answer; 0: none yet */
+	__u32 unanswered; /* all of them */
+	__u32 refused;	  /* those that the endpoint answered with an RST */
 };
 
 /* flow_bytes: the packets of one direction of a flow, by the key of its entry. */

@@ -39,9 +39,15 @@ volatile const __u32 client_flows_max = 1024;
 /* Are packets and bytes of reported flows counted? If not, a packet of a flow costs nothing. */
 volatile const __u8 count_bytes = 0;
 
-/* Are the flows of TCP and UDP sockets reported? If not, connect() costs nothing more. */
+/*
+ * Are the flows of TCP and UDP sockets reported, or the handshakes of TCP sockets counted? If
+ * not, connect() costs nothing more.
+ */
 volatile const __u8 report_tcp_sockets = 0;
 volatile const __u8 report_udp_sockets = 0;
+
+/* Is the endpoint of each connected socket stored, so that the agent can end the socket? */
+volatile const __u8 end_sockets = 0;
 
 /* Are connections, packets and refusals counted by Service? */
 volatile const __u8 service_metrics = 0;

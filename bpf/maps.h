@@ -103,6 +103,13 @@ struct {
 	__type(value, struct connection);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } connections SEC(".maps"); /* the kernel deletes the entry with the socket */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct socket_backend);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} socket_backends SEC(".maps");
 LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
 ARRAY(features_seen, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum feature */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
@@ -116,6 +123,7 @@ struct {
 ARRAY(event_counts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, EVENT_COUNTS);
 LRU(event_rates, struct event_rate_key, struct event_rate, 1 << 13);
 ARRAY(handshakes, BPF_MAP_TYPE_ARRAY, struct handshake, 1 << 16);
+LRU(outcomes, __u32, struct outcome, 1 << 14);
 LRU(flow_bytes, struct tuple, struct traffic, 1 << 17);
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

@@ -7,7 +7,8 @@
  *           <- recvfrom() shows service           recvmsg4/6
  *           <- getpeername() shows service        getpeername4/6
  *
- * The last two programs only report flows, and are loaded if these are wanted.
+ * The last three programs are loaded if they are wanted: two report flows and count handshakes,
+ * and one reports sockets whose endpoint was removed.
  */
 #include "lib/socket.h"
 
@@ -73,5 +74,15 @@ int sock_release(struct bpf_sock *ctx)
 	socket_flow_released(ctx);
 	return ALLOW;
 }
+
+SEC("iter/bpf_sk_storage_map")
+int lost_sockets(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	lost_report(ctx);
+	return 0;
+}
+
+/* Keeps the type for bpf2go. */
+const struct lost_socket *unused_lost_socket __attribute__((unused));
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -11,6 +11,7 @@
 #include "events.h"
 #include "flow/unconfirmed.h"
 #include "hook.h"
+#include "outcome.h"
 #include "scratch.h"
 
 /* Fills an event with the ends of the flow that has this entry. */
@@ -113,6 +114,8 @@ __noinline int flow_opened(struct __sk_buff *skb)
 			h->slot = f->slot;
 		}
 	}
+	if (f->flags & FLOW_WATCHED)
+		outcome_opened(f->backend);
 	if (service_metrics)
 		service_count_connection(f->service);
 	report_packet(skb, f);
@@ -130,7 +133,8 @@ __noinline int flow_opened(struct __sk_buff *skb)
 static __always_inline void report_opened(struct __sk_buff *skb, const struct settings *s,
 					  const struct flow_pair *pair)
 {
-	if ((s->flags & SETTING_EVENTS_FLOWS || service_metrics) &&
+	if ((s->flags & SETTING_EVENTS_FLOWS || service_metrics ||
+	     pair->flow.flags & FLOW_WATCHED) &&
 	    pair->reply.slot == pair->flow.slot)
 		flow_opened(skb);
 }
@@ -202,6 +206,12 @@ __noinline int report_change(struct __sk_buff *skb, struct flow *f, const struct
 	if (!f || !p || !s || !m)
 		return 0;
 	reported = f->flags & FLOW_REPORTED && s->flags & SETTING_EVENTS_FLOWS;
+	if (f->flags & FLOW_WATCHED && f->flags & FLOW_REPLY && before == FLOW_NEW) {
+		if (f->state == FLOW_CLOSED)
+			outcome_refused(f->backend);
+		else if (m->packet.flags & PACKET_SYN)
+			outcome_answered(f->backend);
+	}
 	if (f->state == FLOW_CLOSED) {
 		if (!reported)
 			return 0;
@@ -211,6 +221,8 @@ __noinline int report_change(struct __sk_buff *skb, struct flow *f, const struct
 		return 0;
 	}
 	if ((!reported && !service_metrics) || before != FLOW_NEW || !(f->flags & FLOW_REPLY))
+		return 0;
+	if (f->helper == HELPER_DATA) /* the endpoint has sent the first packet: report_transfer */
 		return 0;
 	/* An ACK that is no SYN-ACK is of an older connection. */
 	if (m->packet.tuple.proto == IPPROTO_TCP && !(m->packet.flags & PACKET_SYN))

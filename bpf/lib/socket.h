@@ -15,6 +15,7 @@
 #include "lookup/endpoint.h"
 #include "lookup/service.h"
 #include "socket_flow.h"
+#include "socket_lost.h"
 
 #define ALLOW 1
 #define REFUSE 0
@@ -401,6 +402,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return ALLOW;
 	peer_load(ctx, family, &dst);
+	if (call == SOCKET_CONNECTED)
+		socket_backend_forget(ctx);
 	if (proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER) &&
 	    socket_follow(ctx, family, &dst))
 		return ALLOW;
@@ -439,8 +442,11 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 			socket_remember(cookie, proto, &dst, b, choice.id);
 		else
 			connection_remember(ctx, &dst, b);
+		if (call == SOCKET_CONNECTED && end_sockets)
+			socket_backend_remember(ctx, b, choice.id);
 		if (call == SOCKET_CONNECTED &&
-		    (proto == IPPROTO_UDP ? report_udp_sockets : report_tcp_sockets))
+		    (proto == IPPROTO_UDP ? report_udp_sockets :
+		     report_tcp_sockets || b->flags & BACKEND_WATCHED))
 			socket_flow_plan(ctx, &dst.addr, dst.port, b, choice.id);
 		if (call == SOCKET_PER_DATAGRAM && fe->flags & FRONTEND_TFTP)
 			socket_expect(cookie, &dst, b, choice.id, in_pod);

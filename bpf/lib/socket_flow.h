@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Events of the flows that a connect hook has translated. The tc programs do not know these
- * flows, so the kernel's socket reports them. Its state is stored on the socket itself.
+ * Events and handshakes of the flows that a connect hook has translated. The tc programs do not
+ * know these flows, so the kernel's socket reports them. Its state is stored on the socket itself.
  *
  *            TCP                                  UDP
  *   connect  socket_flow_plan                     socket_flow_plan: opened
@@ -9,19 +9,16 @@
  *   SYN-ACK  BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB: answered
  *   end      BPF_SOCK_OPS_STATE_CB: closed        sock_release: closed
  *
- * Only with events of flows does the agent load the programs of the last three lines.
+ * Only with events of flows does the agent load the programs of the last three lines. With
+ * counters by Service it loads that of TCP. A flow whose handshake alone is counted is silent,
+ * and its state is deleted with the SYN-ACK.
  */
 #ifndef SPILLWAY_SOCKET_FLOW_H
 #define SPILLWAY_SOCKET_FLOW_H
 
 #include "events.h"
-
-/* The part of the kernel's struct sock_common that cgroup/sock_release cannot read otherwise. */
-struct sock_common {
-	__be32 skc_rcv_saddr;
-	__u16 skc_num;
-	struct in6_addr skc_v6_rcv_saddr;
-} __attribute__((preserve_access_index));
+#include "outcome.h"
+#include "sock.h"
 
 static __always_inline bool socket_events_wanted(void)
 {
@@ -34,8 +31,11 @@ static __always_inline bool socket_events_wanted(void)
 static __always_inline struct event *socket_event(const struct socket_flow *f,
 						  enum event_kind kind)
 {
-	struct event *e = event_reserve(kind);
+	struct event *e;
 
+	if (f->silent)
+		return NULL;
+	e = event_reserve(kind);
 	if (!e)
 		return NULL;
 	e->client = f->client;
@@ -72,19 +72,21 @@ static __always_inline struct event *socket_closed(struct socket_flow *f, enum e
 }
 
 /*
- * Decides whether the flow of a connect() is reported. A UDP flow is open from now on. TCP
- * sends its SYN later, when the socket has an address.
+ * Decides whether the flow of a connect() is reported or counted. A UDP flow is open from now
+ * on. TCP sends its SYN later, when the socket has an address.
  */
 static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct addr *service,
 				       __be16 service_port, const struct backend *b, __u32 id)
 {
+	bool reported, watched, wanted;
 	struct socket_flow *f;
 	struct event *e;
-	bool wanted;
 
 	if (!ctx->sk)
 		return 0;
-	wanted = socket_events_wanted() && event_allowed(b->service, false);
+	reported = socket_events_wanted() && event_allowed(b->service, false);
+	watched = b->flags & BACKEND_WATCHED && ctx->protocol == IPPROTO_TCP;
+	wanted = reported || watched || (service_metrics && ctx->protocol == IPPROTO_TCP);
 	f = bpf_sk_storage_get(&socket_flows, ctx->sk, NULL,
 			       wanted ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 	if (!f)
@@ -106,6 +108,8 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 	f->family = b->family;
 	f->service = b->service;
 	f->backend = id;
+	f->silent = !reported;
+	f->watched = watched;
 	f->state = SOCKET_FLOW_PLANNED;
 	if (f->proto != IPPROTO_UDP)
 		return 0;
@@ -120,12 +124,14 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 /* Reports the flow of a SYN that the kernel is about to send. */
 static __always_inline void socket_flow_syn(struct bpf_sock_ops *ctx, struct socket_flow *f)
 {
+	bool planned = f->state == SOCKET_FLOW_PLANNED;
 	struct addr peer = {};
 	struct event *e;
 
-	if (f->state != SOCKET_FLOW_PLANNED)
-		return;
+	/* The kernel does not report the end of a silent flow: a new SYN ends it, too. */
 	f->state = SOCKET_FLOW_NONE;
+	if (!planned)
+		return;
 	if (f->family == FAMILY_V4) {
 		peer.w[0] = ctx->remote_ip4;
 		f->client.w[0] = ctx->local_ip4;
@@ -145,23 +151,35 @@ static __always_inline void socket_flow_syn(struct bpf_sock_ops *ctx, struct soc
 	    f->endpoint_port != bpf_htons(bpf_ntohl(ctx->remote_port)))
 		return;
 	/* Other programs of the cgroup may have asked for calls, too. */
-	if (bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags |
+	if ((!f->silent || f->watched) &&
+	    bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags |
 					   BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG))
 		return;
 	f->state = SOCKET_FLOW_OPEN;
 	f->opened = bpf_ktime_get_ns();
+	if (f->watched)
+		outcome_opened(f->backend);
 	e = socket_event(f, EVENT_OPENED);
 	if (e)
 		event_submit(e);
 }
 
-static __always_inline void socket_flow_answered(struct bpf_sock_ops *ctx, struct socket_flow *f)
+static __always_inline void socket_flow_answered(struct bpf_sock_ops *ctx, struct bpf_sock *sk,
+						 struct socket_flow *f)
 {
 	struct event *e;
 
 	if (f->state != SOCKET_FLOW_OPEN)
 		return;
 	f->handshake = bpf_ktime_get_ns() - f->opened;
+	if (f->watched)
+		outcome_answered(f->backend);
+	if (service_metrics)
+		service_count_handshake(f->service, f->handshake);
+	if (f->silent) {
+		bpf_sk_storage_delete(&socket_flows, sk);
+		return;
+	}
 	if (!socket_events_wanted())
 		return;
 	e = socket_event(f, EVENT_ANSWERED);
@@ -192,12 +210,15 @@ static __always_inline enum event_end socket_end(const struct socket_flow *f, __
 
 static __always_inline void socket_flow_closed(struct bpf_sock_ops *ctx, struct socket_flow *f)
 {
+	enum event_end end = socket_end(f, ctx->args[0], ctx->segs_in);
 	__u64 acked = ctx->bytes_acked;
 	struct event *e;
 
 	if (f->state != SOCKET_FLOW_OPEN)
 		return;
-	e = socket_closed(f, socket_end(f, ctx->args[0], ctx->segs_in));
+	if (f->watched && ctx->args[0] == BPF_TCP_SYN_SENT && end == EVENT_END_RST)
+		outcome_refused(f->backend);
+	e = socket_closed(f, end);
 	if (!e)
 		return;
 	e->srtt = ctx->srtt_us >> 3;
@@ -236,7 +257,7 @@ static __always_inline void socket_flow_call(struct bpf_sock_ops *ctx)
 		socket_flow_syn(ctx, f);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
-		socket_flow_answered(ctx, f);
+		socket_flow_answered(ctx, sk, f);
 		break;
 	case BPF_SOCK_OPS_RTO_CB:
 		f->expired = ctx->args[2];

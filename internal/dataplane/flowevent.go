@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/outlier"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -104,6 +105,13 @@ type ServiceCounter interface {
 	// ServiceCountersOf is ServiceCounters for these ports only. Its cost follows their
 	// number, and that of refusals.
 	ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*ServiceCounters, error)
+}
+
+// HandshakeWatcher is a Backend that counts which TCP handshakes fail.
+type HandshakeWatcher interface {
+	// Outcomes returns the outcomes of the watched endpoints (intent.Endpoint) that had a
+	// connection.
+	Outcomes() ([]outlier.Outcome, error)
 }
 
 // HandshakeBuckets is the number of buckets of ServiceCounters.Handshakes.

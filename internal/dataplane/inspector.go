@@ -69,6 +69,8 @@ type Flow struct {
 	Protocol                  model.Protocol
 	Client, Service, Endpoint netip.AddrPort
 	State                     string
-	Opened                    time.Time // zero: unknown
-	LastSeen                  time.Time // to a second
+	// Refused says that the endpoint answered the first segment of a TCP connection with an RST.
+	Refused  bool
+	Opened   time.Time // zero: unknown
+	LastSeen time.Time // to a second
 }

@@ -2,8 +2,10 @@ package decisions
 
 import (
 	"net/netip"
+	"time"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/outlier"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/facts/store"
@@ -17,6 +19,7 @@ type Tracker struct {
 	services  *intent.Tracker
 	policies  *policy.Tracker
 	traversal policy.Traversal
+	outliers  outlier.Detector
 }
 
 // Changes is what differs from the decisions before.
@@ -47,6 +50,33 @@ func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) Changes {
 	t.services.SetNodeAddrs(addrs)
 	t.policies.SetNodeAddrs(addrs)
 	return t.changes(t.policies.Changes())
+}
+
+// SetTime sets the time for slow start, and returns what it changes.
+func (t *Tracker) SetTime(now time.Time) Changes {
+	if !t.services.SetTime(now) {
+		return Changes{}
+	}
+	return Changes{Services: t.services.Changes()}
+}
+
+// NextStep returns when SetTime changes something next.
+func (t *Tracker) NextStep() (at time.Time, any bool) { return t.services.NextStep() }
+
+// Observe takes the outcomes of handshakes with all watched endpoints, and returns what they
+// change.
+func (t *Tracker) Observe(now time.Time, outcomes []outlier.Outcome) Changes {
+	if !t.outliers.Observe(now, outcomes) {
+		return Changes{}
+	}
+	failing := map[intent.PortID][]intent.Failing{}
+	for id, list := range t.outliers.Ejections() {
+		for _, e := range list {
+			failing[id] = append(failing[id], intent.Failing{Endpoint: e.Endpoint, Why: e.Why})
+		}
+	}
+	t.services.SetFailing(failing)
+	return Changes{Services: t.services.Changes()}
 }
 
 // SetDenyRulesUnknown sets whether any pod may have a deny rule, because not all policies

@@ -1,11 +1,12 @@
 // Package decisions is the second group on the way of a change. It turns the facts of a
 // store into decisions for this node, without I/O:
 //
-//	policy  what do-not-track policies mean
-//	intent  what each Service port means: all Service semantics
+//	policy   what do-not-track policies mean
+//	intent   what each Service port means: all Service semantics
+//	outlier  which endpoints fail: from what the dataplane sees, not from the store
 //
-// Both read the same store. Policies come first: they say which packets must traverse
-// netfilter, and intent needs that for the endpoints.
+// Policies and intent read the same store. Policies come first: they say which packets must
+// traverse netfilter, and intent needs that for the endpoints. It also takes those that fail.
 //
 // internal/reconcile, the next step, decides when the result is written, and the
 // dataplanes in internal/dataplane write it.

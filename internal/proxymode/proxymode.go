@@ -38,6 +38,8 @@ type Config struct {
 	FlowEvents        string
 	FlowEventsSample  uint32
 	FlowEventsRate    uint32
+	EndSockets        bool // --end-sockets
+	OutlierEjection   bool // --outlier-ejection
 	ServiceMetrics    bool // --service-metrics is not off
 	ServiceMetricsTop int  // 0: all
 	// Refused receives a text for each address of a pod that is refused; may be nil.

@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/outlier"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/telemetry"
@@ -27,6 +28,7 @@ type fakeTracker struct {
 	services map[model.Name]*model.Service
 	node     intent.Node
 	policies *policy.Tracker
+	step     time.Time // when SetTime changes all Services; zero: never
 }
 
 // newFakeTracker makes a tracker that decides about policies as a real one of node n1.
@@ -75,6 +77,20 @@ func (f *fakeTracker) ServicesWritten() decisions.Changes {
 	return decisions.Changes{Policies: f.policies.ServicesWritten()}
 }
 
+func (f *fakeTracker) Observe(time.Time, []outlier.Outcome) decisions.Changes {
+	return decisions.Changes{}
+}
+
+func (f *fakeTracker) SetTime(now time.Time) (c decisions.Changes) {
+	if f.step.IsZero() || now.Before(f.step) {
+		return c
+	}
+	f.step = time.Time{}
+	c.Services.Upserts = f.State().Ports
+	return c
+}
+
+func (f *fakeTracker) NextStep() (time.Time, bool)                { return f.step, !f.step.IsZero() }
 func (f *fakeTracker) SetDenyRulesUnknown(bool) decisions.Changes { return decisions.Changes{} }
 func (f *fakeTracker) Policies() *policy.Tracker                  { return f.policies }
 func (f *fakeTracker) Services() *intent.Tracker                  { return intent.New(intent.Config{NodeName: "n1"}) }
@@ -105,6 +121,7 @@ func portOf(s *model.Service) *intent.ServicePort {
 type call struct {
 	full    bool
 	upserts map[string]uint16 // Service name: version
+	ports   []*intent.ServicePort
 	deletes []string
 	node    bool
 	at      time.Duration // since the test began
@@ -138,7 +155,7 @@ func (f *fakeBackend) CanCarry(p *intent.ServicePort) error {
 }
 
 func (f *fakeBackend) Apply(_ context.Context, c intent.Changes) error {
-	rec := call{upserts: versions(c.Upserts), node: c.Node != nil}
+	rec := call{upserts: versions(c.Upserts), ports: c.Upserts, node: c.Node != nil}
 	for _, id := range c.Deletes {
 		rec.deletes = append(rec.deletes, id.Service.Name)
 	}

@@ -22,6 +22,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/outlier"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/telemetry"
@@ -33,6 +34,12 @@ type Tracker interface {
 	Apply(model.Delta) decisions.Changes
 	// SetNodeAddrs records the node's own addresses, complete each time.
 	SetNodeAddrs([]netip.Addr) decisions.Changes
+	// SetTime records the time, and returns what it changes.
+	SetTime(time.Time) decisions.Changes
+	// NextStep returns when SetTime changes something next.
+	NextStep() (at time.Time, any bool)
+	// Observe records the outcomes of handshakes, and returns what they change.
+	Observe(time.Time, []outlier.Outcome) decisions.Changes
 	// SetDenyRulesUnknown records whether any pod may have a deny rule.
 	SetDenyRulesUnknown(bool) decisions.Changes
 	// ServicesWritten records that the kernel serves the Services of State.
@@ -119,6 +126,7 @@ type Reconciler struct {
 	assignments  map[intent.PortID]assignment
 	counters     counters
 	entries      entries
+	handshakes   handshakes
 	node         intent.Node
 	haveFull     bool // the source's first Full delta is in
 	haveAddrs    bool // the node's addresses are in
@@ -158,6 +166,7 @@ func New(cfg Config) (*Reconciler, error) {
 		assignments: map[intent.PortID]assignment{},
 		checks:      map[model.Name]intent.HealthCheck{},
 		entries:     entries{gone: map[intent.PortID]struct{}{}},
+		handshakes:  newHandshakes(cfg.Backends),
 		counters: counters{
 			perBackend: make([]int, len(cfg.Backends)),
 			unassigned: map[intent.PortID]error{},
@@ -257,6 +266,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 	}
 	r.drainQueue()
 	if r.ready() {
+		r.watchHandshakes(now)
 		r.planRepairs(now)
 		if r.policies != nil {
 			r.policies.plan(now, fullSync)
@@ -301,6 +311,12 @@ func (r *Reconciler) nextTurn() time.Time {
 		if at, any := r.entries.due(); any {
 			next = earlier(next, at)
 		}
+		if at, any := r.cfg.Tracker.NextStep(); any {
+			next = earlier(next, at)
+		}
+		if at, any := r.handshakesDue(); any {
+			next = earlier(next, at)
+		}
 		if ps := r.policies; ps != nil {
 			if at, any := ps.due(); any {
 				next = earlier(next, at)
@@ -333,6 +349,7 @@ func earlier(a, b time.Time) time.Time {
 // write.
 func (r *Reconciler) drainQueue() {
 	pending := r.queue.drain()
+	r.enqueue(r.cfg.Tracker.SetTime(time.Now()))
 	r.arrival = pending.since
 	if r.arrival.IsZero() {
 		r.arrival = time.Now()

@@ -38,7 +38,7 @@ type Metrics struct {
 	policies, policyKept, policiesHeld prometheus.Gauge
 	policyTargets                      *prometheus.GaugeVec // without a label: it may have no series
 	policiesRefused                    *prometheus.GaugeVec
-	problems                           prometheus.Gauge
+	problems, ejected                  prometheus.Gauge
 	syncErrors                         *prometheus.CounterVec
 	cleanupErrors                      *prometheus.CounterVec
 	auditDiffs                         *prometheus.CounterVec
@@ -143,6 +143,9 @@ func (m *Metrics) addOwn(b Build) {
 	m.unsupported = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_unsupported_service_ports", Help: "Service ports that are not served on this node, because no dataplane supports them; Events of the Services name the cause.",
 	}))
+	m.ejected = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "spillway_ejected_endpoints", Help: "Number of endpoints that get no new connections for a while, because they did not accept their last ones.",
+	}))
 	m.problems = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_problems", Help: "Number of current problems; the log names them, at most 20 of those that appear together.",
 	}))
@@ -231,6 +234,9 @@ func (m *Metrics) SetRefused(byReason map[string]int) {
 		m.policiesRefused.WithLabelValues(reason).Set(float64(n))
 	}
 }
+
+// SetEjected sets the number of ejected endpoints.
+func (m *Metrics) SetEjected(n int) { m.ejected.Set(float64(n)) }
 
 // SetProblems sets the number of current problems.
 func (m *Metrics) SetProblems(n int) { m.problems.Set(float64(n)) }

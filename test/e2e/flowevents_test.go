@@ -25,6 +25,8 @@ func TestEventsCountConnections(t *testing.T) {
 	// The socket hooks count too: the harness asks from the node itself.
 	before, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_service_connections_total", `protocol="TCP"`)
 	must(t, err)
+	handshakes, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_service_handshake_duration_seconds_count", `protocol="TCP"`)
+	must(t, err)
 	inside := e.askAnew(t, s, flows.Flow{From: "a1", To: flows.ClusterIP}, flows.TCP, each, "")
 	made, asked := e.askAnew(t, s, outside, flows.TCP, each, ""), e.askAnew(t, s, outside, flows.UDP, each, "")
 	tcp := int(before) + inside + made
@@ -32,7 +34,7 @@ func TestEventsCountConnections(t *testing.T) {
 	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, tcp+asked)
 	e.waitMetric(t, "spillway_flow_events_total", `kind="answered"`, tcp+asked)
 	e.waitMetric(t, "spillway_flow_events_total", `kind="closed"`, tcp)
-	e.waitMetric(t, "spillway_service_handshake_duration_seconds_count", `protocol="TCP"`, made)
+	e.waitMetric(t, "spillway_service_handshake_duration_seconds_count", `protocol="TCP"`, int(handshakes)+inside+made)
 
 	must(t, s.Write([]flows.Object{nodePort()}))
 	must(t, s.Wait(t.Context()))

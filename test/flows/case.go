@@ -117,6 +117,9 @@ type Want struct {
 	From []string
 	// Spread says that each of them answers when asked often enough.
 	Spread bool
+	// Shares are the shares of the answers that each of From must have; nil: any. The number
+	// of tries is fixed, and χ² judges the answers.
+	Shares []int
 	// Same says that all tries of the flow get the same server.
 	Same bool
 	// Sticky is Same over all flows of the case with equal From, To and Combo:
@@ -134,6 +137,11 @@ type Want struct {
 // server answers.
 func Spread(s Source, servers ...string) Want {
 	return Want{From: servers, Spread: true, Source: s}
+}
+
+// InShares expects answers of the servers in these shares.
+func InShares(s Source, shares []int, servers ...string) Want {
+	return Want{From: servers, Shares: shares, Source: s}
 }
 
 // OneOf wants an answer of one of the servers; which one does not matter.

@@ -39,6 +39,7 @@ type Service struct {
 	// AllowFrom are the hosts in loadBalancerSourceRanges.
 	AllowFrom    []string
 	Distribution string
+	Annotations  map[string]string
 	ProxyName    string // label service.kubernetes.io/service-proxy-name
 	Headless     bool
 	ExternalName bool
@@ -66,6 +67,7 @@ var defaultPorts = []Port{
 type Slice struct {
 	Ports     []string
 	Endpoints []Endpoint
+	Weight    string // annotation spillway.dev/weight; "" is none
 }
 
 // Endpoint is an endpoint on a host, ready unless it says otherwise.

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"spillway.dev/spillway/internal/facts/kubeobject"
 )
 
 // epoch is when Services without an Age were created.
@@ -45,6 +47,7 @@ func (s Service) service(sc *Scope) *corev1.Service {
 	if s.ProxyName != "" {
 		o.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": s.ProxyName}
 	}
+	o.Annotations = s.Annotations
 	if s.Distribution != "" {
 		o.Spec.TrafficDistribution = &s.Distribution
 	}
@@ -165,6 +168,9 @@ func (s Service) slice(sc *Scope, from Slice, i int, v6 bool) *discoveryv1.Endpo
 			Labels:    map[string]string{discoveryv1.LabelServiceName: s.name()},
 		},
 		AddressType: family,
+	}
+	if from.Weight != "" {
+		o.Annotations = map[string]string{kubeobject.WeightAnnotation: from.Weight}
 	}
 	if s.Headless { // as the slice controller marks them
 		o.Labels[corev1.IsHeadlessService] = ""

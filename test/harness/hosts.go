@@ -55,6 +55,19 @@ func (h *Harness) Output(t testing.TB, host string, argv ...string) string {
 	return string(out)
 }
 
+// OnLAN runs a command in the network between nodes and clients: a namespace with a bridge,
+// which has a port for each of them, with the name of its host.
+func (h *Harness) OnLAN(t testing.TB, stdin string, argv ...string) {
+	t.Helper()
+	lan := *h.MustHost(t, "client0")
+	lan.Namespace = "spw-" + h.Spec.Name + "-lan"
+	cmd := lan.Command(t.Context(), argv...)
+	cmd.Stdin = strings.NewReader(stdin)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("run %v on the LAN: %v: %s", argv, err, out)
+	}
+}
+
 // Run starts a program on a host, for the rest of the test.
 func (h *Harness) Run(t *testing.T, host string, argv ...string) {
 	t.Helper()

@@ -1323,17 +1323,19 @@ func (x *Frontend) GetSourceRanges() []string {
 }
 
 type Endpoint struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
-	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
-	Pod           string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"` // namespace/name
-	Ready         bool                   `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
-	Serving       bool                   `protobuf:"varint,6,opt,name=serving,proto3" json:"serving,omitempty"`
-	Terminating   bool                   `protobuf:"varint,7,opt,name=terminating,proto3" json:"terminating,omitempty"`
-	InUse         bool                   `protobuf:"varint,8,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"` // gets new connections on this node
-	Counters      *Counters              `protobuf:"bytes,9,opt,name=counters,proto3" json:"counters,omitempty"`
-	Flows         *EndpointFlows         `protobuf:"bytes,10,opt,name=flows,proto3" json:"flows,omitempty"` // only with count_flows; unset: the dataplane has no flow table
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Address     string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Port        uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Node        string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Pod         string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"` // namespace/name
+	Ready       bool                   `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
+	Serving     bool                   `protobuf:"varint,6,opt,name=serving,proto3" json:"serving,omitempty"`
+	Terminating bool                   `protobuf:"varint,7,opt,name=terminating,proto3" json:"terminating,omitempty"`
+	InUse       bool                   `protobuf:"varint,8,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"` // gets new connections on this node
+	Flows       *EndpointFlows         `protobuf:"bytes,10,opt,name=flows,proto3" json:"flows,omitempty"`              // only with count_flows; unset: the dataplane has no flow table
+	// The share of new connections, relative to the other endpoints'; 0 on all of them: equal.
+	Shares        uint32 `protobuf:"varint,11,opt,name=shares,proto3" json:"shares,omitempty"`
+	Ejected       bool   `protobuf:"varint,12,opt,name=ejected,proto3" json:"ejected,omitempty"` // gets no new connections for a while, because it did not accept its last ones
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1424,18 +1426,25 @@ func (x *Endpoint) GetInUse() bool {
 	return false
 }
 
-func (x *Endpoint) GetCounters() *Counters {
-	if x != nil {
-		return x.Counters
-	}
-	return nil
-}
-
 func (x *Endpoint) GetFlows() *EndpointFlows {
 	if x != nil {
 		return x.Flows
 	}
 	return nil
+}
+
+func (x *Endpoint) GetShares() uint32 {
+	if x != nil {
+		return x.Shares
+	}
+	return 0
+}
+
+func (x *Endpoint) GetEjected() bool {
+	if x != nil {
+		return x.Ejected
+	}
+	return false
 }
 
 // EndpointFlows are the entries of a Service port for an endpoint in the node's flow table.
@@ -2958,7 +2967,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12#\n" +
-	"\rsource_ranges\x18\x04 \x03(\tR\fsourceRanges\"\xc2\x02\n" +
+	"\rsource_ranges\x18\x04 \x03(\tR\fsourceRanges\"\xc6\x02\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
@@ -2967,10 +2976,12 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x05ready\x18\x05 \x01(\bR\x05ready\x12\x18\n" +
 	"\aserving\x18\x06 \x01(\bR\aserving\x12 \n" +
 	"\vterminating\x18\a \x01(\bR\vterminating\x12\x15\n" +
-	"\x06in_use\x18\b \x01(\bR\x05inUse\x12<\n" +
-	"\bcounters\x18\t \x01(\v2 .spillway.node.v1alpha1.CountersR\bcounters\x12;\n" +
+	"\x06in_use\x18\b \x01(\bR\x05inUse\x12;\n" +
 	"\x05flows\x18\n" +
-	" \x01(\v2%.spillway.node.v1alpha1.EndpointFlowsR\x05flows\"E\n" +
+	" \x01(\v2%.spillway.node.v1alpha1.EndpointFlowsR\x05flows\x12\x16\n" +
+	"\x06shares\x18\v \x01(\rR\x06shares\x12\x18\n" +
+	"\aejected\x18\f \x01(\bR\aejectedJ\x04\b\t\x10\n" +
+	"R\bcounters\"E\n" +
 	"\rEndpointFlows\x12\x1a\n" +
 	"\banswered\x18\x01 \x01(\x04R\banswered\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\x04R\awaiting\"\xd4\x02\n" +
@@ -3179,55 +3190,54 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	18, // 17: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
 	41, // 18: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
 	20, // 19: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
-	20, // 20: spillway.node.v1alpha1.Endpoint.counters:type_name -> spillway.node.v1alpha1.Counters
-	19, // 21: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
-	1,  // 22: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
-	21, // 23: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	28, // 24: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
-	21, // 25: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	40, // 26: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
-	26, // 27: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
-	1,  // 28: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
-	40, // 29: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
-	28, // 30: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
-	0,  // 31: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	27, // 32: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
-	27, // 33: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
-	27, // 34: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
-	40, // 35: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
-	40, // 36: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
-	41, // 37: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
-	41, // 38: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
-	31, // 39: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
-	33, // 40: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
-	0,  // 41: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	35, // 42: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
-	36, // 43: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
-	36, // 44: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
-	0,  // 45: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	39, // 46: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	6,  // 47: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	2,  // 48: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	11, // 49: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	13, // 50: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	22, // 51: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	24, // 52: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	29, // 53: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	32, // 54: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
-	37, // 55: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 56: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	12, // 57: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	14, // 58: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	23, // 59: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	25, // 60: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	30, // 61: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	34, // 62: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
-	38, // 63: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	56, // [56:64] is the sub-list for method output_type
-	48, // [48:56] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	19, // 20: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
+	1,  // 21: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
+	21, // 22: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	28, // 23: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
+	21, // 24: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	40, // 25: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
+	26, // 26: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
+	1,  // 27: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
+	40, // 28: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
+	28, // 29: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
+	0,  // 30: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	27, // 31: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
+	27, // 32: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
+	27, // 33: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
+	40, // 34: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
+	40, // 35: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
+	41, // 36: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
+	41, // 37: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
+	31, // 38: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
+	33, // 39: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
+	0,  // 40: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	35, // 41: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
+	36, // 42: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
+	36, // 43: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
+	0,  // 44: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	39, // 45: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	6,  // 46: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	2,  // 47: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	11, // 48: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	13, // 49: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	22, // 50: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	24, // 51: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	29, // 52: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	32, // 53: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	37, // 54: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 55: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	12, // 56: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	14, // 57: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	23, // 58: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	25, // 59: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	30, // 60: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	34, // 61: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	38, // 62: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	55, // [55:63] is the sub-list for method output_type
+	47, // [47:55] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }

@@ -128,6 +128,8 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 			!bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
 	}
 	f->flags = (on_this_node ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_REVERSE_TO_POD : 0);
+	if (b->flags & BACKEND_WATCHED && p->tuple.proto == IPPROTO_TCP)
+		f->flags |= FLOW_WATCHED;
 	if (!hairpin && needs_stack(p, b, on_this_node, hook, s)) {
 		f->flags |= FLOW_STACK;
 		return FLOW_CREATED;

@@ -68,7 +68,7 @@ static __always_inline void affinity_key(struct affinity_key *key, __u32 service
 
 /*
  * Returns the endpoint that the client used last, unless the affinity has timed out or
- * the endpoint has left the Service.
+ * the endpoint has left the Service or is ejected.
  */
 static __always_inline struct backend_choice affinity_recall(const struct affinity_key *key,
 							     struct affinity *last, __u32 timeout,
@@ -81,6 +81,8 @@ static __always_inline struct backend_choice affinity_recall(const struct affini
 		return choice;
 	choice.id = last->backend;
 	choice.backend = backend_valid(choice.id, key->service, route_member(route));
+	if (choice.backend && choice.backend->flags & BACKEND_EJECTED)
+		choice.backend = NULL;
 	if (choice.backend)
 		last->seen = time;
 	return choice;

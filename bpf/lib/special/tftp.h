@@ -33,6 +33,7 @@
 #define SPILLWAY_SPECIAL_TFTP_H
 
 #include "../act/forward.h"
+#include "../report.h"
 
 /*
  * Maximum number of server ports that may answer one packet of a request. RFC 1350 allows
@@ -146,7 +147,7 @@ static __always_inline void tftp_fill(const struct tuple *answer, const struct f
 	f->dport = request->dport;
 	f->backend = request->backend;
 	f->service = request->service;
-	f->flags = request->flags & ~(FLOW_STREAM | FLOW_REPORTED | (bypass ? FLOW_STACK : 0));
+	f->flags = request->flags & ~(FLOW_STREAM | (bypass ? FLOW_STACK : 0));
 	f->state = FLOW_NEW;
 	f->seen = time;
 	f->opened = time;
@@ -205,6 +206,44 @@ static __always_inline int tftp_answer_may_bypass(struct __sk_buff *skb, struct 
 }
 
 /*
+ * Reports the transfer in pair->flow, whose first packet is in scratch memory, and with first
+ * also the answer to its request. A transfer is a flow with events of its own, but no
+ * connection of the Service: the request counts as that.
+ */
+__noinline int report_transfer(struct __sk_buff *skb, struct flow *request, __u32 first)
+{
+	struct scratch *m = get_scratch();
+	struct settings *s = get_settings();
+	__u64 handshake = 0;
+	struct event *e;
+
+	if (!m || !s || !request)
+		return 0;
+	report_packet(skb, &m->pair.flow);
+	if (first)
+		handshake = flow_handshake(request, bpf_ktime_get_ns());
+	if (service_metrics && handshake && request->service)
+		service_count_handshake(request->service, handshake);
+	if (!(s->flags & SETTING_EVENTS_FLOWS) || !(request->flags & FLOW_REPORTED))
+		return 0;
+	if (first) {
+		e = event_reserve(EVENT_ANSWERED);
+		if (!e)
+			return 0;
+		event_of_flow(e, request, &m->packet.tuple);
+		e->endpoint_port = request->helper_port;
+		e->handshake = handshake;
+		event_submit(e);
+	}
+	e = event_reserve(EVENT_OPENED);
+	if (!e)
+		return 0;
+	event_of_flow(e, &m->pair.flow, &m->packet.tuple);
+	event_submit(e);
+	return 0;
+}
+
+/*
  * Handles a datagram of no flow if it answers a request, from the requested port or from a
  * port of the server's choice. Returns SERVE_NOT_MINE if it answers none.
  */
@@ -214,7 +253,7 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 	struct flow *request, *f;
 	struct packet *p;
 	__u32 time = now();
-	bool bypass;
+	bool bypass, first;
 
 	if (!m || !s)
 		return SERVE_NOT_MINE;
@@ -243,7 +282,8 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 	 * Count once, on the node that translates the request, and not where it is only
 	 * forwarded.
 	 */
-	if (request->helper == HELPER_REQUEST && request->progress != REQUEST_ANSWERED) {
+	first = request->helper == HELPER_REQUEST && request->progress != REQUEST_ANSWERED;
+	if (first) {
 		count(HELPER_ANSWERED);
 		/*
 		 * The programs have never looked up the client's entry, so the LRU would
@@ -256,6 +296,8 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 	tftp_fill(&p->tuple, request, &m->pair, time, bypass);
 	if (tftp_store(&p->tuple, &m->pair, s))
 		return drop(FLOW_CONFLICT);
+	if (service_metrics || request->flags & FLOW_REPORTED)
+		report_transfer(skb, request, first);
 	return flow_forward(skb, m, hook, NULL);
 }
 

@@ -47,6 +47,8 @@ type Config struct {
 	CgroupRoot         string
 	SocketHooks        string
 	BPFFS              string
+	EndSockets         bool
+	OutlierEjection    bool
 	DropCapabilities   bool
 	LeavePrevious      bool
 	EBPFSCTP           bool
@@ -97,6 +99,8 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: remove kube-proxy's rules from the kernel when this agent serves and no kube-proxy runs here.")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted).")
 	f.StringVar(&c.SocketHooks, "socket-hooks", ebpf.HooksAll, "Sockets that eBPF translates when they connect: all, host (of the node's own network namespace) or off. The packets of other pods are translated one by one. With off, processes of the node have no Services.")
+	f.BoolVar(&c.OutlierEjection, "outlier-ejection", false, "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. It attaches one more program to the TCP sockets of all processes (--proxy-mode ebpf).")
+	f.BoolVar(&c.EndSockets, "end-sockets", false, "End connected sockets that a socket hook has translated when their endpoint neither serves nor terminates any more: the process gets ECONNABORTED (--proxy-mode ebpf). Sockets of pods need CAP_SYS_ADMIN, and /run/netns of the host.")
 	f.StringVar(&c.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
 	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "Drop CAP_SYS_ADMIN and CAP_PERFMON after the dataplane is loaded. Conntrack of other network namespaces is then neither measured nor tuned.")
 	f.BoolVar(&c.LeavePrevious, "leave-previous-layout", false, "Leave the maps and programs of the release before when the agent ends, for a rollback to it (--proxy-mode ebpf).")
@@ -134,6 +138,9 @@ func (c *Config) warnOfIdleFlags(log *slog.Logger) {
 	}
 	if c.SocketHooks != ebpf.HooksAll && c.ProxyMode != "ebpf" {
 		log.Warn("--socket-hooks has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
+	if c.EndSockets && c.ProxyMode != "ebpf" {
+		log.Warn("--end-sockets has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
 	switch {
 	case !c.LocalhostNodePorts:
@@ -336,6 +343,8 @@ func (c *Config) intent() intent.Config {
 		Servers:           c.servers(),
 
 		IgnoreNetworkPolicies: c.Bypass == "always",
+		Lingering:             c.EndSockets && c.ProxyMode == "ebpf",
+		OutlierEjection:       c.OutlierEjection && c.ProxyMode == "ebpf",
 	}
 }
 
@@ -359,7 +368,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
-		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP,
+		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection,
 		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
 		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
 		Log: log,

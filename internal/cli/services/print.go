@@ -183,17 +183,30 @@ func endpoints(p *nodev1alpha1.ServicePort) *pages.Table {
 	}
 	t := pages.NewTable(pages.Text("ENDPOINT").Shrinks(16), pages.Column{Name: "POD", Least: 10, Cut: true}, pages.Column{Name: "NODE", Least: 8, Cut: true},
 		pages.Text("STATE"), pages.Text("USED"), pages.Text("FLOWS"))
+	sum := uint32(0)
 	for _, e := range p.Endpoints {
-		gets := "no"
-		if e.InUse {
-			gets = "yes"
-		}
-		t.Row(net.JoinHostPort(e.Address, fmt.Sprint(e.Port)), orNone(e.Pod), orNone(e.Node), state(e), gets, flows(e.Flows))
+		sum += e.Shares
+	}
+	for _, e := range p.Endpoints {
+		t.Row(net.JoinHostPort(e.Address, fmt.Sprint(e.Port)), orNone(e.Pod), orNone(e.Node), state(e), used(e, sum), flows(e.Flows))
 	}
 	if len(p.Endpoints) == 0 {
 		t.Foot("no endpoint: connections are refused or dropped")
 	}
 	return t
+}
+
+// used says whether an endpoint gets new connections, and with weights its shares of all.
+func used(e *nodev1alpha1.Endpoint, allShares uint32) string {
+	switch {
+	case e.Ejected:
+		return "ejected"
+	case !e.InUse:
+		return "no"
+	case allShares > 0:
+		return fmt.Sprintf("%d of %d", e.Shares, allShares)
+	}
+	return "yes"
 }
 
 // flows is the number of flows to an endpoint, and of those that wait for its answer.

@@ -75,6 +75,9 @@ func TestPages(t *testing.T) {
 	}
 	clitest.Pages(t, "web", one(web()))
 	clitest.Pages(t, "healthy", one(healthy()))
+	canary := healthy()
+	canary.Ports[0].Endpoints[0].Shares, canary.Ports[0].Endpoints[3].Shares, canary.Ports[0].Endpoints[3].InUse = 19, 1, true
+	clitest.Pages(t, "weighted", one(canary))
 	clitest.Pages(t, "older", one(&nodev1alpha1.Service{Namespace: "default", Name: "web", Ports: []*nodev1alpha1.ServicePort{{Port: 80}}}))
 	clitest.Pages(t, "newer", oneResult{nodeclienttest.Newer(&nodev1alpha1.GetServiceResponse{Service: healthy()})})
 	lost := healthy()

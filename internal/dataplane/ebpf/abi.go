@@ -120,6 +120,8 @@ func backendFlags(e intent.Endpoint) tcBackendFlags {
 		{e.HostNetwork, tcBackendFlagsBACKEND_HOST_NETWORK},
 		{e.MustTraverseNetfilter, tcBackendFlagsBACKEND_TRAVERSES_NETFILTER},
 		{e.AllowsAny, tcBackendFlagsBACKEND_ALLOWS_ANY},
+		{e.Watched, tcBackendFlagsBACKEND_WATCHED},
+		{e.Ejected, tcBackendFlagsBACKEND_EJECTED},
 	} {
 		if b.set {
 			flags |= b.flag

@@ -33,6 +33,7 @@ type Backend struct {
 	clients  *clientFlows // of the last sweep
 	seed     uint32       // of the programs' hashes
 	policies *untracked   // used only by the goroutine that writes policies
+	ends     *socketEnds  // nil: no socket is ended
 	rollback *rollback    // nil without Config.LeavePrevious
 
 	facts        atomic.Pointer[podFacts] // nil before the first node
@@ -129,6 +130,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		b.objects.close()
 		return nil, err
 	}
+	b.ends = b.openSocketEnds()
 	b.followNAT()
 	return b, nil
 }
@@ -263,7 +265,7 @@ func (b *Backend) reread() error {
 	if err != nil {
 		return err
 	}
-	fresh.names = &b.services
+	fresh.names, fresh.ends = &b.services, b.ends
 	fresh.inherit(b.ports)
 	fresh.addrs = &b.serviceAddrs
 	b.serviceAddrs.reset(fresh.owners)
@@ -311,6 +313,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	b.done.Go(func() { b.sweepLoop(run) })
 	b.done.Go(func() { b.checkLoop(run) })
 	b.done.Go(func() { b.unhookLoop(run) })
+	b.done.Go(func() { b.endLoop(run) })
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
 		"cgroup", b.cfg.CgroupRoot, "socketHooks", b.cfg.SocketHooks, "bpffs", b.cfg.BPFFS)
 	return nil
@@ -345,6 +348,7 @@ func (b *Backend) Close() error {
 		err = errors.Join(err, b.rollback.leave(b.attached))
 		b.rollback.close()
 	}
+	b.ends.close()
 	b.objects.close()
 	return err
 }

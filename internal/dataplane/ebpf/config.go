@@ -89,6 +89,12 @@ type Config struct {
 	// ServiceMetricsTop exports metrics of so many ports, the most used first; 0 means all.
 	ServiceMetrics    bool
 	ServiceMetricsTop int
+	// EndSockets ends connected TCP and UDP sockets that a socket hook has translated, when
+	// their endpoint neither serves nor terminates any more. The decisions must have
+	// Lingering endpoints (intent.Config).
+	EndSockets bool
+	// OutlierEjection counts handshakes of sockets with watched endpoints (intent.Endpoint).
+	OutlierEjection bool
 	// LeavePrevious has Close leave the maps and programs of the release before, for a
 	// rollback to it. The maps whose layout differs exist twice until then.
 	LeavePrevious bool

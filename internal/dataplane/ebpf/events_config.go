@@ -58,30 +58,35 @@ func (c *Config) eventConstants() map[string]any {
 	return constants
 }
 
-// socketEventPrograms report the flows that the connect hooks translate.
+// socketEventPrograms report the flows that the connect hooks translate. The first one counts
+// their handshakes, too.
 var socketEventPrograms = map[ebpf.AttachType]string{
 	ebpf.AttachCGroupSockOps:         sockProgSockOps,
 	ebpf.AttachCgroupInetSockRelease: sockProgSockRelease,
 }
 
-// selectSocketEvents removes the programs that report flows of sockets, if their events are
-// not wanted. UDP needs the offsets of fields of the kernel's socket, from BTF.
-func (c *Config) selectSocketEvents(sock *ebpf.CollectionSpec, f kernel.Features) error {
-	wanted := c.FlowEvents == EventsAll
-	udp := wanted && f.BTF && features.HaveProgramHelper(ebpf.CGroupSock, asm.FnProbeReadKernel) == nil
+// selectSocketPrograms removes the programs that report flows of sockets and lost sockets, if
+// they are not wanted: neither events nor, for TCP, handshakes. UDP needs the offsets of fields
+// of the kernel's socket, from BTF.
+func (c *Config) selectSocketPrograms(sock *ebpf.CollectionSpec, f kernel.Features) error {
+	events, ends := c.FlowEvents == EventsAll, c.EndSockets && f.BTF
+	udp := events && f.BTF && features.HaveProgramHelper(ebpf.CGroupSock, asm.FnProbeReadKernel) == nil
 	for _, p := range []struct {
-		wanted             bool
-		program, forEvents string
+		wanted, always    bool // always: for all Services
+		program, constant string
 	}{
-		{wanted, sockProgSockOps, sockVarReportTcpSockets},
-		{udp, sockProgSockRelease, sockVarReportUdpSockets},
+		{events || c.ServiceMetrics || c.OutlierEjection, events || c.ServiceMetrics, sockProgSockOps, sockVarReportTcpSockets},
+		{udp, udp, sockProgSockRelease, sockVarReportUdpSockets},
+		{ends, ends, sockProgLostSockets, sockVarEndSockets},
 	} {
 		if !p.wanted {
 			delete(sock.Programs, p.program)
+		}
+		if !p.always {
 			continue
 		}
-		if err := sock.Variables[p.forEvents].Set(uint8(1)); err != nil {
-			return fmt.Errorf("set eBPF constant %s: %w", p.forEvents, err)
+		if err := sock.Variables[p.constant].Set(uint8(1)); err != nil {
+			return fmt.Errorf("set eBPF constant %s: %w", p.constant, err)
 		}
 	}
 	return nil

@@ -74,7 +74,8 @@ func FuzzReadBack(f *testing.F) {
 			delete(p.entries.ranges, ranges)
 		}
 		p.intentFrontends()
-		for _, e := range p.intentEndpoints() {
+		endpoints, _ := p.intentEndpoints()
+		for _, e := range endpoints {
 			endpointKey(p.protocol, e.Addr)
 		}
 	})

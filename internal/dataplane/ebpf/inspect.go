@@ -169,6 +169,7 @@ func (b *Backend) Flows(ctx context.Context, each func(dataplane.Flow) bool) err
 			Endpoint: netip.AddrPortFrom(fromAddr(f.Daddr, k.Family), toPort(f.Dport)),
 			LastSeen: clock.Add(-time.Duration(int32(now-f.Seen)) * time.Second),
 		}
+		flow.Refused = b.refused(k, f)
 		if f.Opened != 0 {
 			flow.Opened = clock.Add(-time.Duration(int32(now-f.Opened)) * time.Second)
 		}
@@ -181,6 +182,20 @@ func (b *Backend) Flows(ctx context.Context, each func(dataplane.Flow) bool) err
 		return nil
 	}
 	return err
+}
+
+// refused reports whether an RST answered the first segment of a flow's connection. After a
+// SYN-ACK, the endpoint's entry has a sequence number or a window.
+func (b *Backend) refused(k *tcTuple, f *tcFlow) bool {
+	const reset, confirmed = tcFlowFlagsFLOW_RESET, tcFlowFlagsFLOW_CONFIRMED
+	if k.Proto != uint8(model.TCP) || tcFlowState(f.State) != tcFlowStateFLOW_CLOSED || tcFlowFlags(f.Flags)&(reset|confirmed) != reset {
+		return false
+	}
+	var reply tcFlow
+	if b.m(tcMapFlows).Lookup(reverseOf(k, f), &reply) != nil {
+		return false
+	}
+	return reply.Tcp.End == 0 && reply.Tcp.Window == 0
 }
 
 // expected is an entry that a Service port should have in a map.

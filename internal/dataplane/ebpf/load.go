@@ -50,7 +50,7 @@ func (o *objects) tcPrograms() attach.Programs {
 }
 
 // socketPrograms returns the programs for the cgroup. Those of events are loaded if they are
-// wanted: selectSocketEvents.
+// wanted: selectSocketPrograms.
 func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 	programs := map[ebpf.AttachType]*ebpf.Program{
 		ebpf.AttachCGroupInet4Connect:     o.programs[sockProgConnect4],
@@ -165,7 +165,7 @@ func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec
 	if err := configure([]*ebpf.CollectionSpec{tc, sock}, cfg, features); err != nil {
 		return nil, nil, err
 	}
-	return tc, sock, cfg.selectSocketEvents(sock, features)
+	return tc, sock, cfg.selectSocketPrograms(sock, features)
 }
 
 // configure sets sizes and load-time constants.

@@ -32,7 +32,7 @@ var verifierLimits = []verifierLimit{
 	{"recvmsg6", 1500, 256},
 	{"getpeername4", 100, 64},
 	{"getpeername6", 300, 96},
-	{"sock_ops", 700, 64},
+	{"sock_ops", 1300, 64},
 	{"sock_release", 250, 64},
 }
 

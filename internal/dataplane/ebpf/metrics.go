@@ -62,7 +62,7 @@ var (
 func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, flowsDesc, flowsMaxDesc, sweptDesc, interfacesDesc, refusedDesc,
 		eventsDesc, eventsLostDesc, eventsLeftOutDesc, serviceConnectionsDesc, serviceActiveDesc, serviceRefusedDesc, serviceDroppedDesc, serviceBytesDesc,
-		servicePacketsDesc, serviceHandshakeDesc, servicesOmittedDesc, serviceUncountedDesc} {
+		servicePacketsDesc, serviceHandshakeDesc, servicesOmittedDesc, serviceUncountedDesc, socketsEndedDesc} {
 		ch <- d
 	}
 }
@@ -84,6 +84,7 @@ func (b *Backend) Collect(ch chan<- prometheus.Metric) {
 	b.collectInterfaces(ch)
 	b.collectEvents(ch)
 	b.collectServices(ch)
+	b.ends.collect(ch)
 	refused := map[attach.Reason]int{}
 	for _, r := range b.attacher.Refused() {
 		refused[r.Reason]++

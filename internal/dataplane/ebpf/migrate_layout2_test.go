@@ -185,8 +185,8 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	wantSame(t, "endpoints again", again.endpoints, first.endpoints)
 	wantOnlyOwnMaps(t, cfg)
 	// Layout 2 has no maps of events and of pods without hooks: they went with their pins.
-	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes,
-		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketFlows, tcMapUnhookedCgroups)
+	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes,
+		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketBackends, tcMapSocketFlows, tcMapUnhookedCgroups)
 }
 
 // switchMeanwhile gives flows as programs leave them in the older map while the

@@ -98,6 +98,7 @@ func TestPacketEvents(t *testing.T) {
 	t.Run("Connection", family(n.eventsOfConnection))
 	t.Run("Resets", family(n.eventsOfResets))
 	t.Run("Datagrams", family(n.eventsOfDatagrams))
+	t.Run("Transfer", family(n.eventsOfTransfer))
 	t.Run("Refusals", transport(n.eventsOfRefusals))
 	t.Run("Drops", transport(n.eventsOfDrops))
 	t.Run("NoFlow", family(n.eventsOfNoFlow))
@@ -182,6 +183,41 @@ func (n *eventNode) eventsOfDatagrams(t *testing.T, p *plan) {
 	}
 	for _, e := range n.want(t, "opened", "answered") {
 		wantFlow(t, e, protoUDP, c.client, c.front, c.server)
+	}
+}
+
+// eventsOfTransfer: a TFTP request is answered from another port, whose packets are a flow of
+// their own.
+func (n *eventNode) eventsOfTransfer(t *testing.T, p *plan) {
+	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)))
+	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
+	seen := n.datagram(t, inEth0, client, front).v.src
+	wantFlow(t, n.want(t, "opened")[0], protoUDP, client, front, ap(p.far, 1069))
+	n.datagram(t, inTun0, ap(p.far, tid), seen)
+	events := n.want(t, "answered", "opened")
+	wantFlow(t, events[0], protoUDP, client, front, ap(p.far, 1069))
+	wantFlow(t, events[1], protoUDP, client, ap(p.clusterIP, tid), ap(p.far, tid))
+	if events[0].Flow.Handshake <= 0 {
+		t.Errorf("handshake %s", events[0].Flow.Handshake)
+	}
+	n.datagram(t, inEth0, client, ap(p.clusterIP, tid))
+	n.datagram(t, inTun0, ap(p.far, tid), seen)
+	n.want(t)
+	n.datagram(t, inTun0, ap(p.far, tid+1), seen) // another transfer, but no second answer
+	wantFlow(t, n.want(t, "opened")[0], protoUDP, client, ap(p.clusterIP, tid+1), ap(p.far, tid+1))
+	ok(t, n.sweep(context.Background()))
+	n.Backend.events.takeSwept(nil)
+	n.ageFlows(t, 48*3600)
+	ok(t, n.sweep(context.Background()))
+	var packets [2]uint64
+	ends := n.Backend.events.takeSwept(nil)
+	for _, e := range ends {
+		if e.Reason == dataplane.EndTimeout && e.Flow.ServiceAddress.Port() == tid {
+			packets = [2]uint64{e.Flow.PacketsToEndpoint, e.Flow.PacketsToClient}
+		}
+	}
+	if len(ends) != 3 || packets != [2]uint64{1, 2} {
+		t.Errorf("%d ends, want 3; the transfer had %v packets, want 1 and 2", len(ends), packets)
 	}
 }
 

@@ -428,27 +428,110 @@ func TestSocketEventsRate(t *testing.T) {
 	}
 }
 
-// The programs of socket events are attached while events of flows are wanted, and only then.
+// wantHandshakes wants so many handshakes and connections of all Services since they were last
+// reset, and returns the sum of their times.
+func (n *eventNode) wantHandshakes(t *testing.T, connections, handshakes uint64) time.Duration {
+	t.Helper()
+	counters, err := n.ServiceCounters()
+	ok(t, err)
+	var made, answered uint64
+	var took time.Duration
+	for _, c := range counters {
+		made += c.Connections
+		took += c.HandshakeSum
+		for _, v := range c.Handshakes {
+			answered += v
+		}
+	}
+	if made != connections || answered != handshakes || handshakes > 0 && (took <= 0 || took > 10*time.Second*time.Duration(handshakes)) {
+		t.Errorf("%d connections, %d handshakes of %s in all; want %d and %d", made, answered, took, connections, handshakes)
+	}
+	empty[uint32, []tcServiceCounts](t, n.m(tcMapServiceCounters))
+	return took
+}
+
+// The metrics of a Service have the handshakes of sockets, with and without events.
+func TestSocketHandshakes(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Config)
+		events []string // of a connection
+	}{
+		{"Alone", func(c *Config) { c.FlowEvents = EventsOff }, nil},
+		{"WithEvents", func(*Config) {}, []string{"opened", "answered", "closed FIN"}},
+		{"NotInTheSample", func(c *Config) { c.FlowEventsSample = 1 << 31 }, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newSocketNode(t, func(c *Config) { c.ServiceMetrics = true }, tt.change)
+			eachFamily(t, n.packetNode, func(t *testing.T, p *plan) { n.handshakes(t, domainOf(p), p, tt.events) })
+			t.Run("Mapped", func(t *testing.T) { n.handshakes(t, unix.AF_INET6, plans["IPv4"], tt.events) })
+		})
+	}
+}
+
+func (n *eventNode) handshakes(t *testing.T, family int, p *plan, want []string) {
+	n.restart(t)
+	n.serve(t, service(p, protoTCP, endpoint(p.eth0, 8080, here)))
+	listener := n.listen(t, p)
+	const connections = 3
+	var took time.Duration // of the events
+	for range connections {
+		d := n.dial(t, family, listener, ap(p.clusterIP, 80))
+		echo(t, d.client, d.server, make([]byte, 100))
+		ok(t, unix.Shutdown(d.client, unix.SHUT_WR))
+		waitEnd(t, d.server)
+		d.closeServer()
+		waitEnd(t, d.client)
+		for _, e := range n.wantSoon(t, want...) {
+			if e.Kind == dataplane.FlowAnswered {
+				took += e.Flow.Handshake.Truncate(time.Microsecond)
+			}
+		}
+	}
+	if counted := n.wantHandshakes(t, connections, connections); want != nil && counted != took {
+		t.Errorf("handshakes of %s are counted, the events have %s", counted, took)
+	}
+
+	// A connection that is refused has no handshake, nor has the next one of its socket, which
+	// is not to a Service.
+	n.serve(t, service(p, protoTCP, endpoint(p.eth0, 8081, here)))
+	fd, _ := n.socket(t, domainOf(p), protoTCP)
+	if err := unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Fatalf("connect to a port that does not listen: %v", err)
+	}
+	ok(t, unix.Connect(fd, sockaddr(ap(p.eth0, 8080))))
+	n.wantHandshakes(t, 1, 0)
+	if want != nil {
+		n.wantSoon(t, "opened", "closed RST")
+	}
+	n.want(t)
+}
+
+// The programs of socket events are attached while events of flows, or handshakes of TCP, are
+// wanted, and only then.
 func TestSocketEventHooks(t *testing.T) {
 	cfg := ownPlace(t)
 	state := intent.State{Ports: []*intent.ServicePort{simplePort(1, 1)}, Node: intent.Node{Name: "node"}}
-	want := func(count int) {
+	want := func(tcp, udp int) {
 		t.Helper()
 		dir, err := os.Open(cfg.CgroupRoot)
 		noError(t, err)
 		defer dir.Close()
-		for typ := range socketEventPrograms {
-			wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: typ}, count)
-		}
+		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupSockOps}, tcp)
+		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCgroupInetSockRelease}, udp)
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupInet4Connect}, 1)
 	}
 	for _, step := range []struct {
-		events string
-		count  int
-	}{{EventsRefused, 0}, {EventsAll, 1}, {EventsAll, 1}, {EventsOff, 0}, {EventsAll, 1}} {
-		cfg.FlowEvents = step.events
+		events   string
+		metrics  bool
+		tcp, udp int
+	}{
+		{EventsRefused, false, 0, 0}, {EventsAll, false, 1, 1}, {EventsAll, false, 1, 1}, {EventsOff, false, 0, 0},
+		{EventsRefused, true, 1, 0}, {EventsAll, true, 1, 1},
+	} {
+		cfg.FlowEvents, cfg.ServiceMetrics = step.events, step.metrics
 		runBackend(t, cfg, state, nil)
-		want(step.count)
+		want(step.tcp, step.udp)
 	}
 	noError(t, Cleanup(cfg))
 	dir, err := os.Open(cfg.CgroupRoot)

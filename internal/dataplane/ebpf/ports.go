@@ -37,6 +37,7 @@ type portTable struct {
 	owners map[tcFrontendKey]uint32
 	addrs  *serviceAddrs // counts the keys of owners; nil: not counted
 	names  *serviceNames // nil: not recorded
+	ends   *socketEnds   // learns of removed endpoints; nil: none
 	// last has the last id of a Service and of an endpoint. An id is never reused, not
 	// even by a later run, because flows and sockets store it.
 	last [2]uint32
@@ -189,6 +190,9 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 			unfit = append(unfit, p)
 		}
 	}
+	unfit = slices.DeleteFunc(unfit, func(p *intent.ServicePort) bool {
+		return t.takesOver(p) && len(t.addNew([]*intent.ServicePort{p})) == 0
+	})
 	for some := range chunks(ports, func(p *intent.ServicePort) int { return len(p.Endpoints) }) {
 		maps.Copy(failed, t.removeOld(some))
 	}
@@ -212,6 +216,16 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 		return failed, t.repairEndpointAddrs()
 	}
 	return failed, nil
+}
+
+// takesOver reports whether a port that could not be written gets an address of another
+// one, which is about to remove that address.
+func (t *portTable) takesOver(p *intent.ServicePort) bool {
+	own := t.byID[p.ID]
+	return slices.ContainsFunc(p.Frontends, func(f intent.Frontend) bool {
+		owner, taken := t.owners[frontendKey(p.ID, f)]
+		return taken && (own == nil || owner != own.service)
+	})
 }
 
 // chunkEndpoints is the number of endpoints that one stage writes for several ports.

@@ -211,8 +211,9 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 		}
 		sp := &intent.ServicePort{
 			ID: id, Affinity: time.Duration(p.entries.header.Affinity) * time.Second,
-			Frontends: p.intentFrontends(), Endpoints: p.intentEndpoints(),
+			Frontends: p.intentFrontends(),
 		}
+		sp.Endpoints, sp.Weights = p.intentEndpoints()
 		if p.entries.tftp {
 			sp.Helper = intent.TFTP
 		}
@@ -265,29 +266,36 @@ func (p *port) intentFrontends() []intent.Frontend {
 	return out
 }
 
-// intentEndpoints converts the backends of the sets to endpoints.
-func (p *port) intentEndpoints() []intent.Endpoint {
-	var in [2]map[uint32]bool
+// intentEndpoints converts the backends to endpoints, and the sets to their weights: the
+// slots that an endpoint has.
+func (p *port) intentEndpoints() (out []intent.Endpoint, weights []uint16) {
+	var in [2]map[uint32]uint16
 	for set, slots := range p.slots {
-		in[set] = map[uint32]bool{}
+		in[set] = map[uint32]uint16{}
 		for i := 0; i < len(slots) && i < int(p.entries.header.Count[set]); i++ {
-			in[set][slots[i]] = true
+			in[set][slots[i]]++
 		}
 	}
-	var out []intent.Endpoint
 	for _, entry := range p.entries.backends {
 		flags := tcBackendFlags(entry.value.Flags)
+		weight := max(in[clusterSet][entry.id], in[localSet][entry.id])
 		out = append(out, intent.Endpoint{
 			Addr:                  entry.addr,
-			ClusterPolicy:         in[clusterSet][entry.id],
-			LocalPolicy:           in[localSet][entry.id],
+			ClusterPolicy:         flags&tcBackendFlagsBACKEND_CLUSTER_POLICY != 0,
+			LocalPolicy:           flags&tcBackendFlagsBACKEND_LOCAL_POLICY != 0,
 			OnThisNode:            flags&tcBackendFlagsBACKEND_ON_THIS_NODE != 0,
 			HostNetwork:           flags&tcBackendFlagsBACKEND_HOST_NETWORK != 0,
 			MustTraverseNetfilter: flags&tcBackendFlagsBACKEND_TRAVERSES_NETFILTER != 0,
 			AllowsAny:             flags&tcBackendFlagsBACKEND_ALLOWS_ANY != 0,
+			Watched:               flags&tcBackendFlagsBACKEND_WATCHED != 0,
+			Ejected:               flags&tcBackendFlagsBACKEND_EJECTED != 0,
 		})
+		weights = append(weights, weight)
 	}
-	return out
+	if !slices.ContainsFunc(weights, func(w uint16) bool { return w != weights[0] }) {
+		weights = nil
+	}
+	return out, weights
 }
 
 // Endpoints lists the endpoints in the maps of an instance, even if no agent runs. It

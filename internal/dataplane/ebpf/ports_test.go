@@ -103,9 +103,15 @@ func TestPortsAfterCrashAtEveryWrite(t *testing.T) {
 // A single write that fails leaves the maps fit for use, and writing the same
 // changes again ends where it should.
 func TestPortsAfterFailureOfAnyWrite(t *testing.T) {
+	for _, seed := range []uint64{11, 12, 26, 29, 31} {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { failAnyWrite(t, seed) })
+	}
+}
+
+func failAnyWrite(t *testing.T, seed uint64) {
 	m, fresh := newPortMaps(t, 1<<10, 1<<10), newPortMaps(t, 1<<10, 1<<10)
 	watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
-	w := newPortWorld(11)
+	w := newPortWorld(seed)
 	for range 12 {
 		before := w.state()
 		c := w.step()
@@ -315,6 +321,10 @@ func TestArrange(t *testing.T) {
 		{[]uint32{1, 3, 3}, []uint32{1, 3}, []uint32{1, 3}}, // killed while it was rearranged
 		{[]uint32{1, 0, 3}, []uint32{1, 3, 5}, []uint32{1, 5, 3}},
 		{[]uint32{1, 2}, nil, []uint32{}},
+		{[]uint32{1, 2}, []uint32{1, 2, 2, 2}, []uint32{1, 2, 2, 2}},
+		{[]uint32{1, 2, 2, 2}, []uint32{1, 1, 2}, []uint32{1, 2, 1}},
+		{[]uint32{2, 2, 1}, []uint32{1, 2, 2, 3, 3}, []uint32{2, 2, 1, 3, 3}},
+		{[]uint32{3, 3, 1}, []uint32{1, 2}, []uint32{1, 2}},
 	} {
 		if got := arrange(c.have, c.want); !slices.Equal(got, c.next) {
 			t.Errorf("arrange(%v, %v) = %v, want %v", c.have, c.want, got, c.next)
@@ -479,5 +489,6 @@ func portText(p *intent.ServicePort) string {
 	for _, e := range p.Endpoints {
 		fmt.Fprintf(&b, " endpoint %v", e)
 	}
+	fmt.Fprintf(&b, " shares %v %v", p.Shares(intent.ToCluster), p.Shares(intent.ToLocal))
 	return b.String()
 }

@@ -60,6 +60,7 @@ type randomService struct {
 	external      bool // externalTrafficPolicy Local
 	internalLocal bool
 	tftp          bool
+	weights       []uint16 // by the number of an endpoint; nil: equal
 }
 
 func newPortWorld(seed uint64) *portWorld {
@@ -135,6 +136,7 @@ func (w *portWorld) change(i int) {
 		s.external = !s.external
 		s.internalLocal = w.rng.IntN(4) == 0
 		s.tftp = w.rng.IntN(2) == 0
+		s.weights = w.weights()
 	case 6, 7:
 		for range 3 {
 			w.holders[w.rng.IntN(30)] = w.rng.IntN(len(w.services))
@@ -186,6 +188,48 @@ func (w *portWorld) endpoint(f model.Family, n int) intent.Endpoint {
 	}
 }
 
+// weights returns weights that no set of endpoints has only zeros of: Applied could not tell
+// them from equal shares.
+func (w *portWorld) weights() []uint16 {
+	if w.rng.IntN(2) == 0 {
+		return nil
+	}
+	all := make([]uint16, 9)
+	for i := range all {
+		all[i] = uint16(w.rng.IntN(5))
+	}
+	return all
+}
+
+// weigh sets the weights of a port.
+func (s *randomService) weigh(p *intent.ServicePort) {
+	if s.weights == nil {
+		return
+	}
+	sum := map[intent.Route]int{}
+	for _, n := range slices.Sorted(maps.Keys(s.endpoints)) {
+		e := s.endpoints[n]
+		p.Weights = append(p.Weights, s.weights[n])
+		for _, route := range []intent.Route{intent.ToCluster, intent.ToLocal} {
+			if e.In(route) {
+				sum[route] += int(s.weights[n])
+			}
+		}
+	}
+	for i, e := range p.Endpoints {
+		if e.ClusterPolicy && sum[intent.ToCluster] == 0 || e.LocalPolicy && sum[intent.ToLocal] == 0 {
+			p.Weights = nil
+			return
+		}
+		if !e.ClusterPolicy && !e.LocalPolicy {
+			p.Weights[i] = 0 // intent has no such endpoint
+		}
+	}
+	if !slices.ContainsFunc(p.Weights, func(w uint16) bool { return w != p.Weights[0] }) {
+		p.Weights = nil
+	}
+}
+
 // decide is intent's part, as far as it matters here.
 func (w *portWorld) decide(i int) *intent.ServicePort {
 	s := w.services[i]
@@ -199,6 +243,7 @@ func (w *portWorld) decide(i int) *intent.ServicePort {
 		p.Endpoints = append(p.Endpoints, e)
 		cluster, local = cluster || e.ClusterPolicy, local || e.LocalPolicy
 	}
+	s.weigh(p)
 	route := func(localOnly bool) intent.Route {
 		switch {
 		case localOnly && local:

@@ -174,6 +174,9 @@ func (t *portTable) prepare(p *intent.ServicePort) (c change, err error) {
 	if have.source == p {
 		return c, nil // the same immutable decision
 	}
+	if have.source != nil && !slices.Equal(have.source.Lingering, p.Lingering) {
+		t.ends.want()
+	}
 	e := have.unsettle()
 	e.grown = nil
 	t.setTFTP(have, p.Helper == intent.TFTP)
@@ -241,20 +244,20 @@ func endpointOf(b tcBackend) netip.AddrPort {
 	return netip.AddrPortFrom(fromAddr(b.Addr, b.Family), toPort(b.Port))
 }
 
-// sets returns the ids of the wanted endpoints, by set.
+// sets returns the ids of the wanted endpoints, by set. A set has an id once for each share
+// of the endpoint.
 func (e *portEntries) sets(p *intent.ServicePort) [2][]uint32 {
 	var sets [2][]uint32
+	shares := [2][]int{clusterSet: p.Shares(intent.ToCluster), localSet: p.Shares(intent.ToLocal)}
 	next := 0
-	for _, endpoint := range p.Endpoints {
+	for i, endpoint := range p.Endpoints {
 		for e.backends[next].addr != endpoint.Addr {
 			next++
 		}
-		id := e.backends[next].id
-		if endpoint.ClusterPolicy {
-			sets[clusterSet] = append(sets[clusterSet], id)
-		}
-		if endpoint.LocalPolicy {
-			sets[localSet] = append(sets[localSet], id)
+		for set := range sets {
+			for range shares[set][i] {
+				sets[set] = append(sets[set], e.backends[next].id)
+			}
 		}
 	}
 	return sets
@@ -353,21 +356,29 @@ func (p *port) slotsOf(key tcSlotKey) (set *[]uint32, i int) {
 	return &p.slots[clusterSet], int(key.Slot)
 }
 
-// arrange orders the wanted ids with as few changed slots as possible. Existing ids
-// keep their slots, and new ones and the last ones fill the holes.
+// arrange orders the wanted ids, of which some may repeat, with as few changed slots as
+// possible. Existing ids keep their slots, and new ones and the last ones fill the holes.
 func arrange(have, want []uint32) []uint32 {
 	sorted := slices.Clone(want)
 	slices.Sort(sorted)
-	placed := make([]bool, len(sorted))
+	placed := make([]int, len(sorted)) // how many of an id are placed, where it is first in sorted
 	next := make([]uint32, len(want))
 	for i, id := range have[:min(len(have), len(next))] {
-		if at, wanted := slices.BinarySearch(sorted, id); wanted && !placed[at] {
-			next[i], placed[at] = id, true
+		first, wanted := slices.BinarySearch(sorted, id)
+		if !wanted {
+			continue
+		}
+		if at := first + placed[first]; at < len(sorted) && sorted[at] == id {
+			next[i] = id
+			placed[first]++
 		}
 	}
-	hole := 0
+	hole, first := 0, 0
 	for at, id := range sorted {
-		if placed[at] {
+		if sorted[first] != id {
+			first = at
+		}
+		if at-first < placed[first] {
 			continue
 		}
 		for next[hole] != 0 {
@@ -595,6 +606,7 @@ func (t *portTable) dropBackends(cs changes, gone func(*change) func(*backendEnt
 func (t *portTable) onNoBackend(c *change, _ uint32, i int) {
 	e := c.have.entries
 	e.backends[i].id = 0
+	t.ends.want()
 	t.countEndpoint(endpointKey(c.have.protocol, e.backends[i].addr), e.tftp, -1)
 }
 
@@ -623,6 +635,9 @@ func (t *portTable) remove(ids []intent.PortID) map[intent.PortID]error {
 func (t *portTable) erase(cs changes) {
 	w := t.begin()
 	for i := range cs {
+		if s := cs[i].have.source; s != nil && len(s.Lingering) > 0 {
+			t.ends.want()
+		}
 		cs[i].have.unsettle().grown = nil
 	}
 	cs.each(t.dropFrontends)

@@ -8,9 +8,32 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"structs"
 
 	"github.com/cilium/ebpf"
 )
+
+type sockLostSocket struct {
+	_           structs.HostLayout
+	Cookie      uint64
+	NetnsCookie uint64
+	NetnsInode  uint32
+	Ifindex     uint32
+	Backend     uint32
+	Local       struct {
+		_ structs.HostLayout
+		W [4]uint32
+	}
+	Peer struct {
+		_ structs.HostLayout
+		W [4]uint32
+	}
+	LocalPort uint16
+	PeerPort  uint16
+	Proto     uint8
+	Family    uint8
+	Pad       [6]uint8
+}
 
 // Names of all BPF objects in the ELF.
 //
@@ -32,6 +55,7 @@ const (
 	sockMapL3Devices        = "l3_devices"
 	sockMapNodeAddrs        = "node_addrs"
 	sockMapNodeSettings     = "node_settings"
+	sockMapOutcomes         = "outcomes"
 	sockMapPods             = "pods"
 	sockMapPortFilter       = "port_filter"
 	sockMapServiceCounters  = "service_counters"
@@ -39,6 +63,7 @@ const (
 	sockMapServices         = "services"
 	sockMapSlots            = "slots"
 	sockMapSnatPorts        = "snat_ports"
+	sockMapSocketBackends   = "socket_backends"
 	sockMapSocketFlows      = "socket_flows"
 	sockMapSockets          = "sockets"
 	sockMapSourceRanges     = "source_ranges"
@@ -55,6 +80,7 @@ const (
 	sockProgConnect6        = "connect6"
 	sockProgGetpeername4    = "getpeername4"
 	sockProgGetpeername6    = "getpeername6"
+	sockProgLostSockets     = "lost_sockets"
 	sockProgRecvmsg4        = "recvmsg4"
 	sockProgRecvmsg6        = "recvmsg6"
 	sockProgSendmsg4        = "sendmsg4"
@@ -63,6 +89,7 @@ const (
 	sockProgSockRelease     = "sock_release"
 	sockVarClientFlowsMax   = "client_flows_max"
 	sockVarCountBytes       = "count_bytes"
+	sockVarEndSockets       = "end_sockets"
 	sockVarEventInterval    = "event_interval"
 	sockVarEventSample      = "event_sample"
 	sockVarEventsWakeup     = "events_wakeup"
@@ -76,6 +103,7 @@ const (
 	sockVarReportUdpSockets = "report_udp_sockets"
 	sockVarServiceMetrics   = "service_metrics"
 	sockVarUnconfirmedMax   = "unconfirmed_max"
+	sockVarUnusedLostSocket = "unused_lost_socket"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -124,6 +152,7 @@ type sockProgramSpecs struct {
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	LostSockets  *ebpf.ProgramSpec `ebpf:"lost_sockets"`
 	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
@@ -152,6 +181,7 @@ type sockMapSpecs struct {
 	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
+	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
 	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
@@ -159,6 +189,7 @@ type sockMapSpecs struct {
 	Services        *ebpf.MapSpec `ebpf:"services"`
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
+	SocketBackends  *ebpf.MapSpec `ebpf:"socket_backends"`
 	SocketFlows     *ebpf.MapSpec `ebpf:"socket_flows"`
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
@@ -179,6 +210,7 @@ type sockMapSpecs struct {
 type sockVariableSpecs struct {
 	ClientFlowsMax   *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.VariableSpec `ebpf:"count_bytes"`
+	EndSockets       *ebpf.VariableSpec `ebpf:"end_sockets"`
 	EventInterval    *ebpf.VariableSpec `ebpf:"event_interval"`
 	EventSample      *ebpf.VariableSpec `ebpf:"event_sample"`
 	EventsWakeup     *ebpf.VariableSpec `ebpf:"events_wakeup"`
@@ -192,6 +224,7 @@ type sockVariableSpecs struct {
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.VariableSpec `ebpf:"service_metrics"`
 	UnconfirmedMax   *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
+	UnusedLostSocket *ebpf.VariableSpec `ebpf:"unused_lost_socket"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -230,6 +263,7 @@ type sockMaps struct {
 	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
+	Outcomes        *ebpf.Map `ebpf:"outcomes"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
 	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
@@ -237,6 +271,7 @@ type sockMaps struct {
 	Services        *ebpf.Map `ebpf:"services"`
 	Slots           *ebpf.Map `ebpf:"slots"`
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
+	SocketBackends  *ebpf.Map `ebpf:"socket_backends"`
 	SocketFlows     *ebpf.Map `ebpf:"socket_flows"`
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
@@ -269,6 +304,7 @@ func (m *sockMaps) Close() error {
 		m.L3Devices,
 		m.NodeAddrs,
 		m.NodeSettings,
+		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
 		m.ServiceCounters,
@@ -276,6 +312,7 @@ func (m *sockMaps) Close() error {
 		m.Services,
 		m.Slots,
 		m.SnatPorts,
+		m.SocketBackends,
 		m.SocketFlows,
 		m.Sockets,
 		m.SourceRanges,
@@ -297,6 +334,7 @@ func (m *sockMaps) Close() error {
 type sockVariables struct {
 	ClientFlowsMax   *ebpf.Variable `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.Variable `ebpf:"count_bytes"`
+	EndSockets       *ebpf.Variable `ebpf:"end_sockets"`
 	EventInterval    *ebpf.Variable `ebpf:"event_interval"`
 	EventSample      *ebpf.Variable `ebpf:"event_sample"`
 	EventsWakeup     *ebpf.Variable `ebpf:"events_wakeup"`
@@ -310,6 +348,7 @@ type sockVariables struct {
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.Variable `ebpf:"service_metrics"`
 	UnconfirmedMax   *ebpf.Variable `ebpf:"unconfirmed_max"`
+	UnusedLostSocket *ebpf.Variable `ebpf:"unused_lost_socket"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.
@@ -320,6 +359,7 @@ type sockPrograms struct {
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+	LostSockets  *ebpf.Program `ebpf:"lost_sockets"`
 	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
@@ -334,6 +374,7 @@ func (p *sockPrograms) Close() error {
 		p.Connect6,
 		p.Getpeername4,
 		p.Getpeername6,
+		p.LostSockets,
 		p.Recvmsg4,
 		p.Recvmsg6,
 		p.Sendmsg4,

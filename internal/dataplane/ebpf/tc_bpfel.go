@@ -57,6 +57,8 @@ const (
 	tcBackendFlagsBACKEND_HOST_NETWORK        tcBackendFlags = 8
 	tcBackendFlagsBACKEND_TRAVERSES_NETFILTER tcBackendFlags = 16
 	tcBackendFlagsBACKEND_ALLOWS_ANY          tcBackendFlags = 32
+	tcBackendFlagsBACKEND_WATCHED             tcBackendFlags = 64
+	tcBackendFlagsBACKEND_EJECTED             tcBackendFlags = 128
 )
 
 type tcEvent struct {
@@ -172,6 +174,7 @@ const (
 	tcFlowFlagsFLOW_TRACKED        tcFlowFlags = 1024
 	tcFlowFlagsFLOW_FIN_ACKED      tcFlowFlags = 2048
 	tcFlowFlagsFLOW_REPORTED       tcFlowFlags = 4096
+	tcFlowFlagsFLOW_WATCHED        tcFlowFlags = 8192
 )
 
 type tcFlowHelper uint32
@@ -253,6 +256,14 @@ type tcNodeAddrFlags uint32
 const (
 	tcNodeAddrFlagsNODE_ADDR_NODEPORT tcNodeAddrFlags = 1
 )
+
+type tcOutcome struct {
+	_          structs.HostLayout
+	Since      uint64
+	Answered   uint64
+	Unanswered uint32
+	Refused    uint32
+}
 
 type tcPod struct {
 	_          structs.HostLayout
@@ -519,6 +530,7 @@ const (
 	tcMapL3Devices             = "l3_devices"
 	tcMapNodeAddrs             = "node_addrs"
 	tcMapNodeSettings          = "node_settings"
+	tcMapOutcomes              = "outcomes"
 	tcMapPods                  = "pods"
 	tcMapPortFilter            = "port_filter"
 	tcMapScratches             = "scratches"
@@ -527,6 +539,7 @@ const (
 	tcMapServices              = "services"
 	tcMapSlots                 = "slots"
 	tcMapSnatPorts             = "snat_ports"
+	tcMapSocketBackends        = "socket_backends"
 	tcMapSocketFlows           = "socket_flows"
 	tcMapSockets               = "sockets"
 	tcMapSourceRanges          = "source_ranges"
@@ -547,6 +560,7 @@ const (
 	tcProgToPod                = "to_pod"
 	tcVarClientFlowsMax        = "client_flows_max"
 	tcVarCountBytes            = "count_bytes"
+	tcVarEndSockets            = "end_sockets"
 	tcVarEventInterval         = "event_interval"
 	tcVarEventSample           = "event_sample"
 	tcVarEventsWakeup          = "events_wakeup"
@@ -652,6 +666,7 @@ type tcMapSpecs struct {
 	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
+	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
 	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
@@ -660,6 +675,7 @@ type tcMapSpecs struct {
 	Services        *ebpf.MapSpec `ebpf:"services"`
 	Slots           *ebpf.MapSpec `ebpf:"slots"`
 	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
+	SocketBackends  *ebpf.MapSpec `ebpf:"socket_backends"`
 	SocketFlows     *ebpf.MapSpec `ebpf:"socket_flows"`
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
@@ -680,6 +696,7 @@ type tcMapSpecs struct {
 type tcVariableSpecs struct {
 	ClientFlowsMax        *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	CountBytes            *ebpf.VariableSpec `ebpf:"count_bytes"`
+	EndSockets            *ebpf.VariableSpec `ebpf:"end_sockets"`
 	EventInterval         *ebpf.VariableSpec `ebpf:"event_interval"`
 	EventSample           *ebpf.VariableSpec `ebpf:"event_sample"`
 	EventsWakeup          *ebpf.VariableSpec `ebpf:"events_wakeup"`
@@ -751,6 +768,7 @@ type tcMaps struct {
 	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
+	Outcomes        *ebpf.Map `ebpf:"outcomes"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
 	Scratches       *ebpf.Map `ebpf:"scratches"`
@@ -759,6 +777,7 @@ type tcMaps struct {
 	Services        *ebpf.Map `ebpf:"services"`
 	Slots           *ebpf.Map `ebpf:"slots"`
 	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
+	SocketBackends  *ebpf.Map `ebpf:"socket_backends"`
 	SocketFlows     *ebpf.Map `ebpf:"socket_flows"`
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
@@ -791,6 +810,7 @@ func (m *tcMaps) Close() error {
 		m.L3Devices,
 		m.NodeAddrs,
 		m.NodeSettings,
+		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
 		m.Scratches,
@@ -799,6 +819,7 @@ func (m *tcMaps) Close() error {
 		m.Services,
 		m.Slots,
 		m.SnatPorts,
+		m.SocketBackends,
 		m.SocketFlows,
 		m.Sockets,
 		m.SourceRanges,
@@ -820,6 +841,7 @@ func (m *tcMaps) Close() error {
 type tcVariables struct {
 	ClientFlowsMax        *ebpf.Variable `ebpf:"client_flows_max"`
 	CountBytes            *ebpf.Variable `ebpf:"count_bytes"`
+	EndSockets            *ebpf.Variable `ebpf:"end_sockets"`
 	EventInterval         *ebpf.Variable `ebpf:"event_interval"`
 	EventSample           *ebpf.Variable `ebpf:"event_sample"`
 	EventsWakeup          *ebpf.Variable `ebpf:"events_wakeup"`

@@ -37,6 +37,8 @@ func shapes() map[string][]*intent.ServicePort {
 			{Kind: intent.LoadBalancerIP, Addr: addr("203.0.113.1"), Port: 80, ExternalRoute: outside, InternalRoute: inside, SourceRanges: ranges},
 		}
 	}
+	weighted := web(three, clusterIP("10.96.0.1", 80, intent.ToCluster))
+	weighted.Weights = []uint16{3, 0, 1}
 	hostNetwork := intent.Endpoint{Addr: addrPort("192.0.2.1:8080"), ClusterPolicy: true, OnThisNode: true, HostNetwork: true}
 	return map[string][]*intent.ServicePort{
 		"no-services":     nil,
@@ -44,6 +46,7 @@ func shapes() map[string][]*intent.ServicePort {
 		"host-network":    {web([]intent.Endpoint{hostNetwork}, clusterIP("10.96.0.1", 80, intent.ToCluster))},
 		"pod-of-no-range": {web([]intent.Endpoint{near("10.99.0.1:8080")}, clusterIP("10.96.0.1", 80, intent.ToCluster))},
 		"affinity":        {sticky},
+		"weighted":        {weighted},
 		"udp-unnamed":     {dns},
 		"sctp":            {sctp},
 		"ipv6":            {six},

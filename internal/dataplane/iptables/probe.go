@@ -35,7 +35,7 @@ func featuresOf(f model.Family) []feature {
 		{"DNAT", tableNAT, "-p tcp -j DNAT --to-destination " + addr, true},
 		{"MASQUERADE --random-fully", tableNAT, "-j MASQUERADE --random-fully", true},
 		{"MARK", tableNAT, "-j " + setMark(markRefuse, markMask), true},
-		{"statistic", tableNAT, oneIn(2), true},
+		{"statistic", tableNAT, sharesIn(1, 2), true},
 		{"addrtype", tableNAT, "-m addrtype --src-type LOCAL", true},
 		{"comment", tableNAT, `-m comment --comment "spillway"`, true},
 		{featureSCTP, tableNAT, "-p sctp -m sctp --dport 80 -j DNAT --to-destination " + addr, false},

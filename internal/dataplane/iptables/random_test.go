@@ -56,6 +56,11 @@ func (w *randomWorld) port(of intent.PortID) *intent.ServicePort {
 	if w.IntN(40) == 0 {
 		p.Helper = map[model.Protocol]intent.Helper{model.TCP: intent.FTP, model.UDP: intent.TFTP}[of.Protocol]
 	}
+	if w.IntN(3) == 0 {
+		for range p.Endpoints {
+			p.Weights = append(p.Weights, uint16(w.IntN(4)))
+		}
+	}
 	any := slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.ClusterPolicy })
 	local := slices.ContainsFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.LocalPolicy })
 	cluster, external := intent.Reject, intent.Reject

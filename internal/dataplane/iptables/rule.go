@@ -64,10 +64,10 @@ func ifMark(value, mask uint32) *rule {
 	return newRule(fmt.Sprintf("-m mark --mark %#x/%#x", value, mask))
 }
 
-// oneIn is the match of one in n packets. The kernel keeps the probability as a number of
-// 31 bits, which iptables-save prints.
-func oneIn(n int) string {
+// sharesIn is the match of some of n packets, at random. The kernel keeps the probability
+// as a number of 31 bits, which iptables-save prints.
+func sharesIn(some, n int) string {
 	const whole = 1 << 31
-	fixed := (whole + n/2) / n
+	fixed := (whole*some + n/2) / n
 	return fmt.Sprintf("-m statistic --mode random --probability %.11f", float64(fixed)/whole)
 }

@@ -125,9 +125,9 @@ func (r *portRules) clusterIP(fe *intent.Frontend) string { return r.route(fe.In
 func (r *portRules) route(to intent.Route) string {
 	switch to {
 	case intent.ToCluster:
-		return r.endpoints(kindCluster, func(e *intent.Endpoint) bool { return e.ClusterPolicy })
+		return r.endpoints(kindCluster, to)
 	case intent.ToLocal:
-		return r.endpoints(kindLocal, func(e *intent.Endpoint) bool { return e.LocalPolicy })
+		return r.endpoints(kindLocal, to)
 	case intent.Drop:
 		return chainDrop
 	}
@@ -161,28 +161,35 @@ func (r *portRules) external(outside, inside intent.Route) string {
 	})
 }
 
-// endpoints returns the chain that selects one endpoint of a set.
-func (r *portRules) endpoints(kind string, uses func(*intent.Endpoint) bool) string {
+// endpoints returns the chain that selects one endpoint of a route.
+func (r *portRules) endpoints(kind string, to intent.Route) string {
 	return r.make(r.name(kind, ""), func(c *chain) {
-		var targets []string
+		all := r.p.Shares(to)
+		left := 0
+		for _, shares := range all {
+			left += shares
+		}
+		var choices []string
 		for i := range r.p.Endpoints {
 			e := &r.p.Endpoints[i]
-			if !uses(e) {
+			if !e.In(to) {
 				continue
 			}
 			target := r.endpoint(e)
 			if r.p.Affinity > 0 {
 				c.add(r.remembered("--rcheck --seconds "+seconds(r.p.Affinity)+" --reap", e).jump(target))
 			}
-			targets = append(targets, target)
-		}
-		for i, target := range targets {
-			m := newRule("-p " + protocolName(r.p.ID.Protocol))
-			if left := len(targets) - i; left > 1 {
-				m.add(oneIn(left))
+			if all[i] == 0 {
+				continue
 			}
-			c.add(m.jump(target))
+			m := newRule("-p " + protocolName(r.p.ID.Protocol))
+			if left > all[i] {
+				m.add(sharesIn(all[i], left))
+			}
+			choices = append(choices, m.jump(target))
+			left -= all[i]
 		}
+		c.rules = append(c.rules, choices...)
 	})
 }
 

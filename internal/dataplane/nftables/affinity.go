@@ -76,7 +76,11 @@ func (r *rendering) sticky(l *layout, b *base, key string, p *intent.ServicePort
 }
 
 func (r *rendering) valid(to *pool, key string, p *intent.ServicePort, route intent.Route) {
-	for _, e := range endpointsOf(p, route) {
+	for i := range p.Endpoints {
+		if !p.Endpoints[i].In(route) {
+			continue
+		}
+		e := p.Endpoints[i].Addr
 		n := numberOf(appendPort(appendProto(appendAddr(nil, e.Addr()), p.ID.Protocol), e.Port()))
 		r.add(to.valid, key+n, nft.Value{Data: endpointValue(e)})
 	}

@@ -97,7 +97,7 @@ func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route int
 		r.add(to.drop, key, nft.Value{})
 		return nil
 	}
-	endpoints := endpointsOf(p, route)
+	endpoints := sharesOf(p, route)
 	if p.Affinity > 0 {
 		r.valid(to, key, p, route)
 	}
@@ -118,12 +118,12 @@ func (r *rendering) route(to *pool, key string, p *intent.ServicePort, route int
 	return nil
 }
 
-// endpointsOf are the endpoints that a route leads to.
-func endpointsOf(p *intent.ServicePort, route intent.Route) []netip.AddrPort {
+// sharesOf are the endpoints that a route leads to, each once for each of its shares.
+func sharesOf(p *intent.ServicePort, route intent.Route) []netip.AddrPort {
 	out := make([]netip.AddrPort, 0, len(p.Endpoints))
-	for i := range p.Endpoints {
-		if e := &p.Endpoints[i]; route == intent.ToCluster && e.ClusterPolicy || route == intent.ToLocal && e.LocalPolicy {
-			out = append(out, e.Addr)
+	for i, shares := range p.Shares(route) {
+		for range shares {
+			out = append(out, p.Endpoints[i].Addr)
 		}
 	}
 	return out

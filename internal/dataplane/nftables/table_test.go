@@ -228,6 +228,11 @@ func (w *world) port() *intent.ServicePort {
 			p.Endpoints = append(p.Endpoints, e)
 		}
 	}
+	if r.IntN(3) == 0 {
+		for range p.Endpoints {
+			p.Weights = append(p.Weights, uint16(r.IntN(4)))
+		}
+	}
 	routes := []intent.Route{intent.Reject}
 	if len(p.Endpoints) > 0 {
 		routes = []intent.Route{intent.ToCluster, intent.ToLocal, intent.Drop}

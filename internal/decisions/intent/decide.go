@@ -12,6 +12,7 @@ import (
 // decide computes the decisions about one Service, whose slices are of.
 func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthCheck, []model.Problem) {
 	health := HealthCheck{Service: e.name}
+	before := t.beginStarts(e)
 	if e.spec == nil {
 		return nil, health, nil
 	}
@@ -34,11 +35,15 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 				held = append(held, c)
 			}
 		}
-		sp := t.decidePort(e, p, held, from)
+		sp, allZero := t.decidePort(e, p, held, from, before)
 		if sp == nil {
 			continue
 		}
-		if left -= len(t.candidates); left < 0 {
+		problems = append(problems, t.eject(e, sp)...)
+		if allZero {
+			problems = append(problems, allWeightsZero(e.name, p.id))
+		}
+		if left -= max(len(t.candidates), sp.allShares()); left < 0 {
 			problems = append(problems, tooManyEndpoints(e.name, len(ports)))
 			break
 		}
@@ -55,8 +60,9 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 	return ports, health, capProblems(e.name, problems)
 }
 
-// decidePort decides one Service port; nil if it has no frontend left.
-func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, from *serviceSlices) *ServicePort {
+// decidePort decides one Service port; nil if it has no frontend left. allZero says that
+// all of its endpoints have weight 0.
+func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, from *serviceSlices, before starts) (sp *ServicePort, allZero bool) {
 	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
 	t.candidates = cs
 	for i := range cs {
@@ -65,19 +71,25 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 		}
 	}
 	if len(held) == 0 {
-		return nil
+		return nil, false
 	}
 	r := categorize(cs, needOf(e.spec, held), t.cfg.NodeName, t.own.zone)
+	if e.starts != nil {
+		e.starts.readySince(p.id, before, cs, t.now)
+	}
+	weights, allZero := t.weights(e, p.id, cs)
 	return &ServicePort{
 		ID:                p.id,
 		Frontends:         frontends(e.spec, e.plan.ranges[p.id.Family], held, r),
 		Endpoints:         t.endpoints(p.id.Protocol, cs),
+		Weights:           weights,
 		ServingUnselected: servingUnselected(p.id.Protocol, cs),
+		Lingering:         t.lingering(cs),
 		Affinity:          e.spec.Affinity,
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,
 		Triggered:         newestTrigger(from.slices, p.id.Family),
-	}
+	}, allZero
 }
 
 // endpoints turns the candidates that some policy uses into Endpoints.
@@ -116,6 +128,20 @@ func servingUnselected(protocol model.Protocol, cs []candidate) []netip.AddrPort
 	var out []netip.AddrPort
 	for _, c := range cs {
 		if !c.clusterPolicy && !c.localPolicy && (c.ep.Ready || c.ep.Serving) {
+			out = append(out, c.addr)
+		}
+	}
+	return out
+}
+
+// lingering lists the candidates that serve or terminate and that no policy selects.
+func (t *Tracker) lingering(cs []candidate) []netip.AddrPort {
+	if !t.cfg.Lingering {
+		return nil
+	}
+	var out []netip.AddrPort
+	for _, c := range cs {
+		if !c.clusterPolicy && !c.localPolicy && (c.ep.Ready || c.ep.Serving || c.ep.Terminating) {
 			out = append(out, c.addr)
 		}
 	}

@@ -5,16 +5,21 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"spillway.dev/spillway/internal/facts/model"
 )
 
 // plan is what a Service requests, before other Services and endpoints count.
 type plan struct {
-	ports    []portPlan                      // sorted by ID
-	health   *addressRequest                 // the healthCheckNodePort; nil for none
-	ranges   map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
-	problems []model.Problem
+	ports   []portPlan                      // sorted by ID
+	health  *addressRequest                 // the healthCheckNodePort; nil for none
+	ranges  map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
+	weights *weightsAsked
+	// slowStart is the time in which shares of endpoints grow; 0: at once.
+	slowStart time.Duration
+	eject     bool // endpoints that do not accept connections
+	problems  []model.Problem
 }
 
 // portPlan is what one Service port requests in one family.
@@ -76,6 +81,8 @@ func planService(svc *model.Service, cfg *Config) plan {
 	}
 	addrs := frontendAddrs(svc, external, families, complain)
 	helpers := helpersOf(svc, complain)
+	p.weights, p.slowStart = weightsOf(svc, complain), slowStartOf(svc, complain)
+	p.eject = cfg.ejectsOutliers(svc, complain)
 	if svc.SourceRanges != nil {
 		p.ranges = map[model.Family][]netip.Prefix{}
 		for _, f := range families {

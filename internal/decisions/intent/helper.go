@@ -64,7 +64,7 @@ func HelperOf(svc *model.Service) []Helper { return helpersOf(svc, func(string, 
 func helpersOf(svc *model.Service, complain func(field, what string)) []Helper {
 	out := make([]Helper, len(svc.Ports))
 	value, set := svc.Annotations[HelperAnnotation]
-	field := fmt.Sprintf("metadata.annotations[%s]", HelperAnnotation)
+	field := annotationField(HelperAnnotation)
 	if set {
 		asked, known := helperNamed(strings.TrimSpace(value))
 		if known {

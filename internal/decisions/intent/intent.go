@@ -77,6 +77,8 @@ type Endpoint struct {
 	HostNetwork           bool // OnThisNode, and the address is the node's own (a hostNetwork pod)
 	MustTraverseNetfilter bool // a NetworkPolicy (possibly) selects it, or it has a deny rule: its packets go through the stack
 	AllowsAny             bool // a do-not-track policy allows any client: its packets may bypass netfilter all the same
+	Watched               bool // the dataplane counts which of its TCP handshakes fail
+	Ejected               bool // it gets no new connections for a while; see Tracker.SetFailing
 }
 
 // ServicePort is everything that a dataplane must know about one Service port. Values are
@@ -86,12 +88,18 @@ type ServicePort struct {
 	ID        PortID
 	Frontends []Frontend
 	Endpoints []Endpoint
+	// Weights are the shares of new flows that each of Endpoints gets; nil: equal shares.
+	// See Shares.
+	Weights []uint16
 	// ServingUnselected are endpoints that serve but that no route selects: those that
 	// terminate while others are ready, or that the topology excludes. They get no new
 	// flows but keep existing ones. Sorted; UDP only, because TCP and SCTP flows end by
 	// themselves.
 	ServingUnselected []netip.AddrPort
-	Affinity          time.Duration // 0: none
+	// Lingering are endpoints that serve or terminate but that no route selects: their
+	// sockets continue. Sorted; nil without Config.Lingering.
+	Lingering []netip.AddrPort
+	Affinity  time.Duration // 0: none
 	// Helper is the protocol whose expected connections of this port the dataplane must
 	// allow.
 	Helper Helper
@@ -239,6 +247,11 @@ type Config struct {
 	// the pod. Pods with a deny rule of a do-not-track policy still traverse netfilter:
 	// see SetTraversal.
 	IgnoreNetworkPolicies bool
+	// Lingering fills ServicePort.Lingering.
+	Lingering bool
+	// OutlierEjection says that the dataplane counts handshakes: see
+	// OutlierEjectionAnnotation.
+	OutlierEjection bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode
 	// LocalInterface is the device name or prefix for DetectLocal.

@@ -7,7 +7,8 @@ import (
 )
 
 const (
-	// maxEndpoints bounds the endpoints of one Service, each counted once per port.
+	// maxEndpoints bounds the endpoints of one Service, each counted once per port, or once
+	// for each of its shares.
 	// Otherwise two objects of 1 MB, a Service with thousands of ports and a slice with
 	// thousands of ports and endpoints, would produce hundreds of millions.
 	maxEndpoints = 1 << 19
@@ -21,7 +22,7 @@ const (
 
 func tooManyEndpoints(name model.Name, served int) model.Problem {
 	return model.ServiceProblem(name, "spec.ports",
-		fmt.Sprintf("only the first %d are served: all ports together have more than %d endpoints; make it several Services", served, maxEndpoints))
+		fmt.Sprintf("only the first %d are served: all ports together have more than %d endpoints, or shares by weight; make it several Services", served, maxEndpoints))
 }
 
 // capProblems keeps the first Problems of a Service and adds that there are more.

@@ -72,6 +72,9 @@ func randomService(d dice, n model.Name) *model.Service {
 	if d.upTo(3) == 0 {
 		s.SourceRanges = some(d, prefixes("10.0.0.0/8", "fd00::/8")...)
 	}
+	if d.upTo(3) == 0 {
+		s.Annotations = map[string]string{BalanceAnnotation: pick(d, "weighted", "weighted", "random", "odd"), WeightsAnnotation: pick(d, "", "a=3", "b=0 10.1.0.1=2,*=7", "10.0.0.0/8=0"), SlowStartAnnotation: pick(d, "", "30s")}
+	}
 	for _, p := range []model.ServicePort{
 		{Name: "x", Protocol: model.TCP, Port: 80}, {Name: "y", Protocol: model.UDP, Port: 80}, {Name: "x", Protocol: model.TCP, Port: 81},
 		// These numbers meet NodePorts, healthCheckNodePorts and endpoints.
@@ -93,6 +96,9 @@ func randomSlice(d dice, n model.Name) *model.EndpointSlice {
 	}
 	for range d.upTo(4) {
 		s.Endpoints = append(s.Endpoints, randomEndpoint(d))
+	}
+	if weight := uint8(d.upTo(5)); weight > 0 {
+		s.Weight = &weight
 	}
 	return s
 }
@@ -278,7 +284,7 @@ func checkSound(t *testing.T, s State) {
 		local := slices.ContainsFunc(sp.Endpoints, func(e Endpoint) bool { return e.LocalPolicy })
 		for _, f := range sp.Frontends {
 			for _, r := range []Route{f.ExternalRoute, f.InternalRoute} {
-				if r == ToCluster && !cluster || r == ToLocal && !local {
+				if r == ToCluster && !cluster || r == ToLocal && !local || r >= ToCluster && slices.Max(sp.Shares(r)) == 0 {
 					t.Errorf("%v: a route leads nowhere:\n%s", sp.ID, describe([]*ServicePort{sp}))
 				}
 			}

@@ -203,6 +203,9 @@ func lines(sp *ServicePort) []string {
 	if sp.Affinity != 0 {
 		head += " affinity " + sp.Affinity.String()
 	}
+	if sp.Weights != nil {
+		head += fmt.Sprintf(" weights %v", sp.Weights)
+	}
 	out := []string{head}
 	for _, f := range sp.Frontends {
 		where := fmt.Sprintf("*:%d", f.Port)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/facts/store"
@@ -29,6 +30,12 @@ type Tracker struct {
 	problemsOf   map[model.Name][]model.Problem // of Services, as decided
 	problems     []model.Problem                // of all Services and the node, sorted
 
+	now      time.Time             // see SetTime
+	starting map[*service]struct{} // those with a nextStep
+
+	watched map[*service]struct{} // those with outlier ejection
+	failing map[PortID][]Failing  // see SetFailing
+
 	dirty      []*service     // to decide again
 	slices     []*store.Slice // buffers of one decision
 	candidates []candidate
@@ -44,6 +51,9 @@ type service struct {
 	ports  []*ServicePort // as decided, sorted by ID
 	health *HealthCheck   // nil: none
 	dirty  bool
+
+	starts   starts    // nil: no slow start
+	nextStep time.Time // when a share grows; zero: none does
 }
 
 // healthCheck returns the health check as decided; Port 0: none.
@@ -70,6 +80,8 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		conflictable: store.Sets[netip.Addr, *service]{},
 		services:     map[model.Name]*service{},
 		problemsOf:   map[model.Name][]model.Problem{},
+		starting:     map[*service]struct{}{},
+		watched:      map[*service]struct{}{},
 	}
 	t.own.node = t.describeNode()
 	facts.Subscribe(store.Reader{
@@ -130,6 +142,8 @@ func (t *Tracker) Changes() Changes {
 			t.updateSlicePods(s)
 		}
 		ports, health, problems := t.decide(e, of)
+		t.noteSteps(e)
+		t.noteWatched(e)
 		had := len(e.ports) > 0
 		e.ports = comparedWith(e.ports, ports, &c)
 		if has := len(e.ports) > 0; has && !had {
@@ -216,7 +230,8 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 // samePort compares two decisions without the time that caused them.
 func samePort(a, b *ServicePort) bool {
 	return a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
-		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.ServingUnselected, b.ServingUnselected) &&
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Weights, b.Weights) &&
+		slices.Equal(a.ServingUnselected, b.ServingUnselected) && slices.Equal(a.Lingering, b.Lingering) &&
 		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
 }
 

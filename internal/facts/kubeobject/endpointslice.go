@@ -47,6 +47,7 @@ func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.
 		Service:   service,
 		Family:    model.IPv4,
 		Ports:     c.endpointPorts(field.NewPath("ports"), o.Ports),
+		Weight:    c.weight(o.Annotations),
 		Triggered: c.triggered(o.Annotations),
 	}
 	if kind == "IPv6" {
@@ -205,6 +206,23 @@ func targetPod(ref *corev1.ObjectReference, namespace string) model.Name {
 		namespace = Shared(ref.Namespace)
 	}
 	return model.Name{Namespace: namespace, Name: ref.Name}
+}
+
+// WeightAnnotation gives the endpoints of a slice a weight.
+const WeightAnnotation = ownPrefix + "weight"
+
+func (c *checker) weight(annotations map[string]string) *uint8 {
+	text, set := annotations[WeightAnnotation]
+	if !set {
+		return nil
+	}
+	v, err := strconv.ParseUint(text, 10, 8)
+	if err != nil || v > model.MaxWeight {
+		c.notef(field.NewPath("metadata", "annotations").Key(WeightAnnotation), "%q is not a weight from 0 to %d, and is left out", clip(text), model.MaxWeight)
+		return nil
+	}
+	weight := uint8(v)
+	return &weight
 }
 
 // triggered parses the time of the change that led to this slice. Only a latency metric

@@ -124,9 +124,14 @@ type EndpointSlice struct {
 	Family    Family
 	Ports     []EndpointPort
 	Endpoints []Endpoint
+	// Weight is the weight of its endpoints, where the Service is weighted; nil: unset.
+	Weight *uint8
 	// Triggered is endpoints.kubernetes.io/last-change-trigger-time; zero if unset.
 	Triggered time.Time
 }
+
+// MaxWeight is the largest weight of an endpoint.
+const MaxWeight = 100
 
 // EndpointPort is one entry of a slice's ports.
 type EndpointPort struct {

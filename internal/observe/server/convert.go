@@ -205,7 +205,7 @@ func endpoints(p *intent.ServicePort, from []*model.EndpointSlice) []*nodev1alph
 			}
 		}
 	}
-	used := inUse(p)
+	shares := sharesInUse(p)
 	out := make([]*nodev1alpha1.Endpoint, 0, len(found))
 	addrs := make([]netip.AddrPort, 0, len(found))
 	for at := range found {
@@ -216,7 +216,13 @@ func endpoints(p *intent.ServicePort, from []*model.EndpointSlice) []*nodev1alph
 		e := found[at]
 		endpoint := &nodev1alpha1.Endpoint{
 			Address: at.Addr().String(), Port: uint32(at.Port()), Node: e.Node,
-			Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, InUse: used[at],
+			Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, InUse: shares[at] > 0,
+		}
+		if p.Weights != nil {
+			endpoint.Shares = shares[at]
+		}
+		if i := slices.IndexFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.Addr == at }); i >= 0 {
+			endpoint.Ejected = p.Endpoints[i].Ejected
 		}
 		if e.Pod != (model.Name{}) {
 			endpoint.Pod = e.Pod.String()
@@ -226,15 +232,19 @@ func endpoints(p *intent.ServicePort, from []*model.EndpointSlice) []*nodev1alph
 	return out
 }
 
-// inUse returns the endpoints to which some frontend leads.
-func inUse(p *intent.ServicePort) map[netip.AddrPort]bool {
+// sharesInUse returns the shares of the endpoints to which some frontend leads. With frontends
+// of different traffic policies, an endpoint has its largest share.
+func sharesInUse(p *intent.ServicePort) map[netip.AddrPort]uint32 {
 	leads := map[intent.Route]bool{}
 	for _, f := range p.Frontends {
 		leads[f.ExternalRoute], leads[f.InternalRoute] = true, true
 	}
-	used := map[netip.AddrPort]bool{}
-	for _, e := range p.Endpoints {
-		used[e.Addr] = e.ClusterPolicy && leads[intent.ToCluster] || e.LocalPolicy && leads[intent.ToLocal]
+	out := map[netip.AddrPort]uint32{}
+	for route := range leads {
+		for i, shares := range p.Shares(route) {
+			at := p.Endpoints[i].Addr
+			out[at] = max(out[at], uint32(shares))
+		}
 	}
-	return used
+	return out
 }

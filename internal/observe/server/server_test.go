@@ -385,6 +385,14 @@ func TestGetService(t *testing.T) {
 	if !slices.Equal(endpoints, want) {
 		t.Errorf("endpoints\n%s\nwant\n%s", strings.Join(endpoints, "\n"), strings.Join(want, "\n"))
 	}
+	if p.Endpoints[0].Shares != 0 {
+		t.Errorf("%d shares without weights", p.Endpoints[0].Shares)
+	}
+	one.Ports[0].Weights = []uint16{3, 5}
+	if e := get().Ports[0].Endpoints; e[0].Shares != 3 || e[2].Shares != 0 {
+		t.Errorf("shares %d and %d, want 3, and 0 of an endpoint to which no frontend leads", e[0].Shares, e[2].Shares)
+	}
+	one.Ports[0].Weights = nil
 	if !p.Compared || len(p.Differences) != maxDifferences {
 		t.Errorf("compared %v, %d differences", p.Compared, len(p.Differences))
 	}

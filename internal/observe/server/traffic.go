@@ -20,7 +20,8 @@ const (
 	// refusalWindow is how long a refusal is a finding.
 	refusalWindow = time.Minute
 	// An endpoint is a finding if leastUnanswered connections to it, opened within
-	// answerWindow, have waited for answerPatience, and it has answered none opened since.
+	// answerWindow, have waited for answerPatience, and it has answered none opened since; or
+	// if it has refused so many and accepted none opened since.
 	// A TCP client repeats its first segment after 1 s (RFC 6298), so two were lost. The
 	// window is shorter than the timeout of a flow without an answer (ebpf.Timeouts.TCPNew).
 	leastUnanswered = 3
@@ -53,11 +54,14 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.Refusals, err = s.refusals(ctx); err != nil {
 		return t, err
 	}
-	silent, err := s.silentEndpoints(ctx)
+	failing, err := s.failingEndpoints(ctx)
 	if err != nil {
 		return t, err
 	}
-	t.Unanswered, err = s.nameUnanswered(ctx, silent)
+	if t.Unanswered, err = s.nameFailing(ctx, failing, (*recentFlows).silent); err != nil {
+		return t, err
+	}
+	t.Refusing, err = s.nameFailing(ctx, failing, (*recentFlows).refusing)
 	return t, err
 }
 
@@ -68,37 +72,54 @@ type endpointKey struct {
 }
 
 // recentFlows are the connections to an endpoint that were opened within answerWindow. Those
-// opened before the last one that was answered do not count.
+// that waited count if they were opened after the last one that was answered, and those that
+// were refused if after the last one that was accepted.
 type recentFlows struct {
-	answered time.Time // when the last answered one was opened; zero: none was
-	waiting  []waitingFlow
+	answered, accepted time.Time // when the last such one was opened; zero: none was
+	waiting, refused   []failedFlow
 }
 
-// waitingFlow has waited for its answer for answerPatience or longer.
-type waitingFlow struct {
+// failedFlow has waited for its answer for answerPatience or longer, or was refused.
+type failedFlow struct {
 	opened  time.Time
 	client  netip.Addr
 	service netip.AddrPort
 }
 
-func (r *recentFlows) answer(opened time.Time) {
-	if opened.After(r.answered) {
-		r.answered = opened
-		r.waiting = slices.DeleteFunc(r.waiting, func(w waitingFlow) bool { return !w.opened.After(opened) })
+// silent and refusing return the connections that make the endpoint a finding; nil: too few.
+func (r *recentFlows) silent() []failedFlow   { return enough(r.waiting) }
+func (r *recentFlows) refusing() []failedFlow { return enough(r.refused) }
+
+func enough(list []failedFlow) []failedFlow {
+	if len(list) < leastUnanswered {
+		return nil
+	}
+	return list
+}
+
+func (r *recentFlows) answer(opened time.Time) { endsBefore(&r.answered, &r.waiting, opened) }
+func (r *recentFlows) accept(opened time.Time) { endsBefore(&r.accepted, &r.refused, opened) }
+
+// endsBefore records a success, and forgets the failures that were opened before.
+func endsBefore(last *time.Time, failed *[]failedFlow, opened time.Time) {
+	if opened.After(*last) {
+		*last = opened
+		*failed = slices.DeleteFunc(*failed, func(w failedFlow) bool { return !w.opened.After(opened) })
 	}
 }
 
-// wait remembers a flow. Of more than mostClients it keeps the ones that it saw first.
-func (r *recentFlows) wait(f *dataplane.Flow) {
-	if len(r.waiting) < mostClients && f.Opened.After(r.answered) {
-		r.waiting = append(r.waiting, waitingFlow{f.Opened, f.Client.Addr(), f.Service})
+// fail remembers a failure after the last success. Of more than mostClients it keeps the ones
+// that it saw first.
+func fail(failed *[]failedFlow, last time.Time, f *dataplane.Flow) {
+	if len(*failed) < mostClients && f.Opened.After(last) {
+		*failed = append(*failed, failedFlow{f.Opened, f.Client.Addr(), f.Service})
 	}
 }
 
-// clients counts the waiting flows by client, and returns how long the oldest has waited.
-func (r *recentFlows) clients(now time.Time) (clients map[string]int, longest time.Duration) {
+// clientsOf counts failures by client, and returns how long ago the first one began.
+func clientsOf(failed []failedFlow, now time.Time) (clients map[string]int, longest time.Duration) {
 	clients = map[string]int{}
-	for _, w := range r.waiting {
+	for _, w := range failed {
 		clients[w.client.String()]++
 		longest = max(longest, now.Sub(w.opened))
 	}
@@ -107,17 +128,17 @@ func (r *recentFlows) clients(now time.Time) (clients map[string]int, longest ti
 
 // flowWalk is the last reading of the flow table.
 type flowWalk struct {
-	ended  time.Time
-	took   time.Duration
-	silent map[endpointKey]*recentFlows
+	ended   time.Time
+	took    time.Duration
+	failing map[endpointKey]*recentFlows
 }
 
-// silentEndpoints returns the endpoints that answer no connection. The result may be from the
-// last reading of the flow table: see readingShare.
-func (s *Server) silentEndpoints(ctx context.Context) (map[endpointKey]*recentFlows, error) {
+// failingEndpoints returns the endpoints that answer or accept no connection. The result may
+// be from the last reading of the flow table: see readingShare.
+func (s *Server) failingEndpoints(ctx context.Context) (map[endpointKey]*recentFlows, error) {
 	last := &s.walk
 	if !last.ended.IsZero() && time.Since(last.ended) < readingShare*last.took {
-		return last.silent, nil
+		return last.failing, nil
 	}
 	began, found := time.Now(), map[endpointKey]*recentFlows{}
 	for _, in := range s.inspectors() {
@@ -125,8 +146,8 @@ func (s *Server) silentEndpoints(ctx context.Context) (map[endpointKey]*recentFl
 			return nil, fmt.Errorf("read the flow table: %w", err)
 		}
 	}
-	maps.DeleteFunc(found, func(_ endpointKey, r *recentFlows) bool { return len(r.waiting) < leastUnanswered })
-	s.walk = flowWalk{ended: time.Now(), took: time.Since(began), silent: found}
+	maps.DeleteFunc(found, func(_ endpointKey, r *recentFlows) bool { return r.silent() == nil && r.refusing() == nil })
+	s.walk = flowWalk{ended: time.Now(), took: time.Since(began), failing: found}
 	return found, nil
 }
 
@@ -143,18 +164,30 @@ func addRecent(found map[endpointKey]*recentFlows, f *dataplane.Flow, now time.T
 		found[key] = r
 	}
 	switch {
-	case f.State != stateNew:
+	case f.State == stateNew:
+		if age >= answerPatience {
+			fail(&r.waiting, r.answered, f)
+		}
+	case f.Refused:
 		r.answer(f.Opened)
-	case age >= answerPatience:
-		r.wait(f)
+		fail(&r.refused, r.accepted, f)
+	default:
+		r.answer(f.Opened)
+		r.accept(f.Opened)
 	}
 }
 
-// nameUnanswered names the endpoints that their Service still has: connections to a removed
-// endpoint end by themselves.
-func (s *Server) nameUnanswered(ctx context.Context, silent map[endpointKey]*recentFlows) ([]doctor.Unanswered, error) {
-	keys := slices.SortedFunc(maps.Keys(silent), func(a, b endpointKey) int {
-		return cmp.Or(cmp.Compare(len(silent[b].waiting), len(silent[a].waiting)), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
+// nameFailing names the endpoints with failures that their Service still has: connections to a
+// removed endpoint end by themselves.
+func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlows, failures func(*recentFlows) []failedFlow) ([]doctor.FailingEndpoint, error) {
+	failing := map[endpointKey][]failedFlow{}
+	for k, r := range all {
+		if list := failures(r); list != nil {
+			failing[k] = list
+		}
+	}
+	keys := slices.SortedFunc(maps.Keys(failing), func(a, b endpointKey) int {
+		return cmp.Or(cmp.Compare(len(failing[b]), len(failing[a])), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
 	})
 	keys = keys[:min(len(keys), maxNames/2)]
 	if len(keys) == 0 {
@@ -163,22 +196,22 @@ func (s *Server) nameUnanswered(ctx context.Context, silent map[endpointKey]*rec
 	names := make([]reconcile.Address, 0, 2*len(keys))
 	for _, k := range keys {
 		names = append(names, reconcile.Address{Protocol: k.protocol, AddrPort: k.at, EndpointOfMax: maxEndpointOf},
-			reconcile.Address{Protocol: k.protocol, AddrPort: silent[k].waiting[0].service})
+			reconcile.Address{Protocol: k.protocol, AddrPort: failing[k][0].service})
 	}
 	if err := s.cfg.State.Names(ctx, names); err != nil {
 		return nil, fmt.Errorf("name endpoints: %w", err)
 	}
-	var list []doctor.Unanswered
+	var list []doctor.FailingEndpoint
 	for i, k := range keys {
-		endpoint, service, r := names[2*i], names[2*i+1].Service, silent[k]
+		endpoint, service := names[2*i], names[2*i+1].Service
 		if !slices.Contains(endpoint.EndpointOf, service) {
 			continue
 		}
-		u := doctor.Unanswered{
+		u := doctor.FailingEndpoint{
 			Service: servicePort(service.Service, service.Port, service.Number), Protocol: k.protocol.String(), Endpoint: k.at.String(), Node: endpoint.Node,
-			Flows: len(r.waiting), Window: answerWindow,
+			Flows: len(failing[k]), Window: answerWindow,
 		}
-		u.Clients, u.Longest = r.clients(time.Now())
+		u.Clients, u.Longest = clientsOf(failing[k], time.Now())
 		if endpoint.Pod != (model.Name{}) {
 			u.Pod = endpoint.Pod.String()
 		}

@@ -111,6 +111,43 @@ func TestASilentEndpointIsFound(t *testing.T) {
 	}
 }
 
+func TestARefusingEndpointIsFound(t *testing.T) {
+	refused := func(n int, ago time.Duration) dataplane.Flow {
+		f := trafficFlow(n, "closed", ago)
+		f.Refused = true
+		return f
+	}
+	three := []dataplane.Flow{refused(0, 3*time.Second), refused(1, 2*time.Second), refused(2, time.Second)}
+	for _, row := range []struct {
+		what  string
+		flows []dataplane.Flow
+		found string // id; "": none
+	}{
+		{"three are refused", three, "endpoint-refuses"},
+		{"two are", three[:2], ""},
+		{"earlier ones were accepted", append(three[:3:3], trafficFlow(9, "established", 4*time.Second)), "endpoint-refuses"},
+		{"a later one is accepted", append(three[:3:3], trafficFlow(9, "syn-recv", 0)), ""},
+		{"a later one waits", append(three[:3:3], trafficFlow(9, "new", 0)), "endpoint-refuses"},
+		{"refused ones and then silence", append(three[:3:3], trafficFlow(6, "new", 1900*time.Millisecond), trafficFlow(7, "new", 1800*time.Millisecond), trafficFlow(8, "new", 1700*time.Millisecond)), "endpoint-refuses"},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			_, found := findingsOf(t, &fakePlane{flows: row.flows})
+			if len(found) != min(len(row.found), 1) || row.found != "" && found[0].Id != row.found {
+				t.Fatalf("found %v, want %q", found, row.found)
+			}
+			if row.found == "" {
+				return
+			}
+			text := fmt.Sprint(found[0])
+			for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080) refuses", "3 connections of TCP", "192.0.2.1 (3)", "runbooks/endpoint-refuses/"} {
+				if !strings.Contains(text, want) {
+					t.Errorf("%q is not in %s", want, text)
+				}
+			}
+		})
+	}
+}
+
 // TestTheFlowTableIsReadSeldom: a reading of a full table takes long, so the next one waits.
 func TestTheFlowTableIsReadSeldom(t *testing.T) {
 	plane := &fakePlane{}
@@ -120,7 +157,7 @@ func TestTheFlowTableIsReadSeldom(t *testing.T) {
 	h, _ := findingsOf(t, plane)
 	h.walk.took = time.Hour / readingShare
 	for range 3 {
-		silent, err := h.silentEndpoints(t.Context())
+		silent, err := h.failingEndpoints(t.Context())
 		if err != nil || len(silent) != 1 {
 			t.Fatal(silent, err)
 		}
@@ -129,7 +166,7 @@ func TestTheFlowTableIsReadSeldom(t *testing.T) {
 		t.Errorf("%d flows were read, want 3", plane.read)
 	}
 	h.walk.ended = h.walk.ended.Add(-time.Hour)
-	if _, err := h.silentEndpoints(t.Context()); err != nil || plane.read != 6 {
+	if _, err := h.failingEndpoints(t.Context()); err != nil || plane.read != 6 {
 		t.Errorf("%d flows were read after a while, want 6: %v", plane.read, err)
 	}
 }

@@ -57,6 +57,7 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 	defer kubectl(t, c, "delete", "secret/spillway-planted", "event/spillway-planted")
 	shell(t, c, cluster.Kubeconfig(c.Name), block(t, "reference/sysdump.md", "create clusterrole ", "--group=on-call", "--serviceaccount=default:reporter"))
 	defer kubectl(t, c, "delete", "clusterrole/spillway-sysdump", "clusterrolebinding/spillway-sysdump")
+	defer kubectl(t, c, "delete", "rolebinding/spillway-sysdump", "--namespace=kube-system")
 
 	reporter, file := kubeconfig(t, c, "reporter"), filepath.Join(t.TempDir(), "node0.tar.gz")
 	cmd := c.Node(0).Command(t.Context(), program, "sysdump", "--objects", "--file", file)
@@ -65,9 +66,10 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 		t.Fatalf("sysdump on a node: %v: %s", err, out)
 	}
 	files := archive(t, file, reporter)
-	want := []string{"node/metrics.txt", "node/doctor.json", "node/agent.log", "cluster/agents.json", "cluster/services.jsonl"}
+	want := []string{"node/metrics.txt", "node/doctor.json", "node/agent.log", "node/api/status.json", "cluster/agents.json", "cluster/services.jsonl"}
 	for _, n := range c.AllNodes() {
-		want = append(want, "cluster/agents/"+n.Name()+".log")
+		dir := "cluster/agents/" + n.Name()
+		want = append(want, dir+".log", dir+"/status.json", dir+"/drops.json", dir+"/findings.json", dir+"/services.jsonl")
 		if !strings.Contains(files["cluster/nodes.json"], fmt.Sprintf(`"name": %q`, n.Name())) {
 			t.Errorf("cluster/nodes.json lacks %s", n.Name())
 		}
@@ -93,7 +95,7 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 	files = archive(t, file, viewer)
 	failed := unread(t, files)
 	slices.Sort(failed)
-	if files["cluster/nodes.json"] == "" || !slices.Equal(failed, []string{"cluster/agents.json", "cluster/counts.json", "cluster/events.json"}) {
+	if files["cluster/nodes.json"] == "" || files["cluster/agents/"+c.Node(0).Name()+"/status.json"] == "" || !slices.Equal(failed, []string{"cluster/agents.json", "cluster/counts.json", "cluster/events.json"}) {
 		t.Errorf("sysdump of a viewer: not read: %v", failed)
 	}
 }

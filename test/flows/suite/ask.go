@@ -90,6 +90,8 @@ func (q *question) request() probe.Request {
 	switch {
 	case want.Distinct > 0:
 		req.Tries = 1
+	case want.Shares != nil:
+		req.Tries = sharesTries
 	case want.Spread:
 		req.Tries = spreadBatch
 	case want.Sticky || want.Same || q.f.SameSocket:

@@ -87,6 +87,11 @@ func (j judge) findings(answers []probe.Answer) []string {
 	if missed := missing(want.From, answers); want.Spread && len(missed) > 0 {
 		wrong = append(wrong, fmt.Sprintf("%s: %v never answered in %d tries; %v", j.dst, missed, len(answers), counts(answers)))
 	}
+	if want.Shares != nil {
+		if x, limit := chiSquare(counts(answers), want.From, want.Shares), chiSquareLimit(len(want.From)); x > limit {
+			wrong = append(wrong, fmt.Sprintf("%s: %v are not in shares %v: χ² is %.1f, at most %.1f is allowed", j.dst, counts(answers), want.Shares, x, limit))
+		}
+	}
 	if n := len(counts(answers)); n < want.Distinct {
 		wrong = append(wrong, fmt.Sprintf("%s: %d servers answered %d tries, want %d", j.dst, n, len(answers), want.Distinct))
 	}

@@ -3,6 +3,7 @@ package suite
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,6 +66,12 @@ func TestJudge(t *testing.T) {
 		{"backend in recvfrom", "", flows.ClusterIP, flows.OneOf(flows.Kept, "a0"), "", []probe.Answer{fromBackend}, "recvfrom"},
 		{"one of many fails", "", flows.ClusterIP, flows.OneOf(flows.Kept, "a0"), "", []probe.Answer{ok, failure(probe.Timeout)}, "try 2: timeout"},
 		{"spread misses one", "", flows.ClusterIP, flows.Spread(flows.Kept, "a0", "b0"), "", []probe.Answer{ok, ok}, "[b0] never answered"},
+		{"the shares that are wanted", "", flows.ClusterIP, flows.InShares(flows.Kept, []int{3, 1, 0}, "a0", "b0", "c0"), "",
+			slices.Concat(slices.Repeat([]probe.Answer{ok}, 150), slices.Repeat([]probe.Answer{said("b0", "10.1.0.2")}, 50)), ""},
+		{"equal shares, not 3 and 1", "", flows.ClusterIP, flows.InShares(flows.Kept, []int{3, 1}, "a0", "b0"), "",
+			slices.Concat(slices.Repeat([]probe.Answer{ok}, 100), slices.Repeat([]probe.Answer{said("b0", "10.1.0.2")}, 100)), "are not in shares"},
+		{"a server without a share answers", "", flows.ClusterIP, flows.InShares(flows.Kept, []int{1, 0}, "a0", "b0"), "",
+			slices.Concat(slices.Repeat([]probe.Answer{ok}, 199), []probe.Answer{said("b0", "10.1.0.2")}), "are not in shares"},
 		{"answer, not a drop", "", flows.ClusterIP, flows.Drop, "", []probe.Answer{ok}, "want silence"},
 		{"refusal, not a drop", "", flows.ClusterIP, flows.Drop, "", []probe.Answer{failure(probe.Refused)}, "want silence"},
 		{"drop", "", flows.ClusterIP, flows.Drop, "", []probe.Answer{failure(probe.Timeout)}, ""},

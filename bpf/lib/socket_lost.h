@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * Sockets whose endpoint was removed. A connect hook stores the endpoint's id on the socket,
+ * and ids are never reused: a socket of a later endpoint with the same address differs. An
+ * iterator reports the sockets of all network namespaces, and the agent ends them
+ * (internal/dataplane/ebpf/sockets_end.go).
+ */
+#ifndef SPILLWAY_SOCKET_LOST_H
+#define SPILLWAY_SOCKET_LOST_H
+
+#include "lookup/endpoint.h"
+#include "sock.h"
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	struct sock *sk;
+	void *value;
+} __attribute__((preserve_access_index));
+
+/* Clears the record of an earlier connect(). Most sockets have none. */
+static __always_inline void socket_backend_forget(struct bpf_sock_addr *ctx)
+{
+	struct socket_backend *r;
+
+	if (!ctx->sk)
+		return;
+	r = bpf_sk_storage_get(&socket_backends, ctx->sk, NULL, 0);
+	if (r)
+		r->backend = 0;
+}
+
+/* Stores the endpoint of a translated connect(). Without memory, the socket is never ended. */
+static __always_inline void socket_backend_remember(struct bpf_sock_addr *ctx,
+						    const struct backend *b, __u32 id)
+{
+	struct socket_backend *r;
+
+	if (!ctx->sk)
+		return;
+	r = bpf_sk_storage_get(&socket_backends, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!r)
+		return;
+	r->addr = b->addr;
+	r->port = b->port;
+	r->proto = ctx->protocol;
+	r->family = b->family;
+	r->backend = id;
+}
+
+/* Reads the two ends of a connected socket. */
+static __always_inline void lost_ends(struct lost_socket *s, struct sock *sk)
+{
+	if (s->family == FAMILY_V4) {
+		s->local.w[0] = BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
+		s->peer.w[0] = BPF_CORE_READ(sk, __sk_common.skc_daddr);
+	} else if (bpf_core_field_exists(sk->__sk_common.skc_v6_daddr)) {
+		BPF_CORE_READ_INTO(&s->local, sk, __sk_common.skc_v6_rcv_saddr);
+		BPF_CORE_READ_INTO(&s->peer, sk, __sk_common.skc_v6_daddr);
+	}
+	s->local_port = bpf_htons(BPF_CORE_READ(sk, __sk_common.skc_num));
+	s->peer_port = BPF_CORE_READ(sk, __sk_common.skc_dport);
+}
+
+/* Writes a record if the socket is still connected to an endpoint that was removed. */
+static __always_inline void lost_report(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct socket_backend *r = ctx->value;
+	struct lost_socket s = {};
+	struct sock *sk = ctx->sk;
+	struct net *net;
+	__u8 state;
+
+	if (!sk || !r)
+		return;
+	s.backend = r->backend;
+	if (!s.backend || bpf_map_lookup_elem(&backends, &s.backend))
+		return;
+	state = BPF_CORE_READ(sk, __sk_common.skc_state);
+	if (state == BPF_TCP_CLOSE || state == BPF_TCP_LISTEN)
+		return;
+	s.proto = r->proto;
+	s.family = r->family;
+	lost_ends(&s, sk);
+	/* The socket was closed or disconnected, or the translated connect() has failed. */
+	if (!s.local_port || !addr_equal(&s.peer, &r->addr) || s.peer_port != r->port)
+		return;
+	s.cookie = bpf_get_socket_cookie(sk);
+	s.ifindex = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if);
+	net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
+	s.netns_cookie = BPF_CORE_READ(net, net_cookie);
+	s.netns_inode = BPF_CORE_READ(net, ns.inum);
+	bpf_seq_write(ctx->meta->seq, &s, sizeof(s));
+}
+
+#endif

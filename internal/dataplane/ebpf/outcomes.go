@@ -1,0 +1,61 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/outlier"
+)
+
+var _ dataplane.HandshakeWatcher = (*Backend)(nil)
+
+// Outcomes implements dataplane.HandshakeWatcher. Its cost follows the number of watched
+// endpoints that had a connection.
+func (b *Backend) Outcomes() ([]outlier.Outcome, error) {
+	m, backends := b.m(tcMapOutcomes), b.m(tcMapBackends)
+	var out []outlier.Outcome
+	var gone []uint32
+	var id uint32
+	var o tcOutcome
+	clock := newEventClock()
+	entries := m.Iterate()
+	for entries.Next(&id, &o) {
+		var of tcBackend
+		switch err := backends.Lookup(id, &of); {
+		case errors.Is(err, ebpf.ErrKeyNotExist):
+			gone = append(gone, id)
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("read eBPF map %s: %w", backends, err)
+		}
+		port, known := b.services.port(of.Service)
+		if !known || tcBackendFlags(of.Flags)&tcBackendFlagsBACKEND_WATCHED == 0 {
+			continue
+		}
+		out = append(out, outlier.Outcome{
+			ID: id, Port: port, Endpoint: endpointOf(of), Failed: o.Unanswered, Refused: o.Refused,
+			Since: clock.wallOf(o.Since), Accepted: clock.wallOf(o.Answered),
+		})
+	}
+	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, fmt.Errorf("read eBPF map %s: %w", m, err)
+	}
+	for _, id := range gone {
+		if err := remove(m, id); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// wallOf is wall, with the zero time for 0.
+func (c eventClock) wallOf(ns uint64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return c.wall(int64(ns))
+}

@@ -1,0 +1,403 @@
+package ebpf
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// Sockets that a connect hook has translated keep their endpoint. If the endpoint dies
+// without a packet, they hang until TCP gives up, and UDP sockets for ever. The agent ends
+// them. It identifies a socket by the record of the connect hook and by its cookie: an
+// address alone may belong to another endpoint by now.
+
+const (
+	// endGrace is the time from the removal of an endpoint to the walk over all sockets. The
+	// changes of one rollout share a walk, and an endpoint may move between Services.
+	endGrace = 50 * time.Millisecond
+	// endRetry is the time until another walk while the state of some port is unknown.
+	endRetry = time.Second
+	// endBatch sockets end at once, then the agent waits endPause: 50,000 in a second.
+	endBatch = 500
+	endPause = 10 * time.Millisecond
+	// endPasses is the maximum number of sockets with equal addresses that one walk ends.
+	endPasses = 16
+	// endMax is the maximum number of sockets that one walk ends. Others wait for the next.
+	endMax = 1 << 18
+	// endReads bounds the system calls of a walk. One reads up to 64 KiB.
+	endReads = 1 << 16
+)
+
+// endOutcome is what became of a socket to end.
+type endOutcome int
+
+const (
+	endDone        endOutcome = iota
+	endClosed                 // the process had closed it, or another socket has its addresses
+	endUnreachable            // its network namespace cannot be entered
+	endFailed
+	endOutcomes
+)
+
+var endOutcomeNames = [endOutcomes]string{"ended", "closed", "unreachable", "failed"}
+
+var socketsEndedDesc = prometheus.NewDesc("spillway_sockets_ended_total",
+	"Connected sockets whose endpoint was removed, by outcome. Processes got an error for those that are ended. For unreachable ones, the agent needs CAP_SYS_ADMIN and the host's /run/netns.", []string{"protocol", "outcome"}, nil)
+
+// socketEnds ends sockets. A nil *socketEnds ends none.
+type socketEnds struct {
+	log    *slog.Logger
+	walker *link.Iter
+	here   *kernel.SocketDestroyer // of the agent's own network namespace
+	netns  kernel.NetnsID
+	wanted chan struct{}
+	warned bool
+	counts [2][endOutcomes]atomic.Uint64 // TCP, UDP
+}
+
+// openSocketEnds returns nil, and logs the reason, if the kernel lacks support.
+func (b *Backend) openSocketEnds() *socketEnds {
+	if !b.cfg.EndSockets || b.cfg.SocketHooks == HooksOff {
+		return nil
+	}
+	e, err := newSocketEnds(b.objects, b.cfg.Log)
+	if err != nil {
+		b.cfg.Log.Warn("Sockets of removed endpoints are not ended", "reason", err)
+		return nil
+	}
+	return e
+}
+
+func newSocketEnds(o *objects, log *slog.Logger) (*socketEnds, error) {
+	program := o.programs[sockProgLostSockets]
+	if program == nil {
+		return nil, errors.New("the kernel has no BTF")
+	}
+	if err := kernel.ProbeSocketDestroy(); err != nil {
+		return nil, err
+	}
+	e := &socketEnds{log: log, wanted: make(chan struct{}, 1)}
+	var err error
+	if e.netns, err = kernel.CurrentNetns(); err != nil {
+		return nil, err
+	}
+	if e.here, err = kernel.OpenSocketDestroyer(); err != nil {
+		return nil, err
+	}
+	e.walker, err = link.AttachIter(link.IterOptions{Program: program, Map: o.maps[sockMapSocketBackends]})
+	if err != nil {
+		_ = e.here.Close()
+		return nil, fmt.Errorf("attach iterator of sockets: %w", err)
+	}
+	return e, nil
+}
+
+func (e *socketEnds) close() {
+	if e != nil {
+		_ = e.walker.Close()
+		_ = e.here.Close()
+	}
+}
+
+// want requests a walk and does not wait for it.
+func (e *socketEnds) want() {
+	if e == nil {
+		return
+	}
+	select {
+	case e.wanted <- struct{}{}:
+	default: // already requested
+	}
+}
+
+// endLoop ends sockets of removed endpoints. Walks take a tenth of its time at most.
+func (b *Backend) endLoop(ctx context.Context) {
+	if b.ends == nil {
+		return
+	}
+	b.ends.want() // endpoints may have gone while no agent ran
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.ends.wanted:
+		}
+		sleep(ctx, endGrace)
+		select {
+		case <-b.ends.wanted: // the walk covers it
+		default:
+		}
+		began := time.Now()
+		known, err := b.endSockets(ctx)
+		if err != nil && ctx.Err() == nil {
+			b.cfg.Log.Warn("End sockets of removed endpoints", "err", err)
+		}
+		if !known {
+			sleep(ctx, endRetry)
+			b.ends.want()
+		}
+		sleep(ctx, 9*time.Since(began))
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// endSockets ends the connected sockets whose endpoint no Service has any more. known is
+// false if another walk is necessary.
+func (b *Backend) endSockets(ctx context.Context) (known bool, err error) {
+	lost, all, err := b.ends.walk()
+	if err != nil || len(lost) == 0 {
+		return true, err
+	}
+	b.portsMu.Lock()
+	gone, known := b.ports.gone()
+	if known {
+		kept := lost[:0]
+		for _, s := range lost {
+			if gone(lostEndpoint(&s)) {
+				kept = append(kept, s)
+			}
+		}
+		lost = kept
+	}
+	b.portsMu.Unlock()
+	if !known || len(lost) == 0 {
+		return known && all, nil
+	}
+	return all, b.ends.end(ctx, lost)
+}
+
+// lostEndpoint returns the endpoint of a socket.
+func lostEndpoint(s *sockLostSocket) tcFrontendKey {
+	key := tcFrontendKey{Port: s.PeerPort, Proto: s.Proto, Family: s.Family}
+	key.Addr.W = s.Peer.W
+	return key
+}
+
+// gone returns a function that reports whether an endpoint neither serves nor terminates,
+// in any port. It is valid until the table changes. known is false while the decision about
+// a port is unknown, as after a restart or after a failed write.
+func (t *portTable) gone() (gone func(tcFrontendKey) bool, known bool) {
+	if t.byID == nil || len(t.orphans) > 0 {
+		return nil, false
+	}
+	lingering := map[tcFrontendKey]struct{}{}
+	for _, p := range t.byID {
+		if p.source == nil {
+			return nil, false
+		}
+		for _, a := range p.source.Lingering {
+			lingering[endpointKey(p.protocol, a)] = struct{}{}
+		}
+	}
+	return func(key tcFrontendKey) bool {
+		_, lingers := lingering[key]
+		return !lingers && t.endpoints.refs[key] == 0
+	}, true
+}
+
+// walk returns the connected sockets of all network namespaces whose endpoint is not in the
+// map of endpoints. all is false if there are more.
+func (e *socketEnds) walk() (lost []sockLostSocket, all bool, err error) {
+	r, err := e.walker.Open()
+	if err != nil {
+		return nil, false, fmt.Errorf("walk over sockets: %w", err)
+	}
+	defer r.Close()
+	var size = binary.Size(sockLostSocket{})
+	buf, rest := make([]byte, 1<<16), []byte(nil)
+	for range endReads {
+		n, err := r.Read(buf)
+		rest = append(rest, buf[:n]...)
+		for ; len(rest) >= size; rest = rest[size:] {
+			var s sockLostSocket
+			if _, err := binary.Decode(rest, binary.NativeEndian, &s); err != nil {
+				return nil, false, fmt.Errorf("decode socket: %w", err)
+			}
+			lost = append(lost, s)
+		}
+		rest = bytes.Clone(rest)
+		switch {
+		case errors.Is(err, io.EOF):
+			return lost, true, nil
+		case errors.Is(err, unix.EAGAIN): // the kernel pauses after a million sockets
+		case err != nil:
+			return nil, false, fmt.Errorf("walk over sockets: %w", err)
+		}
+		if len(lost) >= endMax {
+			break
+		}
+	}
+	return lost, false, nil
+}
+
+// end ends sockets, one network namespace after the other.
+func (e *socketEnds) end(ctx context.Context, lost []sockLostSocket) error {
+	by := map[kernel.NetnsID][]sockLostSocket{}
+	for _, s := range lost {
+		id := kernel.NetnsID{Cookie: s.NetnsCookie, Inode: uint64(s.NetnsInode)}
+		by[id] = append(by[id], s)
+	}
+	r := &endRun{}
+	for id, list := range by {
+		d, err := e.destroyer(id)
+		r.note(err)
+		if d == nil {
+			for i := range list {
+				r.add(&list[i], endUnreachable)
+			}
+			continue
+		}
+		r.destroyAll(ctx, d, list)
+		if d != e.here {
+			_ = d.Close()
+		}
+	}
+	for proto := range r.sum {
+		for o, n := range r.sum[proto] {
+			e.counts[proto][o].Add(uint64(n))
+		}
+	}
+	e.report(r.sum)
+	return errors.Join(r.errs...)
+}
+
+// endRun is the state while the sockets of one walk end.
+type endRun struct {
+	sum  [2][endOutcomes]int // TCP, UDP
+	errs []error             // the first ones
+	done int
+}
+
+func (r *endRun) add(s *sockLostSocket, o endOutcome) {
+	proto := 0
+	if s.Proto == unix.IPPROTO_UDP {
+		proto = 1
+	}
+	r.sum[proto][o]++
+}
+
+func (r *endRun) note(err error) {
+	if err != nil && len(r.errs) < 8 {
+		r.errs = append(r.errs, err)
+	}
+}
+
+// destroyAll ends sockets of one namespace. UDP sockets with SO_REUSEADDR may have equal
+// addresses. The kernel then finds one of them, and the others when that one has ended.
+func (r *endRun) destroyAll(ctx context.Context, d *kernel.SocketDestroyer, list []sockLostSocket) {
+	for range endPasses {
+		var missed []sockLostSocket
+		for i := range list {
+			if ctx.Err() != nil {
+				return
+			}
+			if r.done++; r.done%endBatch == 0 {
+				sleep(ctx, endPause)
+			}
+			o, err := destroy(d, &list[i])
+			r.note(err)
+			if o == endClosed {
+				missed = append(missed, list[i])
+			} else {
+				r.add(&list[i], o)
+			}
+		}
+		none := len(missed) == len(list)
+		if list = missed; none || len(list) == 0 {
+			break
+		}
+	}
+	for i := range list {
+		r.add(&list[i], endClosed)
+	}
+}
+
+// report logs what became of the sockets.
+func (e *socketEnds) report(sum [2][endOutcomes]int) {
+	if tcp, udp := sum[0][endDone], sum[1][endDone]; tcp+udp > 0 {
+		e.log.Info("Sockets of removed endpoints have ended", "tcp", tcp, "udp", udp)
+	}
+	if n := sum[0][endUnreachable] + sum[1][endUnreachable]; n > 0 && !e.warned {
+		e.warned = true
+		e.log.Warn("Sockets of removed endpoints remain: their network namespaces cannot be entered: give the agent CAP_SYS_ADMIN without --drop-capabilities, and the host's /run/netns or process ids", "sockets", n)
+	}
+}
+
+// destroyer returns the SocketDestroyer of a network namespace; nil if the namespace cannot
+// be entered.
+func (e *socketEnds) destroyer(id kernel.NetnsID) (d *kernel.SocketDestroyer, err error) {
+	if id.Cookie == e.netns.Cookie {
+		return e.here, nil
+	}
+	path := kernel.FindNetns(id)
+	if path == "" {
+		return nil, nil
+	}
+	ns, err := kernel.OpenNetns(path)
+	if err != nil {
+		return nil, nil // it was deleted meanwhile
+	}
+	defer ns.Close()
+	err = kernel.Do(ns, func() error {
+		if cookie, err := kernel.NetnsCookie(); err != nil || cookie != id.Cookie {
+			return err
+		}
+		d, err = kernel.OpenSocketDestroyer()
+		return err
+	})
+	return d, err
+}
+
+func destroy(d *kernel.SocketDestroyer, s *sockLostSocket) (endOutcome, error) {
+	err := d.Destroy(kernel.Socket{
+		Protocol: s.Proto, Ifindex: s.Ifindex, Cookie: s.Cookie,
+		Local: lostAddr(s.Local.W, s.LocalPort, s.Family), Peer: lostAddr(s.Peer.W, s.PeerPort, s.Family),
+	})
+	switch {
+	case err == nil:
+		return endDone, nil
+	case errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE):
+		return endClosed, nil
+	}
+	return endFailed, err
+}
+
+func lostAddr(w [4]uint32, port uint16, family uint8) netip.AddrPort {
+	var a tcAddr
+	a.W = w
+	return netip.AddrPortFrom(fromAddr(a, family), toPort(port))
+}
+
+// collect exports the counters.
+func (e *socketEnds) collect(ch chan<- prometheus.Metric) {
+	if e == nil {
+		return
+	}
+	for i, p := range []model.Protocol{model.TCP, model.UDP} {
+		for o := range endOutcomes {
+			ch <- prometheus.MustNewConstMetric(socketsEndedDesc, prometheus.CounterValue, float64(e.counts[i][o].Load()), p.String(), endOutcomeNames[o])
+		}
+	}
+}

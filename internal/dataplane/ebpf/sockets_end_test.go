@@ -1,0 +1,391 @@
+package ebpf
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/decisions/intent"
+)
+
+// newEndNode is a node that ends sockets. The test asks for each walk.
+func newEndNode(t *testing.T) *eventNode {
+	t.Helper()
+	n := newSocketNode(t, func(c *Config) { c.EndSockets = true })
+	n.onThread(t, func() (err error) {
+		n.ends, err = newSocketEnds(n.objects, n.cfg.Log)
+		return err
+	})
+	t.Cleanup(n.ends.close)
+	n.ports.ends = n.ends
+	return n
+}
+
+// endAll makes one walk.
+func (n *eventNode) endAll(t *testing.T) {
+	t.Helper()
+	known, err := n.endSockets(context.Background())
+	ok(t, err)
+	if !known {
+		t.Error("the walk was not complete")
+	}
+}
+
+// aborted reports whether a socket was ended since the last call. Any other error fails.
+func aborted(t *testing.T, fd int) bool {
+	t.Helper()
+	soft, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	ok(t, err)
+	if soft != 0 && unix.Errno(soft) != unix.ECONNABORTED {
+		t.Fatalf("error of the socket: %v", unix.Errno(soft))
+	}
+	return soft != 0
+}
+
+func wantEnded(t *testing.T, want bool, sockets map[string]int) {
+	t.Helper()
+	for name, fd := range sockets {
+		if have := aborted(t, fd); have != want {
+			t.Errorf("%s: ended: %t", name, have)
+		}
+	}
+}
+
+// connected returns a socket of one family that has connected to an address.
+func (n *eventNode) connected(t *testing.T, family int, proto uint8, to netip.AddrPort) int {
+	t.Helper()
+	fd, _ := n.socket(t, family, proto)
+	reconnect(t, fd, family, to)
+	return fd
+}
+
+func reconnect(t *testing.T, fd, family int, to netip.AddrPort) {
+	t.Helper()
+	if family == unix.AF_INET6 {
+		to = netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
+	}
+	ok(t, unix.Connect(fd, sockaddr(to)))
+}
+
+// both returns the plan's Service for TCP and UDP with an endpoint at each of these ports.
+func both(p *plan, ports ...uint16) (list []*intent.ServicePort) {
+	for _, proto := range []uint8{protoTCP, protoUDP} {
+		var endpoints []intent.Endpoint
+		for _, port := range ports {
+			endpoints = append(endpoints, endpoint(p.eth0, port, here))
+		}
+		list = append(list, service(p, proto, endpoints...))
+	}
+	return list
+}
+
+// listenAt returns a socket that listens at a port of the node.
+func (n *eventNode) listenAt(t *testing.T, p *plan, port uint16) {
+	t.Helper()
+	fd, _ := n.socket(t, domainOf(p), protoTCP)
+	ok(t, errors.Join(unix.Bind(fd, sockaddr(ap(p.eth0, port))), unix.Listen(fd, 64)))
+}
+
+func TestEndSockets(t *testing.T) {
+	n := newEndNode(t)
+	for name, f := range map[string]func(*testing.T, *plan){
+		"Innocent": n.endInnocent, "AddressReused": n.endAddressReused, "Lingering": n.endLingering,
+		"ConnectedTwice": n.endConnectedTwice, "HandedOver": n.endHandedOver, "OtherNamespace": n.endOtherNamespace,
+		"Unsettled": n.endUnsettled,
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachFamily(t, n.packetNode, func(t *testing.T, p *plan) { f(t, p); n.serve(t); n.endAll(t) })
+		})
+	}
+	t.Run("Mapped", n.endMapped)
+	t.Run("Many", n.endMany)
+	t.Run("Loop", n.endLoopRuns)
+}
+
+// endInnocent: only sockets that a connect hook led to the removed endpoint end.
+func (n *eventNode) endInnocent(t *testing.T, p *plan) {
+	n.listenAt(t, p, 8080)
+	n.listenAt(t, p, 8081)
+	n.serve(t, both(p, 8081)...)
+	to, direct, family := ap(p.clusterIP, 80), ap(p.eth0, 8080), domainOf(p)
+	innocent := map[string]int{
+		"TCP of another endpoint": n.connected(t, family, protoTCP, to), "UDP of another endpoint": n.connected(t, family, protoUDP, to),
+		"TCP without a Service": n.connected(t, family, protoTCP, direct), "UDP without a Service": n.connected(t, family, protoUDP, direct),
+	}
+	n.serve(t, both(p, 8080)...)
+	lost := map[string]int{"TCP": n.connected(t, family, protoTCP, to), "UDP": n.connected(t, family, protoUDP, to)}
+	fd, _ := n.socket(t, family, protoUDP)
+	ok(t, unix.Sendto(fd, []byte("x"), 0, sockaddr(to)))
+	innocent["unconnected UDP"] = fd
+	n.serve(t, both(p, 8081)...)
+	wantEnded(t, false, lost)
+	n.serve(t, both(p, 8080, 8081)...)
+	n.endAll(t)
+	wantEnded(t, false, lost)
+	n.serve(t, both(p, 8081)...)
+	before := n.ends.counts[0][endDone].Load()
+	n.endAll(t)
+	wantEnded(t, true, lost)
+	wantEnded(t, false, innocent)
+	if more := n.ends.counts[0][endDone].Load() - before; more != 1 {
+		t.Errorf("%d TCP sockets were counted", more)
+	}
+}
+
+// endAddressReused: a socket of a later endpoint with the same address has another id.
+func (n *eventNode) endAddressReused(t *testing.T, p *plan) {
+	n.listenAt(t, p, 8080)
+	n.serve(t, both(p, 8080)...)
+	to := ap(p.clusterIP, 80)
+	older := n.connected(t, domainOf(p), protoUDP, to)
+	n.serve(t, both(p)...)
+	n.serve(t, both(p, 8080)...)
+	newer := n.connected(t, domainOf(p), protoUDP, to)
+	lost, all, err := n.ends.walk()
+	ok(t, err)
+	if !all || !slices.ContainsFunc(lost, isSocket(t, older)) || slices.ContainsFunc(lost, isSocket(t, newer)) {
+		t.Fatalf("lost sockets %+v, want the older one", lost)
+	}
+	ok(t, n.ends.end(context.Background(), lost))
+	wantEnded(t, true, map[string]int{"older": older})
+	wantEnded(t, false, map[string]int{"newer": newer})
+}
+
+func isSocket(t *testing.T, fd int) func(sockLostSocket) bool {
+	t.Helper()
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	ok(t, err)
+	return func(s sockLostSocket) bool { return s.Cookie == cookie }
+}
+
+// endLingering: an endpoint that terminates keeps its sockets until it is gone.
+func (n *eventNode) endLingering(t *testing.T, p *plan) {
+	n.listenAt(t, p, 8080)
+	n.serve(t, both(p, 8080)...)
+	to := ap(p.clusterIP, 80)
+	sockets := map[string]int{"TCP": n.connected(t, domainOf(p), protoTCP, to), "UDP": n.connected(t, domainOf(p), protoUDP, to)}
+	terminating := both(p, 8081)
+	for _, sp := range terminating {
+		sp.Lingering = []netip.AddrPort{ap(p.eth0, 8080)}
+	}
+	n.serve(t, terminating...)
+	n.endAll(t)
+	wantEnded(t, false, sockets)
+	select {
+	case <-n.ends.wanted:
+	default:
+	}
+	n.serve(t, both(p, 8081)...)
+	select {
+	case <-n.ends.wanted:
+	default:
+		t.Error("the end of a terminating endpoint asks for no walk")
+	}
+	n.endAll(t)
+	wantEnded(t, true, sockets)
+}
+
+// endConnectedTwice: the last connect() counts.
+func (n *eventNode) endConnectedTwice(t *testing.T, p *plan) {
+	family := domainOf(p)
+	n.serve(t, service(p, protoUDP, endpoint(p.eth0, 8080, here)))
+	to := ap(p.clusterIP, 80)
+	direct, away, off := n.connected(t, family, protoUDP, to), n.connected(t, family, protoUDP, to), n.connected(t, family, protoUDP, to)
+	reconnect(t, direct, family, ap(p.eth0, 8080))
+	unspec := make([]byte, 16)
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(off), uintptr(unsafe.Pointer(&unspec[0])), uintptr(len(unspec))); errno != 0 {
+		t.Fatal(errno)
+	}
+	n.serve(t, service(p, protoUDP, endpoint(p.eth0, 8081, here)))
+	reconnect(t, away, family, to)
+	n.endAll(t)
+	wantEnded(t, false, map[string]int{"then connected to the endpoint itself": direct, "then to another endpoint": away, "then to none": off})
+	n.serve(t, both(p)...)
+	n.endAll(t)
+	wantEnded(t, true, map[string]int{"of the second endpoint": away})
+	wantEnded(t, false, map[string]int{"connected to the endpoint itself": direct, "connected to none": off})
+}
+
+// endHandedOver: a socket ends in another process, too.
+func (n *eventNode) endHandedOver(t *testing.T, p *plan) {
+	n.listenAt(t, p, 8080)
+	n.serve(t, both(p, 8080)...)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	fd, err := unix.Dup(n.connected(t, domainOf(p), protoTCP, ap(p.clusterIP, 80)))
+	ok(t, err)
+	f := os.NewFile(uintptr(fd), "connection")
+	cat := exec.CommandContext(ctx, "cat")
+	var said bytes.Buffer
+	cat.Stdin, cat.Stderr = f, &said
+	ok(t, cat.Start())
+	f.Close()
+	n.serve(t, both(p)...)
+	n.endAll(t)
+	if err := cat.Wait(); err == nil || ctx.Err() != nil || !bytes.Contains(said.Bytes(), []byte("abort")) {
+		t.Errorf("the other process: %v, %q", err, said.String())
+	}
+}
+
+// endOtherNamespace: sockets of a pod end, and one that another namespace's thread connects.
+func (n *eventNode) endOtherNamespace(t *testing.T, p *plan) {
+	name := fmt.Sprintf("spw-ends-%d", os.Getpid())
+	pod := map[string]int{}
+	family, to := domainOf(p), ap(p.clusterIP, 80)
+	n.serve(t, both(p, 8080)...)
+	inNewNetns(t, name, func() {
+		lo, err := netlink.LinkByName("lo")
+		ok(t, err)
+		ok(t, netlink.LinkSetUp(lo))
+		addr, err := netlink.ParseAddr(netip.PrefixFrom(p.eth0, p.eth0.BitLen()).String())
+		ok(t, err)
+		addr.Flags = unix.IFA_F_NODAD
+		ok(t, netlink.AddrAdd(lo, addr))
+		for what, typ := range map[string]int{"TCP": unix.SOCK_STREAM, "UDP": unix.SOCK_DGRAM, "UDP of another's thread": unix.SOCK_DGRAM} {
+			fd, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
+			ok(t, err)
+			pod[what] = fd
+		}
+		l, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		ok(t, err)
+		pod["listener"] = l
+		ok(t, errors.Join(unix.Bind(l, sockaddr(ap(p.eth0, 8080))), unix.Listen(l, 8)))
+		ok(t, errors.Join(connectSoon(pod["TCP"], to), connectSoon(pod["UDP"], to)))
+	})
+	n.onThread(t, func() error { return connectSoon(pod["UDP of another's thread"], to) })
+	defer func() {
+		for _, fd := range pod {
+			unix.Close(fd)
+		}
+	}()
+	same := n.connected(t, family, protoUDP, ap(p.eth0, 8080))
+	n.serve(t, both(p)...)
+	n.endAll(t)
+	wantEnded(t, false, map[string]int{"listener": pod["listener"], "without a Service": same})
+	delete(pod, "listener")
+	wantEnded(t, true, pod)
+}
+
+// connectSoon connects, and repeats it while the kernel has no route: it may add those of a
+// new IPv6 address later.
+func connectSoon(fd int, to netip.AddrPort) (err error) {
+	for range 1000 {
+		if err = unix.Connect(fd, sockaddr(to)); !errors.Is(err, unix.ENETUNREACH) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return err
+}
+
+// inNewNetns runs f in a new named namespace, which is deleted at the end.
+func inNewNetns(t *testing.T, name string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for good: the thread ends
+		ns, err := netns.NewNamed(name)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer ns.Close()
+		f()
+	}()
+	<-done
+	t.Cleanup(func() { _ = netns.DeleteNamed(name) })
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// endUnsettled: no socket ends while the decision about a port is unknown.
+func (n *eventNode) endUnsettled(t *testing.T, p *plan) {
+	n.serve(t, both(p, 8080)...)
+	fd := n.connected(t, domainOf(p), protoUDP, ap(p.clusterIP, 80))
+	n.serve(t, both(p)...)
+	sp := n.ports.byID[both(p)[1].ID]
+	source := sp.source
+	sp.unsettle()
+	known, err := n.endSockets(context.Background())
+	ok(t, err)
+	if known || aborted(t, fd) {
+		t.Error("a socket has ended although a port is unknown")
+	}
+	sp.settle(source)
+	n.endAll(t)
+	wantEnded(t, true, map[string]int{"UDP": fd})
+}
+
+// endMapped: IPv6 sockets that are connected to an IPv4-mapped address.
+func (n *eventNode) endMapped(t *testing.T) {
+	p := plans["IPv4"]
+	n.listenAt(t, p, 8080)
+	n.serve(t, both(p, 8080)...)
+	to := ap(p.clusterIP, 80)
+	sockets := map[string]int{"TCP": n.connected(t, unix.AF_INET6, protoTCP, to), "UDP": n.connected(t, unix.AF_INET6, protoUDP, to)}
+	n.serve(t, both(p)...)
+	n.endAll(t)
+	wantEnded(t, true, sockets)
+}
+
+// endMany: one walk ends all sockets, in more than one batch.
+func (n *eventNode) endMany(t *testing.T) {
+	p := plans["IPv4"]
+	n.serve(t, both(p, 8080)...)
+	var all []int
+	for range 3 * endBatch {
+		all = append(all, n.connected(t, unix.AF_INET, protoUDP, ap(p.clusterIP, 80)))
+	}
+	n.serve(t, both(p, 8081)...)
+	n.endAll(t)
+	remain := map[int]netip.AddrPort{}
+	for _, fd := range all {
+		if !aborted(t, fd) {
+			remain[fd] = sourceOf(t, fd)
+		}
+	}
+	if len(remain) > 0 {
+		t.Fatalf("%d sockets remain: %v, outcomes %v", len(remain), remain, &n.ends.counts[1])
+	}
+}
+
+// endLoopRuns: the agent's loop ends a socket on which a process waits.
+func (n *eventNode) endLoopRuns(t *testing.T) {
+	p := plans["IPv4"]
+	n.listenAt(t, p, 8080)
+	n.serve(t, both(p, 8080)...)
+	fd := n.connected(t, unix.AF_INET, protoTCP, ap(p.clusterIP, 80))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); n.endLoop(ctx) }()
+	defer func() { cancel(); <-done }()
+	read := make(chan error)
+	go func() {
+		_, err := unix.Read(fd, make([]byte, 1))
+		read <- err
+	}()
+	time.Sleep(4 * endGrace) // the first walk is over: the time below is of a running agent
+	began := time.Now()
+	n.portsMu.Lock()
+	n.serve(t, both(p)...)
+	n.portsMu.Unlock()
+	if err := <-read; !errors.Is(err, unix.ECONNABORTED) {
+		t.Errorf("read: %v", err)
+	}
+	t.Logf("from the removal of the endpoint to the error: %s", time.Since(began))
+}
