@@ -30,6 +30,14 @@ type Policies interface {
 	Watcher
 }
 
+// DenialCounter is Policies that count the packets that they deny. Any goroutine may call
+// its method.
+type DenialCounter interface {
+	// Denials returns the packets that each policy has denied, by its name. The counts of a
+	// policy grow until it is deleted, and may start with those of an earlier instance.
+	Denials(context.Context) (map[string]uint64, error)
+}
+
 // Bypass is a Backend whose packets can bypass netfilter where a policy allows them
 // untracked. It denies nothing: a packet that may not bypass netfilter goes through the
 // stack. One goroutine at a time calls its methods, around each write of Policies.

@@ -212,7 +212,7 @@ func (e *env) faults() []fault {
 				e.writeAll(t, "faults-policy.yaml", "")
 				e.writeAll(t, "faults-pods.yaml", "")
 			},
-			says: map[string]string{"drops": "only-clients", "trace": "only-clients"},
+			says: map[string]string{"drops": "only-clients", "trace": "only-clients", "doctor": "DoNotTrackPolicy only-clients denies packets"},
 		},
 		{
 			name: "StaleEntry", client: "client0", combo: flows.UDP4,

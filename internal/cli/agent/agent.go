@@ -180,7 +180,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	if export != nil {
 		beside = append(beside, export)
 	}
-	api, err := a.newAPI(loop, parts.backends, events, log)
+	api, err := a.newAPI(loop, parts, events, log)
 	if err != nil {
 		return err
 	}

@@ -2,14 +2,20 @@ package nftables
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/node/nft"
 )
 
-// counterKey is the policy whose packets a rule counts, and the verdict for them: "untracked", "tracked" (allowed, by a policy that tracks) or "denied".
+// verdictDenied is the verdict of packets that a rule drops.
+const verdictDenied = "denied"
+
+// counterKey is the policy whose packets a rule counts, and the verdict for them: "untracked",
+// "tracked" (allowed, by a policy that tracks) or verdictDenied.
 type counterKey struct{ policy, verdict string }
 
 // policyCounts adds up what the rules of the table have counted. A rule that is
@@ -70,27 +76,52 @@ var policyPacketsDesc = prometheus.NewDesc("spillway_do_not_track_packets_total"
 // Describe implements prometheus.Collector.
 func (p *Policies) Describe(ch chan<- *prometheus.Desc) { ch <- policyPacketsDesc }
 
-// Collect implements prometheus.Collector. It reads the rules of the table, if there
-// are any; what cannot be read is what was read before.
+// Collect implements prometheus.Collector. If the rules cannot be read, it reports what was
+// read before.
 func (p *Policies) Collect(ch chan<- prometheus.Metric) {
-	c := &p.counts
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.rules) > 0 {
-		var conn nft.Conn // the other one is used by another goroutine
-		seen := map[countedRule]uint64{}
-		_, err := conn.Rules(context.Background(), p.nftTable, func(r nft.ListedRule) bool {
-			if _, counts := c.rules[r.Chain][r.Sum]; counts {
-				seen[countedRule{r.Chain, r.Sum, r.Handle}] = r.Packets()
-			}
-			return true
-		})
-		if err == nil {
-			c.add(seen)
-		}
-		_ = conn.Close()
-	}
-	for about, n := range c.total {
+	p.counts.mu.Lock()
+	defer p.counts.mu.Unlock()
+	_ = p.readCounts(context.Background())
+	for about, n := range p.counts.total {
 		ch <- prometheus.MustNewConstMetric(policyPacketsDesc, prometheus.CounterValue, float64(n), about.policy, about.verdict)
 	}
+}
+
+var _ dataplane.DenialCounter = (*Policies)(nil)
+
+// Denials implements dataplane.DenialCounter.
+func (p *Policies) Denials(ctx context.Context) (map[string]uint64, error) {
+	p.counts.mu.Lock()
+	defer p.counts.mu.Unlock()
+	if err := p.readCounts(ctx); err != nil {
+		return nil, fmt.Errorf("read counters of policies: %w", err)
+	}
+	denied := map[string]uint64{}
+	for about, n := range p.counts.total {
+		if about.verdict == verdictDenied {
+			denied[about.policy] = n
+		}
+	}
+	return denied, nil
+}
+
+// readCounts reads the rules of the table, if there are any. The caller holds counts.mu.
+func (p *Policies) readCounts(ctx context.Context) error {
+	c := &p.counts
+	if len(c.rules) == 0 {
+		return nil
+	}
+	var conn nft.Conn // the other one is used by another goroutine
+	defer conn.Close()
+	seen := map[countedRule]uint64{}
+	_, err := conn.Rules(ctx, p.nftTable, func(r nft.ListedRule) bool {
+		if _, counts := c.rules[r.Chain][r.Sum]; counts {
+			seen[countedRule{r.Chain, r.Sum, r.Handle}] = r.Packets()
+		}
+		return true
+	})
+	if err == nil {
+		c.add(seen)
+	}
+	return err
 }

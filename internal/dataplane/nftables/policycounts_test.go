@@ -29,6 +29,15 @@ func counted(t *testing.T, p *Policies) map[string]float64 {
 		}
 		out[d.Label[0].GetValue()+" "+d.Label[1].GetValue()] = d.Counter.GetValue()
 	}
+	denials, err := p.Denials(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, policy := range []string{"cache"} {
+		if n, ok := out[policy+" denied"]; denials[policy] != uint64(n) || ok != (len(denials) > 0) {
+			t.Errorf("denials %v, want %v", denials, n)
+		}
+	}
 	return out
 }
 

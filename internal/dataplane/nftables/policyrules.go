@@ -283,7 +283,7 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer nft.End) (out []*nft.
 	}
 	if v.Deny {
 		by := t.rules[v.Rules[0]].Policy
-		out = append(append(out, itself(peer)...), t.counted(&nft.Rule{Comment: aboutPolicy(by) + deniesOthers}, by, "denied").Drop())
+		out = append(append(out, itself(peer)...), t.counted(&nft.Rule{Comment: aboutPolicy(by) + deniesOthers}, by, verdictDenied).Drop())
 	}
 	return out
 }

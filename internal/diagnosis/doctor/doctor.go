@@ -74,15 +74,19 @@ type Check interface {
 }
 
 // Checks lists every check, in the order of their findings.
-var Checks = []Check{
+var Checks = slices.Concat(nodeChecks, agentChecks)
+
+// nodeChecks are the Checks that need no agent.
+var nodeChecks = []Check{
 	conntrackTableFull{}, expectationTableFull{}, snatPortsExhausted{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
 	timeoutsLong{}, timeoutsDiffer{}, helperMissing{}, bridgeNetfilter{}, iptablesBothVariants{},
 	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{},
-	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, flowTableFull{},
 }
 
 // agentChecks are the Checks that read Node.Traffic: only a running agent knows it.
-var agentChecks = []Check{endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, flowTableFull{}}
+var agentChecks = []Check{
+	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, flowTableFull{},
+}
 
 // ChecksOf returns the checks that can report findings of these ids; all without ids.
 func ChecksOf(ids []string) []Check {

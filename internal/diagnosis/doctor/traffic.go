@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Traffic is what an agent with the eBPF dataplane knows about recent packets to Services.
+// Traffic is what an agent knows about recent packets, most of it with the eBPF dataplane.
 // Everything in it has happened within a short time before: an old counter is no finding.
 type Traffic struct {
 	// Unanswered and Refusing are endpoints that answered none of their recent connections,
@@ -14,7 +14,10 @@ type Traffic struct {
 	Unanswered, Refusing []FailingEndpoint
 	// Refusals are refused and dropped packets by Service port and reason, the most first.
 	Refusals []Refusal
-	Flows    Table // the flow table; zero: unknown
+	// Denials are packets that policies denied, by policy in the order of their names. All
+	// dataplanes have them.
+	Denials []Denial
+	Flows   Table // the flow table; zero: unknown
 }
 
 // FailingEndpoint is an endpoint that accepts no connection.
@@ -42,6 +45,13 @@ type Refusal struct {
 	Ago      time.Duration  // since the last packet
 	Clients  map[string]int // packets by client
 	Allowed  []string       // source ranges of the Service
+}
+
+// Denial counts packets that a DoNotTrackPolicy with deny: others dropped.
+type Denial struct {
+	Policy  string
+	Packets uint64
+	Window  time.Duration // in which they were counted
 }
 
 // Table is a table of the kernel with a limit, in entries.

@@ -61,9 +61,10 @@ type Config struct {
 	State                            State
 	// Backends are the dataplanes of the node. Those that are Inspectors are read.
 	Backends []dataplane.Backend
-	Events   Events // nil: WatchFlows is not implemented
-	Socket   string // path of the Unix socket; "": none
-	TCP      TCP    // the zero TCP: none
+	Events   Events                  // nil: WatchFlows is not implemented
+	Denials  dataplane.DenialCounter // nil: denied packets are not found
+	Socket   string                  // path of the Unix socket; "": none
+	TCP      TCP                     // the zero TCP: none
 	// OnProblems, if not nil, receives all current Problems of the listeners each time that
 	// they change. It must not block.
 	OnProblems func([]model.Problem)
@@ -110,6 +111,7 @@ type Server struct {
 	examining singleflight.Group // one examination at a time; it guards the next two
 	examined  examination
 	walk      flowWalk
+	denials   denials
 
 	mu       sync.Mutex
 	problems [kinds]model.Problem // zero: none

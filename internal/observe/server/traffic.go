@@ -54,6 +54,9 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.Refusals, err = s.refusals(ctx); err != nil {
 		return t, err
 	}
+	if t.Denials, err = s.denied(ctx); err != nil {
+		return t, err
+	}
 	failing, err := s.failingEndpoints(ctx)
 	if err != nil {
 		return t, err
