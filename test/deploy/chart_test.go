@@ -131,6 +131,7 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"proxyMode: ipvs", "at '/proxyMode': value must be one of 'ebpf', 'nftables', 'iptables'"},
 		{"bypass: sometimes", "bypass"},
 		{"socketHooks: some", "socketHooks"},
+		{"endSockets: true", "endSockets"},
 		{"clusterCidr: [10.0.0.0/8]", "additional properties 'clusterCidr' not allowed"},
 		{"clusterCIDR: [10.0.0.0]", "clusterCIDR/0"},
 		{"nodePortAddresses: [secondary]", "nodePortAddresses/0"},
@@ -227,6 +228,9 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"{mode: beside, takeover: true}", "beside kube-proxy nothing is taken over"},
 		{"{masqueradeAll: true, bypass: never}", "choose one"},
 		{"{localhostNodePorts: true, socketHooks: 'off'}", "only socket hooks serve NodePorts on loopback"},
+		{"{endSockets: host, socketHooks: 'off'}", "only sockets that socket hooks translate end"},
+		{"{endSockets: all, sysAdmin: false}", "sockets of Pods need SYS_ADMIN"},
+		{"extraArgs: [--end-sockets]", "set endSockets instead"},
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
 		{"detectLocalMode: InterfaceNamePrefix", "podInterfaceNamePrefix"},
 		{"podMonitor: {enabled: true}", "Prometheus cannot reach loopback"},
@@ -253,7 +257,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks",
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",
@@ -281,6 +285,9 @@ func TestGoodValuesAreRendered(t *testing.T) {
 	for _, c := range []struct{ values, want string }{
 		{"clusterCIDR: [10.244.0.0/16, 'fd00:10:244::/56', '1:2:3:4:5:6:7:8/128', '::/0', 0.0.0.0/0, 192.0.2.255/32, '64:ff9b::10.0.0.0/104']",
 			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/56,1:2:3:4:5:6:7:8/128,::/0,0.0.0.0/0,192.0.2.255/32,64:ff9b::10.0.0.0/104\n"},
+		{"endSockets: host", "- --drop-capabilities\n            - --end-sockets\n"},
+		{"endSockets: all", "- --v=0\n            - --end-sockets\n"},
+		{"{endSockets: all, k8sServiceHost: 10.1.2.3}", "hostPath: {path: /run/netns, type: DirectoryOrCreate}\n"},
 		{"nodePortAddresses: [primary]", "--nodeport-addresses=primary\n"},
 		{"api: {socket: false}", "- --api-socket=\n"},
 		{"api: {bindAddress: '::', secretName: tls}", "--api-listen=[::]:10261\n"},

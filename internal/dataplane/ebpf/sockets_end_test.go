@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -112,6 +113,7 @@ func TestEndSockets(t *testing.T) {
 	}
 	t.Run("Mapped", n.endMapped)
 	t.Run("Many", n.endMany)
+	t.Run("HundredThousand", n.endHundredThousand)
 	t.Run("Loop", n.endLoopRuns)
 }
 
@@ -362,6 +364,93 @@ func (n *eventNode) endMany(t *testing.T) {
 	if len(remain) > 0 {
 		t.Fatalf("%d sockets remain: %v, outcomes %v", len(remain), remain, &n.ends.counts[1])
 	}
+}
+
+// parkedMost is the maximum number of sockets in one message (SCM_MAX_FD of include/net/scm.h).
+const parkedMost = 253
+
+// park opens so many sockets with open, more than a process may have: they wait in the queues
+// of Unix sockets that no process reads, until the test ends.
+func park(t *testing.T, count int, open func() (fd int, err error)) {
+	t.Helper()
+	queue := -1
+	for count > 0 {
+		var fds []int
+		for range min(parkedMost, count) {
+			fd, err := open()
+			ok(t, err)
+			fds = append(fds, fd)
+		}
+		count -= len(fds)
+		send := func() error {
+			return unix.Sendmsg(queue, []byte("x"), unix.UnixRights(fds...), nil, unix.MSG_DONTWAIT)
+		}
+		if queue < 0 || send() != nil { // it is full
+			queue = newQueue(t)
+			ok(t, send())
+		}
+		for _, fd := range fds {
+			ok(t, unix.Close(fd))
+		}
+	}
+}
+
+func newQueue(t *testing.T) int {
+	t.Helper()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	ok(t, err)
+	t.Cleanup(func() { ok(t, errors.Join(unix.Close(ends[0]), unix.Close(ends[1]))) })
+	return ends[0]
+}
+
+// endHundredThousand: one walk ends 100,000 sockets, and new connect() calls succeed meanwhile.
+func (n *eventNode) endHundredThousand(t *testing.T) {
+	const count = 100_000
+	p := plans["IPv4"]
+	n.serve(t, both(p, 8080)...)
+	to, opened := ap(p.clusterIP, 80), 0
+	park(t, count, func() (fd int, err error) {
+		n.onThread(t, func() error {
+			fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			return err
+		})
+		// A local address has about 28,000 ports.
+		opened++
+		local := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 1, byte(opened / 20_000)}}
+		return fd, errors.Join(unix.Bind(fd, local), unix.Connect(fd, sockaddr(to)))
+	})
+	n.serve(t, both(p, 8081)...)
+	fd, _ := n.socket(t, unix.AF_INET, protoUDP)
+	stop, connects := make(chan struct{}), make(chan string)
+	go func() {
+		done, longest, failed := 0, time.Duration(0), 0
+		for {
+			select {
+			case <-stop:
+				connects <- fmt.Sprintf("%d of %d connect() calls failed, the longest took %v", failed, done, longest)
+				return
+			default:
+			}
+			began := time.Now()
+			if unix.Connect(fd, sockaddr(to)) != nil {
+				failed++
+			}
+			done, longest = done+1, max(longest, time.Since(began))
+		}
+	}()
+	before, began := n.ends.counts[1][endDone].Load(), time.Now()
+	n.endAll(t)
+	took := time.Since(began)
+	close(stop)
+	text := <-connects
+	t.Logf("%d sockets ended in %v; %s", count, took, text)
+	if ended := n.ends.counts[1][endDone].Load() - before; ended != count {
+		t.Errorf("%d of %d sockets ended; outcomes %v", ended, count, &n.ends.counts[1])
+	}
+	if strings.HasPrefix(text, "0 of 0 ") || !strings.HasPrefix(text, "0 of ") {
+		t.Errorf("while the sockets ended, %s", text)
+	}
+	wantEnded(t, false, map[string]int{"of the present endpoint": fd})
 }
 
 // endLoopRuns: the agent's loop ends a socket on which a process waits.

@@ -52,7 +52,7 @@
 {{- if .takeover }}
 - --takeover=kube-proxy
 {{- end }}
-{{- if and (eq (include "spillway.proxyMode" $) "ebpf") (not .privileged) }}
+{{- if and (eq (include "spillway.proxyMode" $) "ebpf") (not .privileged) (ne (toString .endSockets) "all") }}
 - --drop-capabilities
 {{- end }}
 {{- with .clusterCIDR }}
@@ -78,6 +78,9 @@
 {{- end }}
 {{- if not (has (toString .socketHooks) (list "" "all" "<nil>")) }}
 - --socket-hooks={{ .socketHooks }}
+{{- end }}
+{{- if has (toString .endSockets) (list "host" "all") }}
+- --end-sockets
 {{- end }}
 {{- if .profiling }}
 - --profiling
@@ -118,7 +121,8 @@ In addition for proxyMode ebpf:
   SYS_ADMIN      only with sysAdmin: true: where nf_conntrack is a module, the kernel
                  gives its BTF to no other process (BPF_BTF_GET_FD_BY_ID)
 
-The agent drops the last two as soon as its programs are loaded (--drop-capabilities).
+The agent drops the last two as soon as its programs are loaded (--drop-capabilities), except
+with endSockets: all: SYS_ADMIN enters the network namespaces of Pods to end their sockets.
 
 Not needed: SYS_RESOURCE (maps are not locked memory since Linux 5.11), SYS_PTRACE (a
 running kube-proxy is found without it), SYS_MODULE (the kernel loads modules by itself,
@@ -189,6 +193,12 @@ readOnlyRootFilesystem: true
 {{- if and (.Values.otlp).endpoint (.Values.otlp).secretName }}
 - name: otlp
   mountPath: /etc/spillway/otlp
+  readOnly: true
+{{- end }}
+{{- if eq (toString .Values.endSockets) "all" }}
+- name: netns # of Pods, to end their sockets
+  mountPath: /run/netns
+  mountPropagation: HostToContainer
   readOnly: true
 {{- end }}
 {{- if .Values.loadModules }}

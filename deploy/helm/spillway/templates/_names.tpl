@@ -192,7 +192,7 @@ the addresses of the Service kubernetes are known. */ -}}
   "healthz-bind-address" "healthz" "metrics-bind-address" "metrics" "api-socket" "api.socket" "api-listen" "api" "api-tls-cert" "api.secretName" "api-tls-key" "api.secretName" "api-client-ca" "api.secretName" "bypass" "bypass" "detect-local-mode" "detectLocalMode"
   "log-format" "logFormat" "v" "logLevel" "service-proxy-name" "mode and serviceProxyName" "takeover" "takeover" "cleanup" "cleanup"
   "cluster-cidr" "clusterCIDR" "pod-bridge-interface" "podBridgeInterface" "pod-interface-name-prefix" "podInterfaceNamePrefix"
-  "nodeport-addresses" "nodePortAddresses" "localhost-nodeports" "localhostNodePorts" "masquerade-all" "masqueradeAll" "ebpf-sctp" "ebpfSCTP" "socket-hooks" "socketHooks" "profiling" "profiling"
+  "nodeport-addresses" "nodePortAddresses" "localhost-nodeports" "localhostNodePorts" "masquerade-all" "masqueradeAll" "ebpf-sctp" "ebpfSCTP" "socket-hooks" "socketHooks" "end-sockets" "endSockets" "profiling" "profiling"
   "conntrack-max-per-core" "conntrack.maxPerCore" "conntrack-min" "conntrack.min"
   "conntrack-tcp-timeout-established" "conntrack.tcpTimeoutEstablished" "conntrack-tcp-timeout-close-wait" "conntrack.tcpTimeoutCloseWait"
   "conntrack-udp-timeout" "conntrack.udpTimeout" "conntrack-udp-timeout-stream" "conntrack.udpTimeoutStream"
@@ -232,6 +232,14 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- end }}
 {{- if and .localhostNodePorts (eq (include "spillway.proxyMode" $) "ebpf") (eq (toString .socketHooks) "off") }}
 {{- fail "localhostNodePorts: true and socketHooks: off: only socket hooks serve NodePorts on loopback: choose one" }}
+{{- end }}
+{{- if has (toString .endSockets) (list "host" "all") }}
+{{- if eq (toString .socketHooks) "off" }}
+{{- fail (printf "endSockets: %s and socketHooks: off: only sockets that socket hooks translate end: choose one" .endSockets) }}
+{{- end }}
+{{- end }}
+{{- if and (eq (toString .endSockets) "all") (not .sysAdmin) (not .privileged) }}
+{{- fail "endSockets: all and sysAdmin: false: sockets of Pods need SYS_ADMIN: set sysAdmin: true, or endSockets: host" }}
 {{- end }}
 {{- if and .masqueradeAll (eq .bypass "never") }}
 {{- fail "masqueradeAll: true and bypass: never: the agent cannot do both: choose one" }}
