@@ -46,11 +46,17 @@ func flagsOf(t *testing.T, name string) map[string][]string {
 	t.Helper()
 	var list []string
 	for _, arg := range podSpec(t, name).Containers[0].Args {
-		if arg == dropCapabilities {
+		if arg == dropCapabilities || arg == "--end-sockets" {
 			list = append(list, arg)
 		}
 	}
 	return map[string][]string{"": list}
+}
+
+// mounts reports whether the chart mounts something at a path of the agent's container.
+func mounts(t *testing.T, name, path string) bool {
+	t.Helper()
+	return slices.ContainsFunc(podSpec(t, name).Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == path })
 }
 
 const dropCapabilities = "--drop-capabilities"

@@ -23,6 +23,8 @@ type confinement struct {
 	Program string
 	// Capabilities are the only ones left, without "CAP_". Nil leaves all.
 	Capabilities []string
+	// Netns leaves the names of network namespaces visible, with Capabilities.
+	Netns bool
 	// Seccomp is an OCI seccomp profile; empty loads none.
 	Seccomp string
 }
@@ -52,7 +54,7 @@ func (c confinement) exec() error {
 		return err
 	}
 	if c.Capabilities != nil {
-		if err := hideOthers(); err != nil {
+		if err := hideOthers(c.Netns); err != nil {
 			return err
 		}
 		if err := keepOnly(c.Capabilities); err != nil {
@@ -71,8 +73,8 @@ func (c confinement) exec() error {
 }
 
 // hideOthers gives this process a view of the machine as a container's: neither names
-// of network namespaces nor processes that it may not trace.
-func hideOthers() error {
+// of network namespaces, unless showNetns is true, nor processes that it may not trace.
+func hideOthers(showNetns bool) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make mount namespace: %w", err)
 	}
@@ -81,6 +83,9 @@ func hideOthers() error {
 	}
 	if err := unix.Mount("proc", "/proc", "proc", 0, "hidepid=2"); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if showNetns {
+		return nil
 	}
 	if err := unix.Mount("none", "/run/netns", "tmpfs", 0, ""); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("hide /run/netns: %w", err)

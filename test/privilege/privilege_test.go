@@ -64,6 +64,12 @@ var clusters atomic.Int32
 // newNode builds a cluster. It makes the test parallel: agents and tests mostly wait.
 func newNode(t *testing.T, m mode, nodes int) *node {
 	t.Helper()
+	return newNodeWith(t, m, nodes, m.name)
+}
+
+// newNodeWith is newNode with the flags of other values of test/deploy.
+func newNodeWith(t *testing.T, m mode, nodes int, values string) *node {
+	t.Helper()
 	t.Parallel()
 	spec := topology.DefaultSpec(fmt.Sprint("privilege-", clusters.Add(1)))
 	if spec.Nodes = nodes; nodes > 1 { // what the cases of test/flows name
@@ -74,7 +80,7 @@ func newNode(t *testing.T, m mode, nodes int) *node {
 		t.Fatal(err)
 	}
 	w := newWrapper(t, agent)
-	h := harness.Up(t, cluster.Config{Spec: spec, Binary: w.path, Mode: m.name, IptablesVariant: m.variant, Flags: flagsOf(t, m.name)})
+	h := harness.Up(t, cluster.Config{Spec: spec, Binary: w.path, Mode: m.name, IptablesVariant: m.variant, Flags: flagsOf(t, values)})
 	t.Cleanup(func() { w.confine(confinement{}) }) // before the cluster goes
 	return &node{Harness: h, wrapper: w}
 }
