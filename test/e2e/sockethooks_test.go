@@ -88,6 +88,8 @@ func TestSocketHooks(t *testing.T) {
 	pod.Cgroup = filepath.Join(pod.Cgroup, "kubepods-pod"+strings.ReplaceAll(uid, "-", "_")+".slice", "container")
 	must(t, os.MkdirAll(pod.Cgroup, 0o755))
 	e.wantConnections(t, "without annotation", &pod, s, toEndpoint)
+	e.startSidecar(t, &pod)
+	e.wantMeshFinding(t, "without annotation", &pod, true)
 
 	annotate := func(value string) {
 		t.Helper()
@@ -101,6 +103,7 @@ status: {podIP: %s}
 	annotate("off")
 	until(t, "the pod is excluded", func() bool { return e.connect(t, &pod, s, flows.TCP4) == toService })
 	e.wantConnections(t, "excluded", &pod, s, toService)
+	e.wantMeshFinding(t, "excluded", &pod, false)
 	e.wantConnections(t, "beside an excluded pod", neighbor, s, toEndpoint)
 	annotate("on")
 	until(t, "the pod is served again", func() bool { return e.connect(t, &pod, s, flows.TCP4) == toEndpoint })
@@ -114,6 +117,7 @@ status: {podIP: %s}
 		e.restart(t, "a", syscall.SIGTERM, 0)
 		must(t, e.Agent("a").WaitReady(t.Context()))
 		e.wantConnections(t, step.flag, neighbor, s, toService)
+		e.wantMeshFinding(t, step.flag, &pod, false)
 		if got := e.connect(t, node, s, flows.TCP4); got != step.node {
 			t.Errorf("%s: a process of the node is connected to %s, want %s", step.flag, got, step.node)
 		}
@@ -127,5 +131,31 @@ status: {podIP: %s}
 		if links, _ := filepath.Glob(filepath.Join(e.Agent("a").BPFFS, "cgroup", "*")); len(links) != step.links {
 			t.Errorf("%s: links %v, want %d", step.flag, links, step.links)
 		}
+	}
+}
+
+// startSidecar adds rules to a pod as a mesh has them, which redirect a port that no test uses.
+// It moves the pod's processes into its cgroup, as all processes of a real pod are in one.
+func (e *env) startSidecar(t *testing.T, pod *topology.Host) {
+	t.Helper()
+	pids, err := e.MustHost(t, "a1").Processes()
+	must(t, err)
+	for _, pid := range pids {
+		must(t, os.WriteFile(filepath.Join(pod.Cgroup, "cgroup.procs"), []byte(fmt.Sprint(pid)), 0))
+	}
+	for _, rule := range []string{"-N MESH_OUTPUT", "-A OUTPUT -p tcp -j MESH_OUTPUT", "-A MESH_OUTPUT -p tcp --dport 9 -j REDIRECT --to-ports 15001"} {
+		out, err := pod.Command(t.Context(), append([]string{"iptables", "-w", "-t", "nat"}, strings.Fields(rule)...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("iptables %s: %v: %s", rule, err, out)
+		}
+	}
+}
+
+// wantMeshFinding runs doctor for a pod.
+func (e *env) wantMeshFinding(t *testing.T, when string, pod *topology.Host, want bool) {
+	t.Helper()
+	text := oneLine(e.run(t, "doctor", "--netns", pod.Namespace, "--sample", "0", "--bpffs", e.Agent("a").BPFFS, "--finding", "mesh-with-socket-hooks"))
+	if found := strings.Contains(text, "hide the Services from a sidecar") && strings.Contains(text, "MESH_OUTPUT 1 redirects"); found != want {
+		t.Errorf("%s: doctor finds a mesh: %t, want %t:\n%s", when, found, want, text)
 	}
 }

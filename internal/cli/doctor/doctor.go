@@ -28,6 +28,7 @@ type config struct {
 	only   []string // ids of findings
 	sample time.Duration
 	socket nodeclient.Socket
+	pins   cli.Pins
 	output cli.Output
 }
 
@@ -49,7 +50,7 @@ answer, refused clients, full tables. Findings are no failure: the exit code is 
   spillway doctor --fail-on critical --finding conntrack-table-full -o json`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.NotEmpty(cmd.Flags(), "netns", "fail-on", "finding", "api-socket"); err != nil {
+			if err := cli.NotEmpty(cmd.Flags(), "netns", "fail-on", "finding", "api-socket", "bpffs"); err != nil {
 				return err
 			}
 			if err := c.validate(); err != nil {
@@ -71,6 +72,7 @@ answer, refused clients, full tables. Findings are no failure: the exit code is 
 	f.StringSliceVar(&c.only, "finding", nil, "Report and fix these `findings` only, by id (default: all).")
 	f.DurationVar(&c.sample, "sample", time.Second, "Time to watch the counters, to detect current growth. 0: not at all.")
 	c.socket.AddFlag(f)
+	c.pins.AddFlag(f, "Directory of the agent's pins, to find pods with a mesh's sidecar and socket hooks.")
 	c.output.AddFlag(cmd)
 	cli.Choices(cmd, "fail-on", string(doctor.Critical), string(doctor.Warning), string(doctor.Info))
 	cli.CompleteNamespaces(cmd, "netns")
@@ -108,8 +110,10 @@ func (c *config) validate() error {
 func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	agent := make(chan fromAgent, 1)
 	go func() { agent <- c.askAgent(ctx) }()
+	hooked, closeHooks := hooks(c.pins.Dir())
+	defer closeHooks()
 	late := &lateProgress{w: stderr, began: time.Now()}
-	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part, Uses: c.uses})
+	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part, Uses: c.uses, Hooked: hooked})
 	late.done()
 	if err != nil {
 		return fmt.Errorf("diagnose this node: %w", err)

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
@@ -152,6 +153,12 @@ func (v *View) Pod(a netip.Addr) *PodEntry {
 func (v *View) Unhooked(cgroup uint64) bool {
 	var one uint8
 	return v.maps[tcMapUnhookedCgroups].Lookup(cgroup, &one) == nil
+}
+
+// Hooked reports whether connect() in a cgroup calls the instance's socket hooks, and the
+// cgroup is not excluded. served is that of attach.ServedCgroup, and dir a directory of tree.
+func (v *View) Hooked(served attach.Cgroup, tree *kernel.CgroupTree, dir string) bool {
+	return dir != "" && served.ID != 0 && tree.Below(dir, served.ID) && !tree.BelowAny(dir, v.Unhooked)
 }
 
 // Uplink returns the node's address towards an external device. found is false for a device

@@ -30,6 +30,9 @@ type Config struct {
 	// Uses asks an agent which Service ports have UDP addresses. It returns as many as it
 	// gets, at most usesAtOnce. May be nil: no agent is known.
 	Uses func(context.Context, []netip.AddrPort) ([]AddressUse, error)
+	// Hooked reports whether Spillway's socket hooks translate connections of a process in a
+	// pod's network namespace. May be nil: there are no such hooks.
+	Hooked func(pid int) bool
 }
 
 // usesAtOnce is the number of addresses that Uses gets at most.
@@ -62,7 +65,7 @@ func Load(ctx context.Context, c Config) (*Node, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	l := loader{node: &Node{}, uses: c.Uses}
+	l := loader{node: &Node{}, uses: c.Uses, hooked: c.Hooked}
 	list, err := c.Namespaces()
 	l.addProblem("", err)
 	if len(list) == 0 {
@@ -89,6 +92,8 @@ type loader struct {
 	node  *Node
 	began time.Time // when the first counters were read
 	uses  func(context.Context, []netip.AddrPort) ([]AddressUse, error)
+
+	hooked func(pid int) bool
 }
 
 // addProblem notes an error of reading. The same error in several namespaces is one
@@ -136,6 +141,9 @@ func (l *loader) namespace(ctx context.Context, n conntrack.Namespace) {
 		ns.Rules, ns.AllRulesRead = rules, len(errs) == 0
 		for _, err := range errs {
 			l.addProblem(name, err)
+		}
+		if l.hooked != nil && !n.Own && n.PID != 0 && len(ns.Rules.OutputRedirects()) > 0 {
+			ns.Hooked = l.hooked(n.PID)
 		}
 		l.addProblem(name, ns.readConntrack(ctx)) // after the rules: they say which ports to count
 		if n.Own && l.uses != nil {

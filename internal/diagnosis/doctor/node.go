@@ -62,6 +62,10 @@ type Namespace struct {
 	IPsec []kernel.XfrmPolicy
 	EBPF  bool // programs of Spillway's eBPF dataplane are attached; read only where there is IPsec
 
+	// Hooked reports that Spillway's socket hooks translate connections of processes here; read
+	// only where a rule redirects connections of local processes.
+	Hooked bool
+
 	BeLiberal  bool            // nf_conntrack_tcp_be_liberal
 	AutoHelper bool            // nf_conntrack_helper, until Linux 5.19
 	Bridged    map[string]bool // bridge-nf-call-iptables by "ip", "ip6"; nil without br_netfilter

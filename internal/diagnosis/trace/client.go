@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // clientKind says where the connection begins.
@@ -43,10 +44,10 @@ type client struct {
 // findClient finds the client's device, network namespace and cgroup.
 func (t *tracer) findClient() error {
 	served := attach.ServedCgroup(t.BPFFS)
-	t.cgroups = findCgroups()
+	t.cgroups = kernel.FindCgroupTree()
 	if own, _ := t.view.NodeAddr(t.From.Addr); own || t.From.Addr.IsLoopback() {
 		t.client = client{kind: nodeClient}
-		t.client.cgroup = t.cgroups.byID(served.ID)
+		t.client.cgroup = t.cgroups.ByID(served.ID)
 		t.client.hooks = t.client.cgroup != "" && len(served.Hooks) > 0
 		t.Client = string(nodeClient)
 		t.client.cookie = t.view.Netns().Cookie
@@ -100,8 +101,8 @@ func (t *tracer) findProcess(served attach.Cgroup) {
 	}
 	t.client.cookie = drops.Cookie(*t.client.ns)
 	for _, pid := range processesIn(t.client.ns.Inode) {
-		dir := t.cgroups.of(pid)
-		hooks := dir != "" && served.ID != 0 && t.cgroups.below(dir, served.ID) && !t.cgroups.belowAny(dir, t.view.Unhooked)
+		dir := t.cgroups.Of(pid)
+		hooks := t.view.Hooked(served, &t.cgroups, dir)
 		if t.client.pid == 0 || hooks && !t.client.hooks {
 			t.client.pid, t.client.cgroup, t.client.hooks = pid, dir, hooks
 		}

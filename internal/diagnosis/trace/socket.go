@@ -98,7 +98,7 @@ func (t *tracer) socketFrontend(dst netip.AddrPort) *ebpf.FrontendEntry {
 // dryConnect has a process call connect() in a cgroup whose programs note the address and
 // let nothing through.
 func (t *tracer) dryConnect(dst netip.AddrPort) (to netip.AddrPort, verdicts []string, errno unix.Errno, err error) {
-	dir, err := newCgroup(t.cgroups.top)
+	dir, err := newCgroup(t.cgroups.Top)
 	if err != nil {
 		return to, nil, 0, err
 	}

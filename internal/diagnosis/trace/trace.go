@@ -102,7 +102,7 @@ type tracer struct {
 	ns      netns.NsHandle // of the instance
 	nsPath  string
 	client  client
-	cgroups cgroups
+	cgroups kernel.CgroupTree
 	view    *ebpf.View
 	dry     *ebpf.DryRun
 	serves  bool           // the eBPF dataplane serves the address

@@ -136,6 +136,55 @@ func TestAddressesThatRulesTranslateTo(t *testing.T) {
 	}
 }
 
+// TestRedirectsOfLocalProcesses has rules as those of Istio: only those that packets of local
+// processes reach are redirects of a sidecar.
+func TestRedirectsOfLocalProcesses(t *testing.T) {
+	rs := newRuleset()
+	if _, err := rs.parseSave("iptables-nft", "ip", []byte(`*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:ISTIO_INBOUND - [0:0]
+:ISTIO_OUTPUT - [0:0]
+:ISTIO_REDIRECT - [0:0]
+-A PREROUTING -p tcp -j ISTIO_INBOUND
+-A OUTPUT -p tcp -j ISTIO_OUTPUT
+-A ISTIO_INBOUND -p tcp -j REDIRECT --to-ports 15006
+-A ISTIO_OUTPUT -d 127.0.0.1/32 -j RETURN
+-A ISTIO_OUTPUT -j ISTIO_REDIRECT
+-A ISTIO_OUTPUT -m comment --comment "again" -j ISTIO_REDIRECT
+-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001
+COMMIT
+`), anyTable); err != nil {
+		t.Fatal(err)
+	}
+	rs.parseNFT([]byte(`table inet mesh { # handle 1
+	chain output { # handle 1
+		type nat hook output priority dstnat; policy accept;
+		ip daddr 127.0.0.1 return # handle 2
+		jump out # handle 3
+	}
+	chain prerouting { # handle 4
+		type nat hook prerouting priority dstnat; policy accept;
+		tcp dport 80 redirect to :15006 # handle 5
+	}
+	chain out { # handle 6
+		meta l4proto tcp redirect to :15001 # handle 7
+		goto out # handle 8
+	}
+}
+`), map[string]bool{})
+	var got []string
+	for _, r := range rs.OutputRedirects() {
+		got = append(got, r.Where())
+	}
+	if want := []string{"iptables-nft nat ISTIO_REDIRECT 1", "nft inet mesh out handle 7"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if found := parsed(t).OutputRedirects(); len(found) > 0 {
+		t.Errorf("without redirects: %v", found)
+	}
+}
+
 func TestAWalkFollowsWhatEveryFirstPacketFollows(t *testing.T) {
 	got := map[string]int{}
 	for _, w := range parsed(t).FirstPacket() {
