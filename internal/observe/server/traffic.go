@@ -54,9 +54,6 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.Refusals, err = s.refusals(ctx); err != nil {
 		return t, err
 	}
-	if t.Denials, err = s.denied(ctx); err != nil {
-		return t, err
-	}
 	failing, err := s.failingEndpoints(ctx)
 	if err != nil {
 		return t, err
@@ -64,7 +61,10 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.Unanswered, err = s.nameFailing(ctx, failing, (*recentFlows).silent); err != nil {
 		return t, err
 	}
-	t.Refusing, err = s.nameFailing(ctx, failing, (*recentFlows).refusing)
+	if t.Refusing, err = s.nameFailing(ctx, failing, (*recentFlows).refusing); err != nil {
+		return t, err
+	}
+	t.Denials, err = s.denied(ctx)
 	return t, err
 }
 
