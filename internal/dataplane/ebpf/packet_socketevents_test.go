@@ -29,29 +29,47 @@ import (
 func newSocketNode(t *testing.T, change ...func(*Config)) *eventNode {
 	t.Helper()
 	n := newEventNode(t, change...)
+	before := ownCgroup(t)
+	cgroup := n.attachSockets(t, "sockets")
+	join(t, cgroup)
+	t.Cleanup(func() { join(t, before) })
+	return n
+}
+
+// ownCgroup returns the directory of this process's cgroup2.
+func ownCgroup(t testing.TB) string {
+	t.Helper()
 	mount, err := kernel.Cgroup2Mount()
 	if err != nil {
 		t.Skip(err)
 	}
-	before, err := os.ReadFile("/proc/self/cgroup")
+	text, err := os.ReadFile("/proc/self/cgroup")
 	ok(t, err)
-	_, own, _ := strings.Cut(string(before), "0::")
+	_, own, _ := strings.Cut(string(text), "0::")
 	own, _, _ = strings.Cut(own, "\n")
-	cgroup := filepath.Join(mount, fmt.Sprintf("spw-test-%d-sockets", os.Getpid()))
+	return filepath.Join(mount, own)
+}
+
+func join(t testing.TB, cgroup string) {
+	t.Helper()
+	ok(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0))
+}
+
+// attachSockets attaches the node's socket hooks to a new cgroup, and returns its directory.
+func (n *packetNode) attachSockets(t testing.TB, name string) string {
+	t.Helper()
+	mount, err := kernel.Cgroup2Mount()
+	ok(t, err)
+	cgroup := filepath.Join(mount, fmt.Sprintf("spw-test-%d-%s", os.Getpid(), name))
 	ok(t, os.Mkdir(cgroup, 0o755))
 	t.Cleanup(func() { ok(t, os.Remove(cgroup)) })
 	ok(t, attach.AttachCgroup(n.cfg.BPFFS, cgroup, n.objects.socketPrograms()))
 	t.Cleanup(func() { ok(t, attach.DetachCgroup(n.cfg.BPFFS)) })
-	join := func(dir string) error {
-		return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
-	}
-	ok(t, join(cgroup))
-	t.Cleanup(func() { ok(t, join(filepath.Join(mount, own))) })
 	n.onThread(t, func() error {
 		lo, err := netlink.LinkByName("lo")
 		return errors.Join(err, netlink.LinkSetUp(lo))
 	})
-	return n
+	return cgroup
 }
 
 // socket opens a socket in the node's network namespace. It is closed at the end, if the test

@@ -1,0 +1,151 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// connectCase is a column of BenchmarkConnect.
+type connectCase struct {
+	name   string
+	change func(*Config) // nil: no hooks
+	cgroup string
+	*packetNode
+	to netip.AddrPort
+	ns [2][]float64 // of a call, UDP and TCP, by round
+}
+
+// BenchmarkConnect reports what socket hooks add to connect(), in ns, as a table:
+//
+//	go test ./internal/dataplane/ebpf -run '^$' -bench Connect -benchtime 20x -v
+//
+// UDP is connect() of one socket again and again. TCP is a connection over loopback, from
+// socket() to close(). Each iteration measures every case, in every other one in the reverse
+// order. One case stands twice (A/A): the difference is the error of the table.
+func BenchmarkConnect(b *testing.B) {
+	p := plans["IPv4"]
+	cases := []*connectCase{
+		{name: "no socket hooks, the endpoint's address"},
+		{name: "defaults", change: func(*Config) {}},
+		{name: "the same again (A/A)", change: func(*Config) {}},
+		{name: "--end-sockets", change: func(c *Config) { c.EndSockets = true }},
+		{name: "--service-metrics all", change: func(c *Config) { c.ServiceMetrics = true }},
+		{name: "--outlier-ejection", change: func(c *Config) { c.OutlierEjection = true }},
+		{name: "--flow-events all", change: func(c *Config) { c.FlowEvents = EventsAll }},
+	}
+	before := ownCgroup(b)
+	b.Cleanup(func() { join(b, before) }) // after the cgroups below, which it empties
+	for i, c := range cases {
+		c.cgroup, c.to = before, ap(p.eth0, 8080)
+		var changes []func(*Config)
+		if c.change != nil {
+			changes = append(changes, c.change)
+		}
+		c.packetNode = newPacketNode(b, changes...)
+		hooks := c.attachSockets(b, fmt.Sprint("connect-", i))
+		if c.change != nil {
+			c.serve(b, both(p, 8080)...)
+			c.cgroup, c.to = hooks, ap(p.clusterIP, 80)
+		}
+		c.listen(b, ap(p.eth0, 8080))
+	}
+	b.Cleanup(func() { join(b, before) })
+	for round := 0; b.Loop(); round++ {
+		order := slices.Clone(cases)
+		if round%2 == 1 {
+			slices.Reverse(order)
+		}
+		for _, c := range order {
+			join(b, c.cgroup)
+			c.ns[0] = append(c.ns[0], c.connectUDP(b))
+			c.ns[1] = append(c.ns[1], c.connectTCP(b))
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	var table strings.Builder
+	for _, c := range cases {
+		fmt.Fprintf(&table, "%-42s %8.0f %8.0f %8.0f %8.0f\n", c.name, slices.Min(c.ns[0]), median(c.ns[0]), slices.Min(c.ns[1]), median(c.ns[1]))
+	}
+	b.Logf("ns a call, minimum and median of the rounds\n%-42s %8s %8s %8s %8s\n%s", "", "UDP min", "median", "TCP min", "median", table.String())
+}
+
+func median(list []float64) float64 {
+	sorted := slices.Sorted(slices.Values(list))
+	if len(sorted) == 0 {
+		return math.NaN()
+	}
+	return sorted[len(sorted)/2]
+}
+
+// listen accepts connections at an address of the node until the benchmark ends.
+func (c *connectCase) listen(b *testing.B, at netip.AddrPort) {
+	b.Helper()
+	fd := c.open(b, unix.SOCK_STREAM)
+	ok(b, errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, sockaddr(at)), unix.Listen(fd, 1024)))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+			if errors.Is(err, unix.ECONNABORTED) {
+				continue // the client has closed it
+			}
+			if err != nil {
+				return
+			}
+			unix.Close(conn)
+		}
+	}()
+	b.Cleanup(func() { ok(b, unix.Shutdown(fd, unix.SHUT_RD)); <-done; unix.Close(fd) })
+}
+
+func (c *connectCase) open(b *testing.B, typ int) (fd int) {
+	c.onThread(b, func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, typ|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	return fd
+}
+
+func (c *connectCase) connectUDP(b *testing.B) (ns float64) {
+	const calls = 20_000
+	fd, to := c.open(b, unix.SOCK_DGRAM), sockaddr(c.to)
+	defer unix.Close(fd)
+	began := time.Now()
+	for range calls {
+		if err := unix.Connect(fd, to); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return float64(time.Since(began).Nanoseconds()) / calls
+}
+
+// connectTCP ends each connection by an RST, so that no port remains in TIME-WAIT.
+func (c *connectCase) connectTCP(b *testing.B) (ns float64) {
+	const calls = 1000
+	to := sockaddr(c.to)
+	c.onThread(b, func() error {
+		began := time.Now()
+		for range calls {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			err = errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}), unix.Connect(fd, to), unix.Close(fd))
+			if err != nil {
+				return err
+			}
+		}
+		ns = float64(time.Since(began).Nanoseconds()) / calls
+		return nil
+	})
+	return ns
+}
