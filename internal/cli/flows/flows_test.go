@@ -120,7 +120,7 @@ func TestSince(t *testing.T) {
 		!strings.HasSuffix(lines[1], "refused  TCP 192.0.2.1:40000 -> shop/web:http drop_source_range") {
 		t.Errorf("printed\n%s", out)
 	}
-	if !strings.Contains(notes, "--flow-events all") {
+	if !strings.Contains(notes, "--flow-events all") || strings.Contains(notes, "no event that") {
 		t.Errorf("notes: %q", notes)
 	}
 	want := &nodev1alpha1.FlowFilter{Namespace: "shop", Service: "web", Address: "192.0.2.0/24", Port: 80,
@@ -142,9 +142,9 @@ func (*silentAgent) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRe
 }
 
 func TestSinceWithoutAnEvent(t *testing.T) {
-	out, _, err := run(t, &silentAgent{agent{mode: "all"}}, "--since", "5m")
-	if err != nil || out != "" {
-		t.Errorf("printed %q, %v", out, err)
+	out, notes, err := run(t, &silentAgent{agent{mode: "all"}}, "--since", "5m")
+	if err != nil || out != "" || notes != "no event that the filters select is remembered\n" {
+		t.Errorf("printed %q, noted %q, %v", out, notes, err)
 	}
 }
 

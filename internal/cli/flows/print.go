@@ -84,6 +84,7 @@ type printer struct {
 	page   *page.Page
 	notes  io.Writer
 	output cli.Output
+	any    bool // an event was printed
 }
 
 func newPrinter(out, notes io.Writer, output cli.Output) *printer {
@@ -102,6 +103,7 @@ func (p *printer) events(resp *nodev1alpha1.WatchFlowsResponse) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range resp.Events {
+		p.any = true
 		if err := p.event(e); err != nil {
 			return err
 		}

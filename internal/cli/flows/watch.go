@@ -30,6 +30,9 @@ func (w *watcher) one(ctx context.Context, agent nodeclient.Dialer) error {
 		return nodeclient.Error(does, agent, err)
 	}
 	err := w.watch(ctx, agent, func() {})
+	if errors.Is(err, errQuiet) && !w.out.any {
+		w.out.note("no event that the filters select is remembered")
+	}
 	if ctx.Err() != nil || errors.Is(err, errQuiet) {
 		return nil
 	}

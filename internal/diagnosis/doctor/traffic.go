@@ -30,6 +30,7 @@ type FailingEndpoint struct {
 	Flows    int    // recent connections that failed
 	Window   time.Duration
 	Longest  time.Duration  // since the first of them began
+	Latest   time.Duration  // since the last of them began
 	Clients  map[string]int // connections by client
 }
 

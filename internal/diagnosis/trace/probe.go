@@ -54,7 +54,7 @@ func (t *tracer) probe(ctx context.Context) error {
 	t.Probe = &Probe{}
 	switch {
 	case t.client.kind == outsideClient:
-		t.Probe.Skipped = "the client is not on this node"
+		t.Probe.Skipped = "the client is not on this node; to try the endpoint, trace from a pod of this node"
 		return nil
 	case t.client.kind == podClient && t.client.ns == nil:
 		t.Probe.Skipped = "the pod's network namespace is not visible here"

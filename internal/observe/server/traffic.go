@@ -27,6 +27,9 @@ const (
 	leastUnanswered = 3
 	answerPatience  = 1500 * time.Millisecond
 	answerWindow    = 30 * time.Second
+	// refusedWindow is how long the flow table keeps a refused connection
+	// (ebpf.Timeouts.TCPClosed).
+	refusedWindow = 10 * time.Second
 	// readingShare bounds the cost of examinations and of reading the flow table: the next
 	// begins so many times its duration after the last.
 	readingShare = 20
@@ -58,10 +61,10 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if err != nil {
 		return t, err
 	}
-	if t.Unanswered, err = s.nameFailing(ctx, failing, (*recentFlows).silent); err != nil {
+	if t.Unanswered, err = s.nameFailing(ctx, failing, (*recentFlows).silent, answerWindow); err != nil {
 		return t, err
 	}
-	if t.Refusing, err = s.nameFailing(ctx, failing, (*recentFlows).refusing); err != nil {
+	if t.Refusing, err = s.nameFailing(ctx, failing, (*recentFlows).refusing, refusedWindow); err != nil {
 		return t, err
 	}
 	t.Denials, err = s.denied(ctx)
@@ -119,14 +122,15 @@ func fail(failed *[]failedFlow, last time.Time, f *dataplane.Flow) {
 	}
 }
 
-// clientsOf counts failures by client, and returns how long ago the first one began.
-func clientsOf(failed []failedFlow, now time.Time) (clients map[string]int, longest time.Duration) {
-	clients = map[string]int{}
+// clientsOf counts failures by client, and returns how long ago the first and the last one
+// began.
+func clientsOf(failed []failedFlow, now time.Time) (clients map[string]int, longest, latest time.Duration) {
+	clients, latest = map[string]int{}, answerWindow
 	for _, w := range failed {
 		clients[w.client.String()]++
-		longest = max(longest, now.Sub(w.opened))
+		longest, latest = max(longest, now.Sub(w.opened)), min(latest, now.Sub(w.opened))
 	}
-	return clients, longest
+	return clients, longest, latest
 }
 
 // flowWalk is the last reading of the flow table.
@@ -181,8 +185,8 @@ func addRecent(found map[endpointKey]*recentFlows, f *dataplane.Flow, now time.T
 }
 
 // nameFailing names the endpoints with failures that their Service still has: connections to a
-// removed endpoint end by themselves.
-func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlows, failures func(*recentFlows) []failedFlow) ([]doctor.FailingEndpoint, error) {
+// removed endpoint end by themselves. The flow table has the failures of the window.
+func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlows, failures func(*recentFlows) []failedFlow, window time.Duration) ([]doctor.FailingEndpoint, error) {
 	failing := map[endpointKey][]failedFlow{}
 	for k, r := range all {
 		if list := failures(r); list != nil {
@@ -212,9 +216,9 @@ func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlo
 		}
 		u := doctor.FailingEndpoint{
 			Service: servicePort(service.Service, service.Port, service.Number), Protocol: k.protocol.String(), Endpoint: k.at.String(), Node: endpoint.Node,
-			Flows: len(failing[k]), Window: answerWindow,
+			Flows: len(failing[k]), Window: window,
 		}
-		u.Clients, u.Longest = clientsOf(failing[k], time.Now())
+		u.Clients, u.Longest, u.Latest = clientsOf(failing[k], time.Now())
 		if endpoint.Pod != (model.Name{}) {
 			u.Pod = endpoint.Pod.String()
 		}

@@ -101,7 +101,7 @@ func TestASilentEndpointIsFound(t *testing.T) {
 				t.Errorf("found %v", found)
 			case row.found:
 				text := fmt.Sprint(found[0])
-				for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080)", "3 connections of TCP", "192.0.2.1 (3)", "on node n2", "spillway drops --address 10.1.1.1 --port 8080", "runbooks/endpoint-unanswered/"} {
+				for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080)", "3 connections of TCP", "192.0.2.1 (3)", "on node n2", "spillway drops --address 10.1.1.1 --port 8080 --for 10s # on node n2", "in the last 30 s", "began about 5 s ago, the newest 5 s ago", "runbooks/endpoint-unanswered/"} {
 					if !strings.Contains(text, want) {
 						t.Errorf("%q is not in %s", want, text)
 					}
@@ -139,7 +139,7 @@ func TestARefusingEndpointIsFound(t *testing.T) {
 				return
 			}
 			text := fmt.Sprint(found[0])
-			for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080) refuses", "3 connections of TCP", "192.0.2.1 (3)", "runbooks/endpoint-refuses/"} {
+			for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080) refuses", "3 connections of TCP in the last 10 s", "192.0.2.1 (3)", "the newest of them began about", "runbooks/endpoint-refuses/"} {
 				if !strings.Contains(text, want) {
 					t.Errorf("%q is not in %s", want, text)
 				}
