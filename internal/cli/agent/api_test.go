@@ -103,7 +103,7 @@ func TestTheAgentServesItsAPI(t *testing.T) {
 
 func TestWithoutAPIThereIsNoPart(t *testing.T) {
 	a := testAgent(t, nil)
-	run, err := a.newAPI(nil, nil, nil, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	run, err := a.newAPI(nil, &kernelParts{}, nil, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if run != nil || err != nil {
 		t.Errorf("a part, or %v", err)
 	}
