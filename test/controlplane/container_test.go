@@ -91,6 +91,7 @@ func (n *node) contain(objects [][]byte, token string) {
 		"/run/spillway":     n.place("run", nil),
 		"/run/xtables.lock": filepath.Join(n.place("locks", map[string]string{"xtables.lock": ""}), "xtables.lock"),
 		"/lib/modules":      n.place("modules", nil),
+		"/run/netns":        n.place("netns", nil),
 	}
 	mounts := []string{must[string](n.t)(binary()), "/spillway", "ro", account, secrets, "ro"}
 	for _, m := range agent.VolumeMounts {
