@@ -42,7 +42,6 @@ func BenchmarkConnect(b *testing.B) {
 		{name: "--flow-events all", change: func(c *Config) { c.FlowEvents = EventsAll }},
 	}
 	before := ownCgroup(b)
-	b.Cleanup(func() { join(b, before) }) // after the cgroups below, which it empties
 	for i, c := range cases {
 		c.cgroup, c.to = before, ap(p.eth0, 8080)
 		var changes []func(*Config)
@@ -57,7 +56,7 @@ func BenchmarkConnect(b *testing.B) {
 		}
 		c.listen(b, ap(p.eth0, 8080))
 	}
-	b.Cleanup(func() { join(b, before) })
+	b.Cleanup(func() { join(b, before) }) // before the cgroups are removed, which must be empty
 	for round := 0; b.Loop(); round++ {
 		order := slices.Clone(cases)
 		if round%2 == 1 {

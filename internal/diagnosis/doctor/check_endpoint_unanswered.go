@@ -62,7 +62,7 @@ func (u *FailingEndpoint) commands() (list []string) {
 	if at, err := netip.ParseAddrPort(u.Endpoint); err == nil {
 		command := fmt.Sprintf("spillway drops --address %s --port %d --for 10s", at.Addr(), at.Port())
 		if u.Node != "" {
-			command += " # on node " + u.Node
+			command += " # on node " + escape.Text(u.Node) // a line break would end the comment
 		}
 		list = append(list, command)
 	}

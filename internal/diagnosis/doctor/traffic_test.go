@@ -25,6 +25,10 @@ func TestFindingsOfTrafficSayWhatIsKnown(t *testing.T) {
 	if f := found[1]; f.ID != "service-snat-ports-exhausted" || !strings.Contains(f.Title, "towards one of its endpoints") || !strings.Contains(f.Evidence[0], "from pod shop/a (1)") {
 		t.Errorf("%+v", f)
 	}
+	silent.Node = "n1\nreboot"
+	if f := Examine(&Node{Traffic: &Traffic{Unanswered: []FailingEndpoint{silent}}})[0]; !strings.Contains(f.Commands[0], "# on node n1") || strings.Contains(f.Commands[0], "\n") {
+		t.Errorf("a hostile name of a node: %q", f.Commands)
+	}
 	if found := Examine(&Node{Traffic: &Traffic{}}); len(found) > 0 {
 		t.Errorf("without traffic: %+v", found)
 	}
