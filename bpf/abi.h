@@ -74,6 +74,8 @@ struct frontend {
 /* services: the number of endpoints in each set, and the session affinity. */
 enum service_flags {
 	SERVICE_TFTP = 1 << 0, /* its frontends and endpoints have FRONTEND_TFTP */
+	SERVICE_LEAST = 1 << 1,	  /* of two endpoints, the one with fewer active flows */
+	SERVICE_LATENCY = 1 << 2, /* of two endpoints, the one with less expected delay */
 };
 
 struct service {
@@ -184,6 +186,7 @@ enum flow_flags {
 	FLOW_FIN_ACKED = 1 << 11, /* the peer has acknowledged this direction's FIN */
 	FLOW_REPORTED = 1 << 12, /* its events are stored in the ring events */
 	FLOW_WATCHED = 1 << 13, /* its endpoint has BACKEND_WATCHED */
+	FLOW_COUNTED = 1 << 14, /* its endpoint's load counts it */
 };
 
 /*
@@ -466,7 +469,8 @@ struct socket_flow {
 	__u8 expired; /* 1: TCP has given up to retransmit */
 	__u8 silent;  /* 1: it makes no events */
 	__u8 watched; /* 1: its endpoint has BACKEND_WATCHED */
-	__u8 pad[4];
+	__u8 counted; /* 1: its endpoint's load counts it while it is open */
+	__u8 pad[3];
 };
 
 /* node_settings: settings that may change while the programs run. */
@@ -598,6 +602,19 @@ struct outcome {
 	__u64 answered;	  /* nanoseconds since boot of the last answer; 0: none yet */
 	__u32 unanswered; /* all of them */
 	__u32 refused;	  /* those that the endpoint answered with an RST */
+};
+
+/*
+ * loads: the active flows of endpoints whose Service asks for them (lib/load.h). The programs
+ * write the first four fields, the agent the last two.
+ */
+struct load {
+	__u32 flows;	 /* of the flow table */
+	__u32 sockets;	 /* connected sockets that a hook has translated */
+	__u32 handshake; /* microseconds, smoothed */
+	__u32 measured;	 /* seconds since boot of the last handshake; 0: none */
+	__u32 lost_flows; /* flows that ended and are still in the count */
+	__u32 lost_sockets;
 };
 
 /* flow_bytes: the packets of one direction of a flow, by the key of its entry. */

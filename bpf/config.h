@@ -52,6 +52,14 @@ volatile const __u8 end_sockets = 0;
 /* Are connections, packets and refusals counted by Service? */
 volatile const __u8 service_metrics = 0;
 
+/*
+ * Do Services choose by the load of endpoints? The size of the map loads, a power of two, minus
+ * one. The ends of UDP sockets are seen if sock_release is loaded.
+ */
+volatile const __u8 balance_by_load = 0;
+volatile const __u32 loads_mask = 0;
+volatile const __u8 udp_ends_seen = 0;
+
 /* One of so many flows is reported. */
 volatile const __u32 event_sample = 1;
 

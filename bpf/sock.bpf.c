@@ -7,8 +7,8 @@
  *           <- recvfrom() shows service           recvmsg4/6
  *           <- getpeername() shows service        getpeername4/6
  *
- * The last three programs are loaded if they are wanted: two report flows and count handshakes,
- * and one reports sockets whose endpoint was removed.
+ * The last four programs are loaded if they are wanted: two report flows and count handshakes,
+ * and the iterators list sockets whose endpoint was removed, and those that a load counts.
  */
 #include "lib/socket.h"
 
@@ -79,6 +79,13 @@ SEC("iter/bpf_sk_storage_map")
 int lost_sockets(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
 	lost_report(ctx);
+	return 0;
+}
+
+SEC("iter/bpf_sk_storage_map")
+int counted_sockets(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	socket_flow_count(ctx);
 	return 0;
 }
 

@@ -131,11 +131,14 @@ __noinline int flow_opened(struct __sk_buff *skb)
 
 /* Another CPU may have stored the flow of the same packet: flow_create. */
 static __always_inline void report_opened(struct __sk_buff *skb, const struct settings *s,
-					  const struct flow_pair *pair)
+					  const struct flow_pair *pair, bool measured)
 {
-	if ((s->flags & SETTING_EVENTS_FLOWS || service_metrics ||
-	     pair->flow.flags & FLOW_WATCHED) &&
-	    pair->reply.slot == pair->flow.slot)
+	if (pair->reply.slot != pair->flow.slot)
+		return;
+	if (balance_by_load && pair->flow.flags & FLOW_COUNTED)
+		load_add_flow(pair->flow.backend, 1);
+	if (s->flags & SETTING_EVENTS_FLOWS || service_metrics || measured ||
+	    pair->flow.flags & FLOW_WATCHED)
 		flow_opened(skb);
 }
 
@@ -201,10 +204,13 @@ __noinline int report_change(struct __sk_buff *skb, struct flow *f, const struct
 	struct scratch *m = get_scratch();
 	__u64 handshake;
 	struct event *e;
-	bool reported;
+	bool reported, counted;
 
 	if (!f || !p || !s || !m)
 		return 0;
+	counted = balance_by_load && f->flags & FLOW_COUNTED;
+	if (counted && (before == FLOW_CLOSED) != (f->state == FLOW_CLOSED))
+		load_add_flow(f->backend, f->state == FLOW_CLOSED ? -1 : 1);
 	reported = f->flags & FLOW_REPORTED && s->flags & SETTING_EVENTS_FLOWS;
 	if (f->flags & FLOW_WATCHED && f->flags & FLOW_REPLY && before == FLOW_NEW) {
 		if (f->state == FLOW_CLOSED)
@@ -220,7 +226,7 @@ __noinline int report_change(struct __sk_buff *skb, struct flow *f, const struct
 		report_closed(m, f, m->packet.flags & PACKET_RST ? EVENT_END_RST : EVENT_END_FIN);
 		return 0;
 	}
-	if ((!reported && !service_metrics) || before != FLOW_NEW || !(f->flags & FLOW_REPLY))
+	if ((!reported && !service_metrics && !counted) || before != FLOW_NEW || !(f->flags & FLOW_REPLY))
 		return 0;
 	if (f->helper == HELPER_DATA) /* the endpoint has sent the first packet: report_transfer */
 		return 0;
@@ -230,6 +236,8 @@ __noinline int report_change(struct __sk_buff *skb, struct flow *f, const struct
 	handshake = flow_handshake(f, bpf_ktime_get_ns());
 	if (service_metrics && handshake)
 		service_count_handshake(f->service, handshake);
+	if (counted && handshake)
+		load_measure(f->backend, handshake);
 	if (!reported)
 		return 0;
 	e = event_reserve(EVENT_ANSWERED);

@@ -132,6 +132,8 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		count(HELPER_ASKED);
 	}
 	verdict = flow_plan(skb, m, found->choice.backend, hook, s);
+	if (found->choice.counted)
+		m->pair.flow.flags |= FLOW_COUNTED;
 	if (verdict == FLOW_CREATED)
 		verdict = xfrm_plan(s, p, &m->pair.flow);
 	if (verdict == DROP_NO_ROUTE)
@@ -145,7 +147,7 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	verdict = flow_create(skb, &p->tuple, &m->pair, port.source, s);
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
-	report_opened(skb, s, &m->pair);
+	report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
 	return flow_forward(skb, m, hook, NULL);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* The parts of the kernel's socket structures that the programs read. */
+/* The parts of the kernel's structures of sockets and iterators that the programs read. */
 #ifndef SPILLWAY_SOCK_H
 #define SPILLWAY_SOCK_H
 
@@ -32,6 +32,17 @@ struct sock_common {
 
 struct sock {
 	struct sock_common __sk_common;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	struct sock *sk;
+	void *value;
 } __attribute__((preserve_access_index));
 
 #endif

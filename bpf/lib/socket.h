@@ -442,12 +442,15 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 			socket_remember(cookie, proto, &dst, b, choice.id);
 		else
 			connection_remember(ctx, &dst, b);
+		if (proto == IPPROTO_UDP && !udp_ends_seen)
+			choice.counted = false;
 		if (call == SOCKET_CONNECTED && end_sockets)
 			socket_backend_remember(ctx, b, choice.id);
 		if (call == SOCKET_CONNECTED &&
-		    (proto == IPPROTO_UDP ? report_udp_sockets :
-		     report_tcp_sockets || b->flags & BACKEND_WATCHED))
-			socket_flow_plan(ctx, &dst.addr, dst.port, b, choice.id);
+		    ((proto == IPPROTO_UDP ? report_udp_sockets :
+		     report_tcp_sockets || b->flags & BACKEND_WATCHED) ||
+		     choice.counted))
+			socket_flow_plan(ctx, &dst.addr, dst.port, &choice);
 		if (call == SOCKET_PER_DATAGRAM && fe->flags & FRONTEND_TFTP)
 			socket_expect(cookie, &dst, b, choice.id, in_pod);
 	}

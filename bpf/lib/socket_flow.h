@@ -9,14 +9,15 @@
  *   SYN-ACK  BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB: answered
  *   end      BPF_SOCK_OPS_STATE_CB: closed        sock_release: closed
  *
- * Only with events of flows does the agent load the programs of the last three lines. With
- * counters by Service it loads that of TCP. A flow whose handshake alone is counted is silent,
- * and its state is deleted with the SYN-ACK.
+ * The agent loads the programs of the last three lines with events of flows, and for the load of
+ * endpoints. With counters by Service it loads that of TCP. A flow without events is silent. If
+ * its handshake alone is counted, its state is deleted with the SYN-ACK.
  */
 #ifndef SPILLWAY_SOCKET_FLOW_H
 #define SPILLWAY_SOCKET_FLOW_H
 
 #include "events.h"
+#include "lookup/endpoint.h"
 #include "outcome.h"
 #include "sock.h"
 
@@ -25,6 +26,19 @@ static __always_inline bool socket_events_wanted(void)
 	struct settings *s = get_settings();
 
 	return s && s->flags & SETTING_EVENTS_FLOWS;
+}
+
+/* Counts an open flow in the load of its endpoint. */
+static __always_inline void socket_count(const struct socket_flow *f)
+{
+	if (balance_by_load && f->counted)
+		load_add_socket(f->backend, 1);
+}
+
+static __always_inline void socket_uncount(const struct socket_flow *f)
+{
+	if (balance_by_load && f->counted)
+		load_add_socket(f->backend, -1);
 }
 
 /* Returns an empty event with the ends of a socket's flow, or NULL. */
@@ -72,12 +86,13 @@ static __always_inline struct event *socket_closed(struct socket_flow *f, enum e
 }
 
 /*
- * Decides whether the flow of a connect() is reported or counted. A UDP flow is open from now
- * on. TCP sends its SYN later, when the socket has an address.
+ * Decides whether the flow of a connect() is reported or its handshake counted. A UDP flow is
+ * open from now on. TCP sends its SYN later, when the socket has an address.
  */
 static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct addr *service,
-				       __be16 service_port, const struct backend *b, __u32 id)
+				       __be16 service_port, const struct backend_choice *choice)
 {
+	const struct backend *b = choice->backend;
 	bool reported, watched, wanted;
 	struct socket_flow *f;
 	struct event *e;
@@ -86,12 +101,13 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 		return 0;
 	reported = socket_events_wanted() && event_allowed(b->service, false);
 	watched = b->flags & BACKEND_WATCHED && ctx->protocol == IPPROTO_TCP;
-	wanted = reported || watched || (service_metrics && ctx->protocol == IPPROTO_TCP);
+	wanted = reported || watched || choice->counted || (service_metrics && ctx->protocol == IPPROTO_TCP);
 	f = bpf_sk_storage_get(&socket_flows, ctx->sk, NULL,
 			       wanted ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 	if (!f)
 		return 0;
 	if (f->state == SOCKET_FLOW_OPEN) {
+		socket_uncount(f);
 		e = socket_closed(f, EVENT_END_SOCKET);
 		if (e)
 			event_submit(e);
@@ -107,14 +123,16 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 	f->proto = ctx->protocol;
 	f->family = b->family;
 	f->service = b->service;
-	f->backend = id;
+	f->backend = choice->id;
 	f->silent = !reported;
 	f->watched = watched;
+	f->counted = choice->counted;
 	f->state = SOCKET_FLOW_PLANNED;
 	if (f->proto != IPPROTO_UDP)
 		return 0;
 	f->state = SOCKET_FLOW_OPEN;
 	f->opened = bpf_ktime_get_ns();
+	socket_count(f);
 	e = socket_event(f, EVENT_OPENED);
 	if (e)
 		event_submit(e);
@@ -151,7 +169,7 @@ static __always_inline void socket_flow_syn(struct bpf_sock_ops *ctx, struct soc
 	    f->endpoint_port != bpf_htons(bpf_ntohl(ctx->remote_port)))
 		return;
 	/* Other programs of the cgroup may have asked for calls, too. */
-	if ((!f->silent || f->watched) &&
+	if ((!f->silent || f->watched || f->counted) &&
 	    bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags |
 					   BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG))
 		return;
@@ -159,6 +177,7 @@ static __always_inline void socket_flow_syn(struct bpf_sock_ops *ctx, struct soc
 	f->opened = bpf_ktime_get_ns();
 	if (f->watched)
 		outcome_opened(f->backend);
+	socket_count(f);
 	e = socket_event(f, EVENT_OPENED);
 	if (e)
 		event_submit(e);
@@ -176,7 +195,9 @@ static __always_inline void socket_flow_answered(struct bpf_sock_ops *ctx, struc
 		outcome_answered(f->backend);
 	if (service_metrics)
 		service_count_handshake(f->service, f->handshake);
-	if (f->silent) {
+	if (balance_by_load && f->counted)
+		load_measure(f->backend, f->handshake);
+	if (f->silent && !f->counted) {
 		bpf_sk_storage_delete(&socket_flows, sk);
 		return;
 	}
@@ -218,6 +239,7 @@ static __always_inline void socket_flow_closed(struct bpf_sock_ops *ctx, struct 
 		return;
 	if (f->watched && ctx->args[0] == BPF_TCP_SYN_SENT && end == EVENT_END_RST)
 		outcome_refused(f->backend);
+	socket_uncount(f);
 	e = socket_closed(f, end);
 	if (!e)
 		return;
@@ -284,6 +306,7 @@ static __always_inline void socket_flow_released(struct bpf_sock *ctx)
 	f = bpf_sk_storage_get(&socket_flows, ctx, NULL, 0);
 	if (!f || f->state != SOCKET_FLOW_OPEN)
 		return;
+	socket_uncount(f);
 	if (f->family == FAMILY_V4)
 		bpf_core_read(&f->client.w[0], sizeof(__be32), &sk->skc_rcv_saddr);
 	else if (bpf_core_field_exists(sk->skc_v6_rcv_saddr))
@@ -293,6 +316,18 @@ static __always_inline void socket_flow_released(struct bpf_sock *ctx)
 	e = socket_closed(f, EVENT_END_SOCKET);
 	if (e)
 		event_submit(e);
+}
+
+/* Writes the id of the endpoint whose load counts this socket's flow. */
+static __always_inline void socket_flow_count(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct socket_flow *f = ctx->value;
+	__u32 backend;
+
+	if (!ctx->sk || !f || f->state != SOCKET_FLOW_OPEN || !f->counted)
+		return;
+	backend = f->backend;
+	bpf_seq_write(ctx->meta->seq, &backend, sizeof(backend));
 }
 
 #endif

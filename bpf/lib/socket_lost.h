@@ -11,17 +11,6 @@
 #include "lookup/endpoint.h"
 #include "sock.h"
 
-struct bpf_iter_meta {
-	struct seq_file *seq;
-} __attribute__((preserve_access_index));
-
-struct bpf_iter__bpf_sk_storage_map {
-	struct bpf_iter_meta *meta;
-	struct bpf_map *map;
-	struct sock *sk;
-	void *value;
-} __attribute__((preserve_access_index));
-
 /* Clears the record of an earlier connect(). Most sockets have none. */
 static __always_inline void socket_backend_forget(struct bpf_sock_addr *ctx)
 {

@@ -151,7 +151,7 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 	reverse->state = f->state;
 	reverse->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
 				      FLOW_CONFIRMED | FLOW_TRACKED | FLOW_REPORTED |
-				      FLOW_WATCHED)) |
+				      FLOW_WATCHED | FLOW_COUNTED)) |
 		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
 	if (f->flags & FLOW_TO_POD)
 		reverse->flags |= FLOW_REVERSE_TO_POD;

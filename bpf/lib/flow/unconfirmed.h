@@ -18,7 +18,7 @@
 #ifndef SPILLWAY_FLOW_UNCONFIRMED_H
 #define SPILLWAY_FLOW_UNCONFIRMED_H
 
-#include "../base.h"
+#include "../load.h"
 
 /* Idle seconds after which a continuing UDP flow is taken to be over. */
 #define STREAM_IDLE_SECONDS 10
@@ -89,6 +89,8 @@ static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tup
 	if (!f || slot == SLOT_CLAIMED ||
 	    __sync_val_compare_and_swap(&f->slot, slot, SLOT_CLAIMED) != slot)
 		return -1;
+	if (balance_by_load && f->flags & FLOW_COUNTED && f->state != FLOW_CLOSED)
+		load_add_flow(f->backend, -1);
 	flow_reverse_key(reverse_key, f, key);
 	reverse = bpf_map_lookup_elem(&flows, reverse_key);
 	if (reverse && reverse->slot == slot)

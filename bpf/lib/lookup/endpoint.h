@@ -3,7 +3,7 @@
 #ifndef SPILLWAY_LOOKUP_ENDPOINT_H
 #define SPILLWAY_LOOKUP_ENDPOINT_H
 
-#include "../base.h"
+#include "../load.h"
 
 /* Slots to try while the agent rearranges a set. */
 #define SLOT_TRIES 4
@@ -27,20 +27,28 @@ static __always_inline struct backend *backend_valid(__u32 id, __u32 service, __
 struct backend_choice {
 	struct backend *backend; /* NULL: none */
 	__u32 id;
+	bool counted;  /* its load counts the flow */
+	bool measured; /* and has the time of the flow's handshake */
 };
+
+/* Returns the id in a slot of a set, or NULL. */
+static __always_inline __u32 *slot_at(__u32 service, __u8 route, __u32 slot)
+{
+	struct slot_key key = { .service = service, .slot = slot };
+
+	if (route == ROUTE_LOCAL)
+		key.slot |= SLOT_LOCAL;
+	return bpf_map_lookup_elem(&slots, &key);
+}
 
 static __always_inline struct backend_choice backend_at(__u32 service, __u8 route, __u32 n,
 							__u32 hash)
 {
-	struct slot_key key = { .service = service };
 	struct backend_choice choice = {};
 	__u32 *slot;
 
 	for (int i = 0; i < SLOT_TRIES; i++) {
-		key.slot = (hash + i) % n;
-		if (route == ROUTE_LOCAL)
-			key.slot |= SLOT_LOCAL;
-		slot = bpf_map_lookup_elem(&slots, &key);
+		slot = slot_at(service, route, (hash + i) % n);
 		if (!slot)
 			continue;
 		choice.id = *slot;
@@ -48,6 +56,34 @@ static __always_inline struct backend_choice backend_at(__u32 service, __u8 rout
 		if (choice.backend)
 			break;
 	}
+	return choice;
+}
+
+/*
+ * Chooses the better one of two slots, each as likely as with backend_at. Two are nearly as
+ * good as all (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001): an
+ * endpoint that is new, or that many nodes take for the best one, does not get all flows.
+ */
+static __always_inline struct backend_choice backend_by_load(const struct service *s, __u32 service,
+							     __u8 route, __u32 n, __u32 hash)
+{
+	__u32 slot = hash % n, *id = slot_at(service, route, slot), *other = NULL;
+	struct backend_choice choice = {};
+
+	if (n > 1) {
+		slot += 1 + mix(hash_seed, hash) % (n - 1);
+		other = slot_at(service, route, slot < n ? slot : slot - n);
+	}
+	if (id && other && load_prefers(s->flags, *other, *id))
+		id = other;
+	if (id) {
+		choice.id = *id;
+		choice.backend = backend_valid(choice.id, service, route_member(route));
+	}
+	if (!choice.backend) /* the agent rearranges the set */
+		choice = backend_at(service, route, n, hash);
+	choice.counted = true;
+	choice.measured = s->flags & SERVICE_LATENCY;
 	return choice;
 }
 
@@ -137,6 +173,8 @@ backend_select(__u32 service, __u8 route, __u32 hash, const struct addr *client,
 	n = route == ROUTE_LOCAL ? s->count[1] : s->count[0];
 	if (!n)
 		return choice;
+	if (balance_by_load && s->flags & (SERVICE_LEAST | SERVICE_LATENCY))
+		return backend_by_load(s, service, route, n, hash);
 	if (!s->affinity)
 		return backend_at(service, route, n, hash);
 

@@ -49,6 +49,7 @@ type Config struct {
 	BPFFS              string
 	EndSockets         bool
 	OutlierEjection    bool
+	BalanceByLoad      bool
 	DropCapabilities   bool
 	LeavePrevious      bool
 	EBPFSCTP           bool
@@ -100,6 +101,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted).")
 	f.StringVar(&c.SocketHooks, "socket-hooks", ebpf.HooksAll, "Sockets that eBPF translates when they connect: all, host (of the node's own network namespace) or off. The packets of other pods are translated one by one. With off, processes of the node have no Services.")
 	f.BoolVar(&c.OutlierEjection, "outlier-ejection", false, "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. It attaches one more program to the TCP sockets of all processes (--proxy-mode ebpf).")
+	f.BoolVar(&c.BalanceByLoad, "balance-by-load", false, "Let the annotation spillway.dev/balance of a Service choose endpoints by their active flows (least) or by their handshake time (latency). It attaches two more programs to the sockets of all processes (--proxy-mode ebpf).")
 	f.BoolVar(&c.EndSockets, "end-sockets", false, "End connected sockets that a socket hook has translated when their endpoint neither serves nor terminates any more: the process gets ECONNABORTED (--proxy-mode ebpf). Sockets of pods need CAP_SYS_ADMIN, and /run/netns of the host.")
 	f.StringVar(&c.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
 	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "Drop CAP_SYS_ADMIN and CAP_PERFMON after the dataplane is loaded. Conntrack of other network namespaces is then neither measured nor tuned.")
@@ -345,6 +347,7 @@ func (c *Config) intent() intent.Config {
 		IgnoreNetworkPolicies: c.Bypass == "always",
 		Lingering:             c.EndSockets && c.ProxyMode == "ebpf",
 		OutlierEjection:       c.OutlierEjection && c.ProxyMode == "ebpf",
+		BalanceByLoad:         c.BalanceByLoad && c.ProxyMode == "ebpf",
 	}
 }
 
@@ -368,7 +371,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
-		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection,
+		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad,
 		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
 		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
 		Log: log,

@@ -1,6 +1,7 @@
 package services
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net"
@@ -139,6 +140,12 @@ func (r oneResult) Write(w io.Writer) error {
 	return end.Write(p)
 }
 
+// balanceTexts explains the values of ServicePort.Balance.
+var balanceTexts = map[string]string{
+	"least":   "least: of two endpoints, the one with fewer active flows",
+	"latency": "latency: of two endpoints, the one with less expected delay",
+}
+
 // facts is the table of single facts about a port.
 func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 	t := pages.NewTable(pages.Column{}, pages.Column{Least: 20})
@@ -153,6 +160,9 @@ func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 	}
 	if p.Affinity != nil {
 		t.Row("Affinity", "by client, for "+p.Affinity.AsDuration().String())
+	}
+	if p.Balance != "" {
+		t.Row("Balance", cmp.Or(balanceTexts[p.Balance], p.Balance))
 	}
 	if p.Helper != "" {
 		t.Row("Helper", p.Helper)

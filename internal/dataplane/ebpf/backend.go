@@ -34,6 +34,7 @@ type Backend struct {
 	seed     uint32       // of the programs' hashes
 	policies *untracked   // used only by the goroutine that writes policies
 	ends     *socketEnds  // nil: no socket is ended
+	loads    *loadTable   // nil: no Service chooses by load
 	rollback *rollback    // nil without Config.LeavePrevious
 
 	facts        atomic.Pointer[podFacts] // nil before the first node
@@ -130,7 +131,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		b.objects.close()
 		return nil, err
 	}
-	b.ends = b.openSocketEnds()
+	b.ends, b.loads = b.openSocketEnds(), b.openLoads()
 	b.followNAT()
 	return b, nil
 }
@@ -349,6 +350,7 @@ func (b *Backend) Close() error {
 		b.rollback.close()
 	}
 	b.ends.close()
+	b.loads.close()
 	b.objects.close()
 	return err
 }

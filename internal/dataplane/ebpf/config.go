@@ -95,6 +95,9 @@ type Config struct {
 	EndSockets bool
 	// OutlierEjection counts handshakes of sockets with watched endpoints (intent.Endpoint).
 	OutlierEjection bool
+	// BalanceByLoad counts the active flows of endpoints and measures handshakes, for Services
+	// that choose by them (intent.ServicePort.Balance).
+	BalanceByLoad bool
 	// LeavePrevious has Close leave the maps and programs of the release before, for a
 	// rollback to it. The maps whose layout differs exist twice until then.
 	LeavePrevious bool

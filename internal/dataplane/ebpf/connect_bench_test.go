@@ -11,13 +11,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // connectCase is a column of BenchmarkConnect.
 type connectCase struct {
-	name   string
-	change func(*Config) // nil: no hooks
-	cgroup string
+	name    string
+	change  func(*Config) // nil: no hooks
+	balance intent.Balance
+	cgroup  string
 	*packetNode
 	to netip.AddrPort
 	ns [2][]float64 // of a call, UDP and TCP, by round
@@ -39,6 +42,8 @@ func BenchmarkConnect(b *testing.B) {
 		{name: "--end-sockets", change: func(c *Config) { c.EndSockets = true }},
 		{name: "--service-metrics all", change: func(c *Config) { c.ServiceMetrics = true }},
 		{name: "--outlier-ejection", change: func(c *Config) { c.OutlierEjection = true }},
+		{name: "--balance-by-load, random", change: func(c *Config) { c.BalanceByLoad = true }},
+		{name: "--balance-by-load, least", change: func(c *Config) { c.BalanceByLoad = true }, balance: intent.LeastConnections},
 		{name: "--flow-events all", change: func(c *Config) { c.FlowEvents = EventsAll }},
 	}
 	before := ownCgroup(b)
@@ -51,7 +56,11 @@ func BenchmarkConnect(b *testing.B) {
 		c.packetNode = newPacketNode(b, changes...)
 		hooks := c.attachSockets(b, fmt.Sprint("connect-", i))
 		if c.change != nil {
-			c.serve(b, both(p, 8080)...)
+			ports := both(p, 8080)
+			for i := range ports {
+				ports[i].Balance = c.balance
+			}
+			c.serve(b, ports...)
 			c.cgroup, c.to = hooks, ap(p.clusterIP, 80)
 		}
 		c.listen(b, ap(p.eth0, 8080))

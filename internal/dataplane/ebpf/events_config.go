@@ -55,6 +55,10 @@ func (c *Config) eventConstants() map[string]any {
 	if c.ServiceMetrics {
 		constants[tcVarServiceMetrics] = uint8(1)
 	}
+	if c.BalanceByLoad {
+		constants[tcVarBalanceByLoad] = uint8(1)
+		constants[tcVarLoadsMask] = c.loads() - 1
+	}
 	return constants
 }
 
@@ -65,18 +69,19 @@ var socketEventPrograms = map[ebpf.AttachType]string{
 	ebpf.AttachCgroupInetSockRelease: sockProgSockRelease,
 }
 
-// selectSocketPrograms removes the programs that report flows of sockets and lost sockets, if
-// they are not wanted: neither events nor, for TCP, handshakes. UDP needs the offsets of fields
-// of the kernel's socket, from BTF.
+// selectSocketPrograms removes the programs for flows of sockets and for lost sockets that no
+// configured part needs. UDP needs the offsets of fields of the kernel's socket, from BTF.
 func (c *Config) selectSocketPrograms(sock *ebpf.CollectionSpec, f kernel.Features) error {
 	events, ends := c.FlowEvents == EventsAll, c.EndSockets && f.BTF
-	udp := events && f.BTF && features.HaveProgramHelper(ebpf.CGroupSock, asm.FnProbeReadKernel) == nil
+	udp := (events || c.BalanceByLoad) && f.BTF && features.HaveProgramHelper(ebpf.CGroupSock, asm.FnProbeReadKernel) == nil
 	for _, p := range []struct {
 		wanted, always    bool // always: for all Services
 		program, constant string
 	}{
-		{events || c.ServiceMetrics || c.OutlierEjection, events || c.ServiceMetrics, sockProgSockOps, sockVarReportTcpSockets},
-		{udp, udp, sockProgSockRelease, sockVarReportUdpSockets},
+		{events || c.ServiceMetrics || c.OutlierEjection || c.BalanceByLoad, events || c.ServiceMetrics, sockProgSockOps, sockVarReportTcpSockets},
+		{udp, udp && events, sockProgSockRelease, sockVarReportUdpSockets},
+		{udp, udp && c.BalanceByLoad, sockProgSockRelease, sockVarUdpEndsSeen},
+		{c.BalanceByLoad && f.BTF, false, sockProgCountedSockets, ""},
 		{ends, ends, sockProgLostSockets, sockVarEndSockets},
 	} {
 		if !p.wanted {
@@ -105,7 +110,7 @@ func (c *Config) eventsSize() uint32 {
 
 // handshakes returns the number of entries of the map of this name.
 func (c *Config) handshakes() uint32 {
-	if c.FlowEvents == EventsAll || c.ServiceMetrics {
+	if c.FlowEvents == EventsAll || c.ServiceMetrics || c.BalanceByLoad {
 		return c.unconfirmed()
 	}
 	return 1

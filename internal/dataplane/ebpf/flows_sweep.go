@@ -49,7 +49,7 @@ func (b *Backend) sweep(ctx context.Context) error {
 	clients, filter := newClientFlows(b.seed), b.objects.filter
 	clients.created, clients.swept = flowsCreated(b.m(tcMapVerdicts)), b.flows.swept.Load()
 	tidy := filter.beginTidy()
-	ends, active := b.beginEnds(), map[uint32]uint64{}
+	ends, active, loads := b.beginEnds(), map[uint32]uint64{}, b.loads.begin()
 	err := eachFlow(ctx, b.m(tcMapFlows), func(k *tcTuple, f *tcFlow, now uint32) error {
 		if tidy {
 			filter.keep(flowMember(k, f))
@@ -58,6 +58,7 @@ func (b *Backend) sweep(ctx context.Context) error {
 			return b.sweepOne(*k, now, ends)
 		}
 		ends.seen(k, f)
+		loads.count(f)
 		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY == 0 {
 			if b.cfg.ServiceMetrics && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
 				active[f.Service]++
@@ -91,6 +92,9 @@ func (b *Backend) sweep(ctx context.Context) error {
 	b.flows.udp.Store(udp)
 	b.flows.sctp.Store(sctp)
 	ends.finish()
+	if err := loads.finish(); err != nil {
+		return err
+	}
 	b.active.counts.Store(&active)
 	return b.forgetServices()
 }

@@ -198,6 +198,7 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 			tcMapEvents:     cfg.eventsSize(),
 			tcMapHandshakes: cfg.handshakes(),
 			tcMapFlowBytes:  cfg.countedFlows(),
+			tcMapLoads:      cfg.loads(),
 		} {
 			if m := spec.Maps[name]; m != nil {
 				m.MaxEntries = size
@@ -294,10 +295,10 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 }
 
 // replaceable reports whether a map may lose its entries: earlier flows end by their
-// timeouts, and the rest is of events.
+// timeouts, loads are counted again, and the rest is of events.
 func replaceable(name string) bool {
 	switch name {
-	case tcMapUnconfirmed, tcMapEvents, tcMapHandshakes, tcMapFlowBytes:
+	case tcMapUnconfirmed, tcMapEvents, tcMapHandshakes, tcMapFlowBytes, tcMapLoads:
 		return true
 	}
 	return false

@@ -186,7 +186,7 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	wantOnlyOwnMaps(t, cfg)
 	// Layout 2 has no maps of events and of pods without hooks: they went with their pins.
 	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes,
-		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketBackends, tcMapSocketFlows, tcMapUnhookedCgroups)
+		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketBackends, tcMapSocketFlows, tcMapLoads, tcMapUnhookedCgroups)
 }
 
 // switchMeanwhile gives flows as programs leave them in the older map while the

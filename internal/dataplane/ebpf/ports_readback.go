@@ -211,7 +211,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 		}
 		sp := &intent.ServicePort{
 			ID: id, Affinity: time.Duration(p.entries.header.Affinity) * time.Second,
-			Frontends: p.intentFrontends(),
+			Frontends: p.intentFrontends(), Balance: balanceOf(p.entries.header.Flags),
 		}
 		sp.Endpoints, sp.Weights = p.intentEndpoints()
 		if p.entries.tftp {

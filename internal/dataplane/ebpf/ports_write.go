@@ -309,9 +309,9 @@ func onSlot(c *change, k tcSlotKey, id uint32) {
 
 // newHeader returns the header of a decision, without the sizes of its sets.
 func (e *portEntries) newHeader(p *intent.ServicePort) tcService {
-	header := tcService{Affinity: seconds(p.Affinity)}
+	header := tcService{Affinity: seconds(p.Affinity), Flags: uint32(balanceFlags(p.Balance))}
 	if e.tftp {
-		header.Flags = uint32(tcServiceFlagsSERVICE_TFTP)
+		header.Flags |= uint32(tcServiceFlagsSERVICE_TFTP)
 	}
 	return header
 }

@@ -53,6 +53,7 @@ const (
 	sockMapHandshakes       = "handshakes"
 	sockMapIcmpRates        = "icmp_rates"
 	sockMapL3Devices        = "l3_devices"
+	sockMapLoads            = "loads"
 	sockMapNodeAddrs        = "node_addrs"
 	sockMapNodeSettings     = "node_settings"
 	sockMapOutcomes         = "outcomes"
@@ -78,6 +79,7 @@ const (
 	sockMapVerdicts         = "verdicts"
 	sockProgConnect4        = "connect4"
 	sockProgConnect6        = "connect6"
+	sockProgCountedSockets  = "counted_sockets"
 	sockProgGetpeername4    = "getpeername4"
 	sockProgGetpeername6    = "getpeername6"
 	sockProgLostSockets     = "lost_sockets"
@@ -87,6 +89,7 @@ const (
 	sockProgSendmsg6        = "sendmsg6"
 	sockProgSockOps         = "sock_ops"
 	sockProgSockRelease     = "sock_release"
+	sockVarBalanceByLoad    = "balance_by_load"
 	sockVarClientFlowsMax   = "client_flows_max"
 	sockVarCountBytes       = "count_bytes"
 	sockVarEndSockets       = "end_sockets"
@@ -98,10 +101,12 @@ const (
 	sockVarHasSetRetval     = "has_set_retval"
 	sockVarHashSeed         = "hash_seed"
 	sockVarHostNetnsCookie  = "host_netns_cookie"
+	sockVarLoadsMask        = "loads_mask"
 	sockVarPortFilterMask   = "port_filter_mask"
 	sockVarReportTcpSockets = "report_tcp_sockets"
 	sockVarReportUdpSockets = "report_udp_sockets"
 	sockVarServiceMetrics   = "service_metrics"
+	sockVarUdpEndsSeen      = "udp_ends_seen"
 	sockVarUnconfirmedMax   = "unconfirmed_max"
 	sockVarUnusedLostSocket = "unused_lost_socket"
 )
@@ -148,17 +153,18 @@ type sockSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockProgramSpecs struct {
-	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
-	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
-	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
-	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
-	LostSockets  *ebpf.ProgramSpec `ebpf:"lost_sockets"`
-	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
-	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
-	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
-	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
-	SockOps      *ebpf.ProgramSpec `ebpf:"sock_ops"`
-	SockRelease  *ebpf.ProgramSpec `ebpf:"sock_release"`
+	Connect4       *ebpf.ProgramSpec `ebpf:"connect4"`
+	Connect6       *ebpf.ProgramSpec `ebpf:"connect6"`
+	CountedSockets *ebpf.ProgramSpec `ebpf:"counted_sockets"`
+	Getpeername4   *ebpf.ProgramSpec `ebpf:"getpeername4"`
+	Getpeername6   *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	LostSockets    *ebpf.ProgramSpec `ebpf:"lost_sockets"`
+	Recvmsg4       *ebpf.ProgramSpec `ebpf:"recvmsg4"`
+	Recvmsg6       *ebpf.ProgramSpec `ebpf:"recvmsg6"`
+	Sendmsg4       *ebpf.ProgramSpec `ebpf:"sendmsg4"`
+	Sendmsg6       *ebpf.ProgramSpec `ebpf:"sendmsg6"`
+	SockOps        *ebpf.ProgramSpec `ebpf:"sock_ops"`
+	SockRelease    *ebpf.ProgramSpec `ebpf:"sock_release"`
 }
 
 // sockMapSpecs contains maps before they are loaded into the kernel.
@@ -179,6 +185,7 @@ type sockMapSpecs struct {
 	Handshakes      *ebpf.MapSpec `ebpf:"handshakes"`
 	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
 	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
+	Loads           *ebpf.MapSpec `ebpf:"loads"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
@@ -208,6 +215,7 @@ type sockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
+	BalanceByLoad    *ebpf.VariableSpec `ebpf:"balance_by_load"`
 	ClientFlowsMax   *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.VariableSpec `ebpf:"count_bytes"`
 	EndSockets       *ebpf.VariableSpec `ebpf:"end_sockets"`
@@ -219,10 +227,12 @@ type sockVariableSpecs struct {
 	HasSetRetval     *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed         *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie  *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	LoadsMask        *ebpf.VariableSpec `ebpf:"loads_mask"`
 	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.VariableSpec `ebpf:"service_metrics"`
+	UdpEndsSeen      *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
 	UnconfirmedMax   *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedLostSocket *ebpf.VariableSpec `ebpf:"unused_lost_socket"`
 }
@@ -261,6 +271,7 @@ type sockMaps struct {
 	Handshakes      *ebpf.Map `ebpf:"handshakes"`
 	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
 	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
+	Loads           *ebpf.Map `ebpf:"loads"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Outcomes        *ebpf.Map `ebpf:"outcomes"`
@@ -302,6 +313,7 @@ func (m *sockMaps) Close() error {
 		m.Handshakes,
 		m.IcmpRates,
 		m.L3Devices,
+		m.Loads,
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Outcomes,
@@ -332,6 +344,7 @@ func (m *sockMaps) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
+	BalanceByLoad    *ebpf.Variable `ebpf:"balance_by_load"`
 	ClientFlowsMax   *ebpf.Variable `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.Variable `ebpf:"count_bytes"`
 	EndSockets       *ebpf.Variable `ebpf:"end_sockets"`
@@ -343,10 +356,12 @@ type sockVariables struct {
 	HasSetRetval     *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed         *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie  *ebpf.Variable `ebpf:"host_netns_cookie"`
+	LoadsMask        *ebpf.Variable `ebpf:"loads_mask"`
 	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.Variable `ebpf:"service_metrics"`
+	UdpEndsSeen      *ebpf.Variable `ebpf:"udp_ends_seen"`
 	UnconfirmedMax   *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedLostSocket *ebpf.Variable `ebpf:"unused_lost_socket"`
 }
@@ -355,23 +370,25 @@ type sockVariables struct {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockPrograms struct {
-	Connect4     *ebpf.Program `ebpf:"connect4"`
-	Connect6     *ebpf.Program `ebpf:"connect6"`
-	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
-	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
-	LostSockets  *ebpf.Program `ebpf:"lost_sockets"`
-	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
-	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
-	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
-	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
-	SockOps      *ebpf.Program `ebpf:"sock_ops"`
-	SockRelease  *ebpf.Program `ebpf:"sock_release"`
+	Connect4       *ebpf.Program `ebpf:"connect4"`
+	Connect6       *ebpf.Program `ebpf:"connect6"`
+	CountedSockets *ebpf.Program `ebpf:"counted_sockets"`
+	Getpeername4   *ebpf.Program `ebpf:"getpeername4"`
+	Getpeername6   *ebpf.Program `ebpf:"getpeername6"`
+	LostSockets    *ebpf.Program `ebpf:"lost_sockets"`
+	Recvmsg4       *ebpf.Program `ebpf:"recvmsg4"`
+	Recvmsg6       *ebpf.Program `ebpf:"recvmsg6"`
+	Sendmsg4       *ebpf.Program `ebpf:"sendmsg4"`
+	Sendmsg6       *ebpf.Program `ebpf:"sendmsg6"`
+	SockOps        *ebpf.Program `ebpf:"sock_ops"`
+	SockRelease    *ebpf.Program `ebpf:"sock_release"`
 }
 
 func (p *sockPrograms) Close() error {
 	return _SockClose(
 		p.Connect4,
 		p.Connect6,
+		p.CountedSockets,
 		p.Getpeername4,
 		p.Getpeername6,
 		p.LostSockets,

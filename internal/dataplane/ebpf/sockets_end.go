@@ -1,12 +1,10 @@
 package ebpf
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"sync/atomic"
@@ -225,31 +223,19 @@ func (e *socketEnds) walk() (lost []sockLostSocket, all bool, err error) {
 		return nil, false, fmt.Errorf("walk over sockets: %w", err)
 	}
 	defer r.Close()
-	var size = binary.Size(sockLostSocket{})
-	buf, rest := make([]byte, 1<<16), []byte(nil)
-	for range endReads {
-		n, err := r.Read(buf)
-		rest = append(rest, buf[:n]...)
-		for ; len(rest) >= size; rest = rest[size:] {
-			var s sockLostSocket
-			if _, err := binary.Decode(rest, binary.NativeEndian, &s); err != nil {
-				return nil, false, fmt.Errorf("decode socket: %w", err)
-			}
-			lost = append(lost, s)
+	var decode error
+	all, err = eachRecord(r, binary.Size(sockLostSocket{}), func(record []byte) bool {
+		var s sockLostSocket
+		if _, decode = binary.Decode(record, binary.NativeEndian, &s); decode != nil {
+			return false
 		}
-		rest = bytes.Clone(rest)
-		switch {
-		case errors.Is(err, io.EOF):
-			return lost, true, nil
-		case errors.Is(err, unix.EAGAIN): // the kernel pauses after a million sockets
-		case err != nil:
-			return nil, false, fmt.Errorf("walk over sockets: %w", err)
-		}
-		if len(lost) >= endMax {
-			break
-		}
+		lost = append(lost, s)
+		return len(lost) < endMax
+	})
+	if err = errors.Join(err, decode); err != nil {
+		return nil, false, err
 	}
-	return lost, false, nil
+	return lost, all, nil
 }
 
 // end ends sockets, one network namespace after the other.

@@ -175,6 +175,7 @@ const (
 	tcFlowFlagsFLOW_FIN_ACKED      tcFlowFlags = 2048
 	tcFlowFlagsFLOW_REPORTED       tcFlowFlags = 4096
 	tcFlowFlagsFLOW_WATCHED        tcFlowFlags = 8192
+	tcFlowFlagsFLOW_COUNTED        tcFlowFlags = 16384
 )
 
 type tcFlowHelper uint32
@@ -249,6 +250,16 @@ type tcIcmpRate struct {
 	_      structs.HostLayout
 	Time   uint64
 	Credit uint64
+}
+
+type tcLoad struct {
+	_           structs.HostLayout
+	Flows       uint32
+	Sockets     uint32
+	Handshake   uint32
+	Measured    uint32
+	LostFlows   uint32
+	LostSockets uint32
 }
 
 type tcNodeAddrFlags uint32
@@ -336,7 +347,9 @@ type tcServiceCounts struct {
 type tcServiceFlags uint32
 
 const (
-	tcServiceFlagsSERVICE_TFTP tcServiceFlags = 1
+	tcServiceFlagsSERVICE_TFTP    tcServiceFlags = 1
+	tcServiceFlagsSERVICE_LEAST   tcServiceFlags = 2
+	tcServiceFlagsSERVICE_LATENCY tcServiceFlags = 4
 )
 
 type tcSettings struct {
@@ -528,6 +541,7 @@ const (
 	tcMapHandshakes            = "handshakes"
 	tcMapIcmpRates             = "icmp_rates"
 	tcMapL3Devices             = "l3_devices"
+	tcMapLoads                 = "loads"
 	tcMapNodeAddrs             = "node_addrs"
 	tcMapNodeSettings          = "node_settings"
 	tcMapOutcomes              = "outcomes"
@@ -558,6 +572,7 @@ const (
 	tcProgToNetwork            = "to_network"
 	tcProgToNetworkL3          = "to_network_l3"
 	tcProgToPod                = "to_pod"
+	tcVarBalanceByLoad         = "balance_by_load"
 	tcVarClientFlowsMax        = "client_flows_max"
 	tcVarCountBytes            = "count_bytes"
 	tcVarEndSockets            = "end_sockets"
@@ -569,10 +584,12 @@ const (
 	tcVarHasSetRetval          = "has_set_retval"
 	tcVarHashSeed              = "hash_seed"
 	tcVarHostNetnsCookie       = "host_netns_cookie"
+	tcVarLoadsMask             = "loads_mask"
 	tcVarPortFilterMask        = "port_filter_mask"
 	tcVarReportTcpSockets      = "report_tcp_sockets"
 	tcVarReportUdpSockets      = "report_udp_sockets"
 	tcVarServiceMetrics        = "service_metrics"
+	tcVarUdpEndsSeen           = "udp_ends_seen"
 	tcVarUnconfirmedMax        = "unconfirmed_max"
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
 	tcVarUnusedEvent           = "unused_event"
@@ -664,6 +681,7 @@ type tcMapSpecs struct {
 	Handshakes      *ebpf.MapSpec `ebpf:"handshakes"`
 	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
 	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
+	Loads           *ebpf.MapSpec `ebpf:"loads"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
 	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
@@ -694,6 +712,7 @@ type tcMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
+	BalanceByLoad         *ebpf.VariableSpec `ebpf:"balance_by_load"`
 	ClientFlowsMax        *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	CountBytes            *ebpf.VariableSpec `ebpf:"count_bytes"`
 	EndSockets            *ebpf.VariableSpec `ebpf:"end_sockets"`
@@ -705,10 +724,12 @@ type tcVariableSpecs struct {
 	HasSetRetval          *ebpf.VariableSpec `ebpf:"has_set_retval"`
 	HashSeed              *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	LoadsMask             *ebpf.VariableSpec `ebpf:"loads_mask"`
 	PortFilterMask        *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets      *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets      *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics        *ebpf.VariableSpec `ebpf:"service_metrics"`
+	UdpEndsSeen           *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
 	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
 	UnusedEvent           *ebpf.VariableSpec `ebpf:"unused_event"`
@@ -766,6 +787,7 @@ type tcMaps struct {
 	Handshakes      *ebpf.Map `ebpf:"handshakes"`
 	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
 	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
+	Loads           *ebpf.Map `ebpf:"loads"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
 	Outcomes        *ebpf.Map `ebpf:"outcomes"`
@@ -808,6 +830,7 @@ func (m *tcMaps) Close() error {
 		m.Handshakes,
 		m.IcmpRates,
 		m.L3Devices,
+		m.Loads,
 		m.NodeAddrs,
 		m.NodeSettings,
 		m.Outcomes,
@@ -839,6 +862,7 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
+	BalanceByLoad         *ebpf.Variable `ebpf:"balance_by_load"`
 	ClientFlowsMax        *ebpf.Variable `ebpf:"client_flows_max"`
 	CountBytes            *ebpf.Variable `ebpf:"count_bytes"`
 	EndSockets            *ebpf.Variable `ebpf:"end_sockets"`
@@ -850,10 +874,12 @@ type tcVariables struct {
 	HasSetRetval          *ebpf.Variable `ebpf:"has_set_retval"`
 	HashSeed              *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.Variable `ebpf:"host_netns_cookie"`
+	LoadsMask             *ebpf.Variable `ebpf:"loads_mask"`
 	PortFilterMask        *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets      *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets      *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics        *ebpf.Variable `ebpf:"service_metrics"`
+	UdpEndsSeen           *ebpf.Variable `ebpf:"udp_ends_seen"`
 	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`
 	UnusedEvent           *ebpf.Variable `ebpf:"unused_event"`

@@ -86,6 +86,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 		ServingUnselected: servingUnselected(p.id.Protocol, cs),
 		Lingering:         t.lingering(cs),
 		Affinity:          e.spec.Affinity,
+		Balance:           e.plan.balance,
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,
 		Triggered:         newestTrigger(from.slices, p.id.Family),

@@ -15,6 +15,7 @@ type plan struct {
 	ports   []portPlan                      // sorted by ID
 	health  *addressRequest                 // the healthCheckNodePort; nil for none
 	ranges  map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
+	balance Balance
 	weights *weightsAsked
 	// slowStart is the time in which shares of endpoints grow; 0: at once.
 	slowStart time.Duration
@@ -81,7 +82,8 @@ func planService(svc *model.Service, cfg *Config) plan {
 	}
 	addrs := frontendAddrs(svc, external, families, complain)
 	helpers := helpersOf(svc, complain)
-	p.weights, p.slowStart = weightsOf(svc, complain), slowStartOf(svc, complain)
+	p.balance, p.weights = cfg.balanceOf(svc, complain)
+	p.slowStart = slowStartOf(svc, complain)
 	p.eject = cfg.ejectsOutliers(svc, complain)
 	if svc.SourceRanges != nil {
 		p.ranges = map[model.Family][]netip.Prefix{}

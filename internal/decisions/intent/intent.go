@@ -100,6 +100,8 @@ type ServicePort struct {
 	// sockets continue. Sorted; nil without Config.Lingering.
 	Lingering []netip.AddrPort
 	Affinity  time.Duration // 0: none
+	// Balance says how a new flow gets one of the endpoints, among their shares.
+	Balance Balance
 	// Helper is the protocol whose expected connections of this port the dataplane must
 	// allow.
 	Helper Helper
@@ -252,6 +254,9 @@ type Config struct {
 	// OutlierEjection says that the dataplane counts handshakes: see
 	// OutlierEjectionAnnotation.
 	OutlierEjection bool
+	// BalanceByLoad says that the dataplane knows the load of endpoints: see
+	// BalanceAnnotation.
+	BalanceByLoad bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode
 	// LocalInterface is the device name or prefix for DetectLocal.

@@ -11,10 +11,6 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// BalanceAnnotation says how a new flow chooses an endpoint of a Service: random (the
-// default), where all endpoints have equal shares, or weighted.
-const BalanceAnnotation = "spillway.dev/balance"
-
 // WeightsAnnotation has the weights of a weighted Service's endpoints, as PATTERN=WEIGHT,
 // separated by spaces or commas. A pattern is a Pod name with *, an address or a prefix. The
 // first that matches decides.
@@ -47,26 +43,9 @@ func (r *weightRule) matches(c *candidate) bool {
 // have equal shares.
 type weightsAsked struct{ rules []weightRule }
 
-// weightsOf reads the annotations of a Service about weights.
+// weightsOf reads the weights of a Service that is weighted.
 func weightsOf(svc *model.Service, complain func(field, what string)) *weightsAsked {
-	balance, set := svc.Annotations[BalanceAnnotation]
-	text, listed := svc.Annotations[WeightsAnnotation]
-	switch balance {
-	case "weighted":
-		return &weightsAsked{rules: parseWeights(text, complain)}
-	case "random", "":
-	default:
-		complain(annotationField(BalanceAnnotation), fmt.Sprintf("%q is not a way to choose endpoints, and random is used; use random or weighted", balance))
-		return nil
-	}
-	if listed {
-		what := "needs " + BalanceAnnotation + ": weighted, and has no effect; add that annotation or remove this one"
-		if set && balance == "random" {
-			what = "has no effect with " + BalanceAnnotation + ": random; use weighted there, or remove this annotation"
-		}
-		complain(annotationField(WeightsAnnotation), what)
-	}
-	return nil
+	return &weightsAsked{rules: parseWeights(svc.Annotations[WeightsAnnotation], complain)}
 }
 
 func annotationField(name string) string { return fmt.Sprintf("metadata.annotations[%s]", name) }

@@ -123,6 +123,9 @@ func convertPort(spec *model.Service, p *intent.ServicePort, sync reconcile.Port
 	if p.Affinity > 0 {
 		out.Affinity = durationpb.New(p.Affinity)
 	}
+	if p.Balance.ByLoad() {
+		out.Balance = p.Balance.String()
+	}
 	for _, f := range p.Frontends {
 		frontend := &nodev1alpha1.Frontend{Kind: kindName(f.Kind), Port: uint32(f.Port)}
 		if f.Addr.IsValid() {

@@ -1,0 +1,249 @@
+package ebpf
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/decisions/intent"
+)
+
+func byLoad(c *Config) { c.FlowEvents, c.BalanceByLoad = EventsOff, true }
+
+// newLoadNode is an eventNode without events whose Services choose by load.
+func newLoadNode(t *testing.T, socketHooks bool) (n *eventNode) {
+	t.Helper()
+	if socketHooks {
+		n = newSocketNode(t, byLoad)
+	} else {
+		n = newEventNode(t, byLoad)
+	}
+	n.checksComplete = false // see TestPacketAnswers
+	n.loads = n.openLoads()
+	t.Cleanup(n.loads.close)
+	return n
+}
+
+// balanced is a service that chooses by load.
+func balanced(sp *intent.ServicePort, by intent.Balance) *intent.ServicePort {
+	sp.Balance = by
+	return sp
+}
+
+// loadOf returns what the programs take for the load of an endpoint.
+func (n *eventNode) loadOf(t *testing.T, a netip.AddrPort) (active int, l tcLoad) {
+	t.Helper()
+	table, err := n.loads.read()
+	ok(t, err)
+	l = table[n.idOf(t, a)%uint32(len(table))]
+	return int(int32(l.Flows - l.LostFlows + l.Sockets - l.LostSockets)), l
+}
+
+func (n *eventNode) wantLoads(t *testing.T, when string, want map[netip.AddrPort]int) {
+	t.Helper()
+	for a, active := range want {
+		if have, l := n.loadOf(t, a); have != active {
+			t.Fatalf("%s: endpoint %s has %d active flows, want %d: %+v", when, a, have, active, l)
+		}
+	}
+}
+
+func TestPacketLeastConnections(t *testing.T) {
+	n := newLoadNode(t, false)
+	eachFamily(t, n.packetNode, func(t *testing.T, p *plan) {
+		far, far2 := ap(p.far, 8080), ap(p.far2, 8080)
+		n.serve(t, balanced(service(p, protoTCP, endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere)), intent.LeastConnections))
+		next := uint16(42000)
+		open := func(packets ...string) (c *conn) {
+			before, _ := n.loadOf(t, far)
+			next++
+			c = n.newConn(ap(p.client, next), ap(p.clusterIP, 80), far2, inTun0)
+			c.syn(t)
+			if after, _ := n.loadOf(t, far); after > before {
+				c.server = far
+			}
+			c.talk(t, packets...)
+			return c
+		}
+		var conns []*conn
+		for range 10 {
+			conns = append(conns, open("<S.", "."))
+		}
+		n.wantLoads(t, "10 connections", map[netip.AddrPort]int{far: 5, far2: 5})
+		conns = slices.DeleteFunc(conns, func(c *conn) bool {
+			if c.server == far {
+				return false
+			}
+			c.talk(t, "F.", "<F.", ".")
+			c.wantState(t, tcFlowStateFLOW_CLOSED)
+			return true
+		})
+		n.wantLoads(t, "those of one endpoint have ended", map[netip.AddrPort]int{far: 5, far2: 0})
+		for range 4 { // the fifth may get either
+			if c := open("<S.", "."); c.server != far2 {
+				t.Fatalf("a flow got the endpoint with more flows")
+			}
+		}
+		open("<S.", ".")
+		conns[0].talk(t, "R")
+		n.wantLoads(t, "an RST", map[netip.AddrPort]int{far: 4, far2: 5})
+		conns[0].talk(t, "S")
+		n.wantLoads(t, "a SYN after the RST", map[netip.AddrPort]int{far: 5, far2: 5})
+		n.sweepNow(t)
+		n.wantLoads(t, "a sweep", map[netip.AddrPort]int{far: 5, far2: 5})
+		for _, c := range conns[1:] { // as the kernel evicts them
+			for _, key := range c.keys() {
+				ok(t, n.m(tcMapFlows).Delete(key))
+			}
+		}
+		n.wantLoads(t, "evicted flows", map[netip.AddrPort]int{far: 5, far2: 5})
+		n.sweepNow(t)
+		n.wantLoads(t, "a sweep after evictions", map[netip.AddrPort]int{far: 1, far2: 5})
+		n.sweepNow(t)
+		n.wantLoads(t, "another sweep", map[netip.AddrPort]int{far: 1, far2: 5})
+	})
+}
+
+func (n *eventNode) sweepNow(t *testing.T) {
+	t.Helper()
+	ok(t, n.sweep(t.Context()))
+}
+
+// TestPacketLeastAmongMany: the endpoint with most flows of many gets a new one only if both
+// choices are that endpoint.
+func TestPacketLeastAmongMany(t *testing.T) {
+	n := newLoadNode(t, false)
+	p := plans["IPv4"]
+	var list []intent.Endpoint
+	for port := range uint16(8) {
+		list = append(list, endpoint(p.far, 8080+port, elsewhere))
+	}
+	n.serve(t, balanced(service(p, protoUDP, list...), intent.LeastConnections))
+	for port := range uint16(800) {
+		n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 20000+port), dst: ap(p.clusterIP, 80)})
+	}
+	sum := 0
+	for _, e := range list {
+		active, _ := n.loadOf(t, e.Addr)
+		if sum += active; active < 97 || active > 103 { // random shares would differ by 10
+			t.Errorf("endpoint %s has %d of 800 flows", e.Addr, active)
+		}
+	}
+	if sum != 800 {
+		t.Errorf("%d flows, want 800", sum)
+	}
+}
+
+func TestPacketLatency(t *testing.T) {
+	n := newLoadNode(t, false)
+	eachFamily(t, n.packetNode, func(t *testing.T, p *plan) {
+		far, far2 := ap(p.far, 8080), ap(p.far2, 8080)
+		n.serve(t, balanced(service(p, protoTCP, endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere)), intent.Latency))
+		port := uint16(42000)
+		connect := func() (at netip.AddrPort) {
+			before, _ := n.loadOf(t, far)
+			port++
+			c := n.newConn(ap(p.client, port), ap(p.clusterIP, 80), far2, inTun0)
+			c.syn(t)
+			if after, _ := n.loadOf(t, far); after > before {
+				c.server = far
+				time.Sleep(50 * time.Millisecond) // far is slow
+			}
+			c.talk(t, "<S.", ".")
+			return c.server
+		}
+		shares := map[netip.AddrPort]int{}
+		for range 40 {
+			shares[connect()]++
+		}
+		_, slow := n.loadOf(t, far)
+		_, fast := n.loadOf(t, far2)
+		if slow.Handshake < 40_000 || fast.Handshake == 0 || fast.Handshake > slow.Handshake/2 {
+			t.Errorf("handshakes of %d µs and %d µs", slow.Handshake, fast.Handshake)
+		}
+		if shares[far2] <= shares[far] {
+			t.Errorf("the slow endpoint got %d flows, the fast one %d", shares[far], shares[far2])
+		}
+	})
+}
+
+// TestPacketByLoadOff: without Config.BalanceByLoad nothing is counted.
+func TestPacketByLoadOff(t *testing.T) {
+	n := newPacketNode(t)
+	p := plans["IPv4"]
+	n.serve(t, balanced(service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), intent.LeastConnections))
+	n.open(t, p, 42001)
+	var f tcFlow
+	ok(t, n.m(tcMapFlows).Lookup(tupleOf(protoTCP, ap(p.client, 42001), ap(p.clusterIP, 80)), &f))
+	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_COUNTED != 0 {
+		t.Error("a flow is counted")
+	}
+}
+
+func TestSocketLoads(t *testing.T) {
+	n := newLoadNode(t, true)
+	eachFamily(t, n.packetNode, func(t *testing.T, p *plan) {
+		at := ap(p.eth0, 8080)
+		n.serve(t, balanced(service(p, protoTCP, endpoint(p.eth0, 8080, here)), intent.LeastConnections))
+		listener := n.listen(t, p)
+		var list []dialed
+		for range 3 {
+			list = append(list, n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80)))
+		}
+		n.wantLoads(t, "3 sockets", map[netip.AddrPort]int{at: 3})
+		if _, l := n.loadOf(t, at); l.Handshake == 0 || l.Measured == 0 {
+			t.Errorf("no handshake is measured: %+v", l)
+		}
+		n.sweepNow(t)
+		n.wantLoads(t, "a sweep", map[netip.AddrPort]int{at: 3})
+		list[0].closeClient()
+		list[0].closeServer()
+		ok(t, unix.SetsockoptLinger(list[1].client, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		list[1].closeClient()
+		n.loadSoon(t, at, 1)
+
+		// A count that is wrong, as if another program had taken the calls of the kernel.
+		n.loads.correct(int(n.idOf(t, at)%maxLoads), lostSocketsOffset, 0, 7)
+		n.wantLoads(t, "a wrong count", map[netip.AddrPort]int{at: -6})
+		n.sweepNow(t)
+		n.wantLoads(t, "a sweep after it", map[netip.AddrPort]int{at: 1})
+
+		n.serve(t, balanced(service(p, protoUDP, endpoint(p.eth0, 8080, here)), intent.LeastConnections))
+		fd, closeNow := n.socket(t, domainOf(p), protoUDP)
+		for range 2 {
+			ok(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
+			n.wantLoads(t, "a UDP socket that connects", map[netip.AddrPort]int{at: 1})
+		}
+		closeNow()
+		n.loadSoon(t, at, 0)
+	})
+}
+
+// idOf returns the id of an endpoint, which must be the only one with the address.
+func (n *eventNode) idOf(t *testing.T, a netip.AddrPort) uint32 {
+	t.Helper()
+	var id uint32
+	var b tcBackend
+	for entries := n.m(tcMapBackends).Iterate(); entries.Next(&id, &b); {
+		if endpointOf(b) == a {
+			return id
+		}
+	}
+	t.Fatalf("no endpoint %s", a)
+	return 0
+}
+
+// loadSoon waits for a load: the kernel may close a socket after close() has returned.
+func (n *eventNode) loadSoon(t *testing.T, a netip.AddrPort, want int) {
+	t.Helper()
+	for range 2000 {
+		if active, _ := n.loadOf(t, a); active == want {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	n.wantLoads(t, "after 20 s", map[netip.AddrPort]int{a: want})
+}

@@ -1,0 +1,63 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/harness"
+)
+
+// TestLeastConnections opens connections that stay. Each endpoint of four must have its share
+// of them, within a few: with random shares they would differ by a quarter.
+func TestLeastConnections(t *testing.T) {
+	t.Parallel()
+	e := &env{Harness: harness.Start(t, cluster.Config{Spec: topology.DefaultSpec("e2e-least"),
+		Flags: map[string][]string{"": {"--balance-by-load"}}})}
+	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("a0", "a2", "b0", "b1"),
+		Annotations: map[string]string{intent.BalanceAnnotation: "least"}})
+	status := oneLine(e.spillway(t, "a", "status", "-o", "wide"))
+	if problem := strings.Contains(status, "least has no effect on this node"); problem != (e.Mode != "ebpf") {
+		t.Errorf("status with --proxy-mode %s: %s", e.Mode, status)
+	}
+	if e.Mode != "ebpf" {
+		return // least is random there
+	}
+	if text := e.spillway(t, "a", "services", e.nameOfService(s)); !strings.Contains(text, "fewer active flows") {
+		t.Errorf("services does not say how endpoints are chosen: %s", text)
+	}
+	const each = 15
+	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
+		for _, c := range ejectionClients {
+			p, served := e.MustProbe(t, c.From), map[string]int{}
+			name := func(i int) string { return fmt.Sprintf("%s %s %d", c.To, combo, i) }
+			for i := range 4 * each {
+				_, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(i), Proto: combo.Protocol(), Dst: s.MustAddress(t, c.To, combo), PauseMS: 200})
+				must(t, err)
+			}
+			for i := range 4 * each {
+				resp, err := p.Do(t.Context(), probe.Request{Op: probe.Stop, Name: name(i)})
+				must(t, err)
+				for server := range resp.Report.Servers {
+					served[server]++
+				}
+			}
+			for server, n := range served {
+				if n < each-3 || n > each+3 {
+					t.Errorf("%s to %s, %s: %s has %d of %d connections", c.From, c.To, combo, server, n, 4*each)
+				}
+			}
+			if len(served) != 4 {
+				t.Errorf("%s to %s, %s: answers of %v", c.From, c.To, combo, served)
+			}
+			t.Logf("%s to %s, %s: %v", c.From, c.To, combo, served)
+		}
+	}
+}
