@@ -38,6 +38,7 @@ func balanceCases() []Case {
 				{Name: "without the annotations", Objects: []Object{svc("")}, Flows: newTCP(1, 1, 1)},
 			},
 		},
+		redirectCase(),
 		{
 			Name:    "An EndpointSlice gives its endpoints a weight",
 			Objects: []Object{bySlice},
@@ -51,6 +52,36 @@ func balanceCases() []Case {
 				{From: "client0", To: NodePort("b"), Want: OneOf(Kept, "b0")},
 				{From: "a1", To: ClusterIP, Want: OneOf(Kept, "a0")},
 			},
+		},
+	}
+}
+
+// redirectCase has a cache on two nodes in front of a Service. A cache that ends gets no new
+// flow, while its connections stay.
+func redirectCase() Case {
+	web := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("c0"), Annotations: map[string]string{intent.LocalRedirectAnnotation: "cache"}}
+	cache := func(on []Endpoint, more ...Endpoint) Service {
+		return Service{Name: "cache", Type: corev1.ServiceTypeClusterIP, Endpoints: append(on, more...)}
+	}
+	flows := func(a, b string) []Flow {
+		return []Flow{
+			{From: "a1", To: ClusterIP.Of("web"), Want: OneOf(Kept, a)},
+			{From: "a", To: ClusterIP.Of("web"), Want: OneOf(Kept, a)},
+			{From: "client0", To: NodePort("a").Of("web"), Want: OneOf(KeptHere, a)},
+			{From: "b1", To: ClusterIP.Of("web"), Want: OneOf(Kept, b)},
+			{From: "c", To: ClusterIP.Of("web"), Want: OneOf(Kept, "c0")},
+		}
+	}
+	kept := Flow{From: "a1", To: ClusterIP.Of("web"), Only: TCP, Keep: "s", Want: OneOf(Kept, "a0")}
+	return Case{
+		Name:    "A Service redirects to a cache of this node while it is ready",
+		Objects: []Object{web, cache(On("a0"), On("b0")...)},
+		Flows:   append(flows("a0", "b0"), kept),
+		Then: []Step{
+			{Name: "one ends", Objects: []Object{web, cache(Terminating("a0"), On("b0")...)}, Flows: append(flows("c0", "b0"), kept)},
+			{Name: "its successor is not ready", Objects: []Object{web, cache(NotReady("a2"), On("b0")...)}, Flows: flows("c0", "b0")},
+			{Name: "it is ready", Objects: []Object{web, cache(On("a2"), On("b0")...)}, Flows: flows("a2", "b0")},
+			{Name: "there is no cache", Objects: []Object{web}, Flows: flows("c0", "c0")},
 		},
 	}
 }

@@ -1114,8 +1114,10 @@ type ServicePort struct {
 	Family      string    `protobuf:"bytes,14,opt,name=family,proto3" json:"family,omitempty"`     // IPv4, IPv6
 	// The dataplane was compared with the kernel; only with GetService. Otherwise
 	// differences holds only what the agent has not written.
-	Compared      bool   `protobuf:"varint,15,opt,name=compared,proto3" json:"compared,omitempty"`
-	Balance       string `protobuf:"bytes,16,opt,name=balance,proto3" json:"balance,omitempty"` // least, latency; "": random
+	Compared bool   `protobuf:"varint,15,opt,name=compared,proto3" json:"compared,omitempty"`
+	Balance  string `protobuf:"bytes,16,opt,name=balance,proto3" json:"balance,omitempty"` // least, latency; "": random
+	// Another Service of the namespace, whose ready endpoints on this node are used instead.
+	LocalRedirect string `protobuf:"bytes,17,opt,name=local_redirect,json=localRedirect,proto3" json:"local_redirect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1258,6 +1260,13 @@ func (x *ServicePort) GetCompared() bool {
 func (x *ServicePort) GetBalance() string {
 	if x != nil {
 		return x.Balance
+	}
+	return ""
+}
+
+func (x *ServicePort) GetLocalRedirect() string {
+	if x != nil {
+		return x.LocalRedirect
 	}
 	return ""
 }
@@ -2953,7 +2962,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x03 \x01(\tR\x04type\x129\n" +
 	"\x05ports\x18\x04 \x03(\v2#.spillway.node.v1alpha1.ServicePortR\x05ports\x12;\n" +
-	"\bproblems\x18\x05 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\"\xa5\x05\n" +
+	"\bproblems\x18\x05 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\"\xcc\x05\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12<\n" +
@@ -2971,7 +2980,8 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\bcounters\x18\r \x01(\v2 .spillway.node.v1alpha1.CountersR\bcounters\x12\x16\n" +
 	"\x06family\x18\x0e \x01(\tR\x06family\x12\x1a\n" +
 	"\bcompared\x18\x0f \x01(\bR\bcompared\x12\x18\n" +
-	"\abalance\x18\x10 \x01(\tR\abalance\"q\n" +
+	"\abalance\x18\x10 \x01(\tR\abalance\x12%\n" +
+	"\x0elocal_redirect\x18\x11 \x01(\tR\rlocalRedirect\"q\n" +
 	"\bFrontend\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +

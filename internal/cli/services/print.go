@@ -161,6 +161,9 @@ func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 	if p.Affinity != nil {
 		t.Row("Affinity", "by client, for "+p.Affinity.AsDuration().String())
 	}
+	if p.LocalRedirect != "" {
+		t.Row("Redirect", "to "+p.LocalRedirect+" while it has a ready endpoint on this node")
+	}
 	if p.Balance != "" {
 		t.Row("Balance", cmp.Or(balanceTexts[p.Balance], p.Balance))
 	}

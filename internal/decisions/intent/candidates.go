@@ -18,6 +18,7 @@ type candidate struct {
 	onThisNode    bool
 	clusterPolicy bool // usable by policy Cluster
 	localPolicy   bool // usable by policy Local
+	near          bool // of the Service in LocalRedirectAnnotation
 }
 
 // lastResort reports whether kube-proxy falls back to the endpoint when no ready one is

@@ -16,9 +16,9 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 	if e.spec == nil {
 		return nil, health, nil
 	}
-	problems := slices.Clone(e.plan.problems)
+	problems := append(slices.Clone(e.plan.problems), t.redirectProblems(e)...)
 	t.healthy = t.healthy[:0]
-	from := newServiceSlices(of, len(e.plan.ports))
+	from, near := newServiceSlices(of, len(e.plan.ports)), t.slicesNear(e)
 	left := maxEndpoints
 	ports := make([]*ServicePort, 0, len(e.plan.ports))
 	for i := range e.plan.ports {
@@ -35,7 +35,7 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 				held = append(held, c)
 			}
 		}
-		sp, allZero := t.decidePort(e, p, held, from, before)
+		sp, allZero := t.decidePort(e, p, held, from, near, before)
 		if sp == nil {
 			continue
 		}
@@ -62,7 +62,7 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 
 // decidePort decides one Service port; nil if it has no frontend left. allZero says that
 // all of its endpoints have weight 0.
-func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, from *serviceSlices, before starts) (sp *ServicePort, allZero bool) {
+func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, from, near *serviceSlices, before starts) (sp *ServicePort, allZero bool) {
 	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
 	t.candidates = cs
 	for i := range cs {
@@ -73,7 +73,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 	if len(held) == 0 {
 		return nil, false
 	}
-	r := categorize(cs, needOf(e.spec, held), t.cfg.NodeName, t.own.zone)
+	cs, r := t.redirect(p.id, cs, near, needOf(e.spec, held))
 	if e.starts != nil {
 		e.starts.readySince(p.id, before, cs, t.now)
 	}
@@ -98,7 +98,7 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 	out := make([]Endpoint, 0, len(cs))
 	for i := range cs {
 		c := &cs[i]
-		if !c.clusterPolicy && !c.localPolicy {
+		if !c.selected() {
 			continue
 		}
 		addr := c.addr.Addr()
@@ -128,7 +128,7 @@ func servingUnselected(protocol model.Protocol, cs []candidate) []netip.AddrPort
 	}
 	var out []netip.AddrPort
 	for _, c := range cs {
-		if !c.clusterPolicy && !c.localPolicy && (c.ep.Ready || c.ep.Serving) {
+		if !c.selected() && !c.near && (c.ep.Ready || c.ep.Serving) {
 			out = append(out, c.addr)
 		}
 	}
@@ -142,7 +142,7 @@ func (t *Tracker) lingering(cs []candidate) []netip.AddrPort {
 	}
 	var out []netip.AddrPort
 	for _, c := range cs {
-		if !c.clusterPolicy && !c.localPolicy && (c.ep.Ready || c.ep.Serving || c.ep.Terminating) {
+		if !c.selected() && (c.ep.Ready || c.ep.Serving || c.ep.Terminating) {
 			out = append(out, c.addr)
 		}
 	}

@@ -19,7 +19,8 @@ type plan struct {
 	weights *weightsAsked
 	// slowStart is the time in which shares of endpoints grow; 0: at once.
 	slowStart time.Duration
-	eject     bool // endpoints that do not accept connections
+	eject     bool       // endpoints that do not accept connections
+	redirect  model.Name // see LocalRedirectAnnotation; zero: none
 	problems  []model.Problem
 }
 
@@ -85,6 +86,7 @@ func planService(svc *model.Service, cfg *Config) plan {
 	p.balance, p.weights = cfg.balanceOf(svc, complain)
 	p.slowStart = slowStartOf(svc, complain)
 	p.eject = cfg.ejectsOutliers(svc, complain)
+	p.redirect = redirectOf(svc, complain)
 	if svc.SourceRanges != nil {
 		p.ranges = map[model.Family][]netip.Prefix{}
 		for _, f := range families {

@@ -12,9 +12,11 @@ import (
 // Inspected is a Service of this node and what was decided about it. The values that it
 // leads to do not change, so another goroutine may read them.
 type Inspected struct {
-	Spec   *model.Service
-	Ports  []*ServicePort         // sorted by ID; without ports that lost all frontends
-	Slices []*model.EndpointSlice // sorted by name; Inspect alone has them
+	Spec  *model.Service
+	Ports []*ServicePort // sorted by ID; without ports that lost all frontends
+	// Slices are those of the Service, and then of the one that it redirects to, each sorted by
+	// name; Inspect alone has them.
+	Slices []*model.EndpointSlice
 }
 
 // Count returns how many Services have a port that is served.
@@ -27,8 +29,10 @@ func (t *Tracker) Inspect(name model.Name) (Inspected, bool) {
 		return Inspected{}, false
 	}
 	s := e.inspected()
-	for _, slice := range t.facts.SlicesOf(name, nil) {
-		s.Slices = append(s.Slices, slice.Object)
+	for _, of := range []model.Name{name, e.plan.redirect} {
+		for _, slice := range t.facts.SlicesOf(of, nil) {
+			s.Slices = append(s.Slices, slice.Object)
+		}
 	}
 	return s, true
 }

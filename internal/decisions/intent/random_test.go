@@ -74,6 +74,9 @@ func randomService(d dice, n model.Name) *model.Service {
 	}
 	if d.upTo(3) == 0 {
 		s.Annotations = map[string]string{BalanceAnnotation: pick(d, "weighted", "weighted", "random", "least", "odd"), WeightsAnnotation: pick(d, "", "a=3", "b=0 10.1.0.1=2,*=7", "10.0.0.0/8=0"), SlowStartAnnotation: pick(d, "", "30s")}
+		if to := pick(d, "", "a", "b"); to != "" {
+			s.Annotations[LocalRedirectAnnotation] = to
+		}
 	}
 	for _, p := range []model.ServicePort{
 		{Name: "x", Protocol: model.TCP, Port: 80}, {Name: "y", Protocol: model.UDP, Port: 80}, {Name: "x", Protocol: model.TCP, Port: 81},

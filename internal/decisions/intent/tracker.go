@@ -33,12 +33,16 @@ type Tracker struct {
 	now      time.Time             // see SetTime
 	starting map[*service]struct{} // those with a nextStep
 
+	redirecting store.Sets[model.Name, *service] // by the Service in LocalRedirectAnnotation
+
 	watched map[*service]struct{} // those with outlier ejection
 	failing map[PortID][]Failing  // see SetFailing
 
 	dirty      []*service     // to decide again
 	slices     []*store.Slice // buffers of one decision
+	nearSlices []*store.Slice
 	candidates []candidate
+	near       []candidate
 	healthy    []netip.Addr
 }
 
@@ -78,6 +82,7 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		own:          newOwnNode(),
 		addresses:    newAddressTable(),
 		conflictable: store.Sets[netip.Addr, *service]{},
+		redirecting:  store.Sets[model.Name, *service]{},
 		services:     map[model.Name]*service{},
 		problemsOf:   map[model.Name][]model.Problem{},
 		starting:     map[*service]struct{}{},
@@ -114,11 +119,15 @@ func (t *Tracker) State() State {
 	return s
 }
 
-// markDirty makes Changes decide a Service again.
+// markDirty makes Changes decide a Service again, and those that redirect to it.
 func (t *Tracker) markDirty(e *service) {
-	if !e.dirty {
-		e.dirty = true
-		t.dirty = append(t.dirty, e)
+	if e.dirty {
+		return
+	}
+	e.dirty = true
+	t.dirty = append(t.dirty, e)
+	for other := range t.redirecting[e.name] {
+		t.markDirty(other)
 	}
 }
 

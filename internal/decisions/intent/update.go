@@ -30,9 +30,13 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 		})
 	}
 	before := e.plan
+	t.redirecting.Remove(before.redirect, e)
 	e.spec, e.plan = svc, plan{}
 	if svc != nil {
 		e.plan = planService(svc, &t.cfg)
+		if e.plan.redirect != (model.Name{}) {
+			t.redirecting.Add(e.plan.redirect, e)
+		}
 		t.eachRequest(e, func(key addressKey, c requester) {
 			t.addresses.add(key, c)
 			if mayConflict(c.kind) {

@@ -113,7 +113,7 @@ func (t *Tracker) weights(e *service, id PortID, cs []candidate) (out []uint16, 
 		return nil, false
 	}
 	for i := range cs {
-		if c := &cs[i]; c.clusterPolicy || c.localPolicy {
+		if c := &cs[i]; c.selected() {
 			out = append(out, uint16(e.plan.weights.of(c)))
 		}
 	}

@@ -126,6 +126,7 @@ func convertPort(spec *model.Service, p *intent.ServicePort, sync reconcile.Port
 	if p.Balance.ByLoad() {
 		out.Balance = p.Balance.String()
 	}
+	out.LocalRedirect = intent.RedirectOf(spec).Name
 	for _, f := range p.Frontends {
 		frontend := &nodev1alpha1.Frontend{Kind: kindName(f.Kind), Port: uint32(f.Port)}
 		if f.Addr.IsValid() {
