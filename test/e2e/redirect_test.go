@@ -42,13 +42,15 @@ func TestLocalRedirectWhileTheCacheRestarts(t *testing.T) {
 		s.MustWait(t)
 		time.Sleep(pause)
 	}
-	const grace = 200 * time.Millisecond // in which a server that terminates answers what it has
+	// In its grace a server that terminates answers what it still gets: netfilter's agents delete the
+	// conntrack entries of UDP sockets after the sync.
+	const grace, ready = time.Second, 200 * time.Millisecond
 	for range 5 {
 		step(grace, flows.Terminating("a2"))
 		e.Output(t, "a2", "nft", "table inet dead { chain in { type filter hook prerouting priority raw; th dport 8080 drop; }; }")
 		step(0, flows.NotReady("a2"))
 		e.Output(t, "a2", "nft", "delete table inet dead")
-		step(grace, flows.On("a2"))
+		step(ready, flows.On("a2"))
 	}
 	served := map[string]int{}
 	for _, combo := range flows.TCP { // a UDP socket may have the port of an earlier one, and continue its flow
