@@ -33,6 +33,10 @@ func TestLeastConnections(t *testing.T) {
 	if text := e.spillway(t, "a", "services", e.nameOfService(s)); !strings.Contains(text, "fewer active flows") {
 		t.Errorf("services does not say how endpoints are chosen: %s", text)
 	}
+	r := e.trace(t, "client0", s.MustAddress(t, flows.NodePort("a"), flows.TCP4))
+	if found := step(r, "endpoint").Found; !strings.Contains(found, "; least of two random ones") {
+		t.Errorf("trace shows the choice %q", found)
+	}
 	const each = 15
 	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
 		for _, c := range ejectionClients {

@@ -29,6 +29,7 @@ func NewCommand() *cobra.Command {
 	var want selection
 	var follow bool
 	var limit uint32
+	var state string
 	cmd := &cobra.Command{
 		Use:   "flows",
 		Short: "Show the flows of Services on this node, and what happens to them",
@@ -38,6 +39,7 @@ that are refused or dropped. By default an agent reports only refusals and drops
 --flow-events all it reports flows too. Needs root, or with --node the rights of a
 kubeconfig.`,
 		Example: `  spillway flows -n shop --service web
+  spillway flows --state new
   spillway flows -f --event refused,dropped
   spillway flows --since 5m --address 192.0.2.0/24 -o json`,
 		Args: cli.Arguments(),
@@ -48,6 +50,9 @@ kubeconfig.`,
 			if err := output.Validate(); err != nil {
 				return err
 			}
+			if err := validateState(state, follow || want.since > 0); err != nil {
+				return err
+			}
 			agent, err := cluster.Dialer(cmd, &socket)
 			if err != nil {
 				return err
@@ -55,7 +60,7 @@ kubeconfig.`,
 			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
 			if !follow && want.since == 0 {
-				return list(ctx, cmd.OutOrStdout(), agent, &nodev1alpha1.ListFlowsRequest{Filter: want.filter(), Limit: limit}, output)
+				return list(ctx, cmd.OutOrStdout(), agent, &nodev1alpha1.ListFlowsRequest{Filter: want.filter(), Limit: limit, State: state}, output)
 			}
 			w := &watcher{out: newPrinter(cmd.OutOrStdout(), cmd.ErrOrStderr(), output), request: want.request(time.Now()), follow: follow}
 			return w.one(ctx, agent)
@@ -65,6 +70,7 @@ kubeconfig.`,
 	f.SortFlags = false
 	want.addFlags(f)
 	f.BoolVarP(&follow, "follow", "f", false, "Show events as they happen, until interrupted.")
+	f.StringVar(&state, "state", "", "State of the flows of the table: "+strings.Join(states, ", ")+" (default: all).")
 	f.Uint32Var(&limit, "limit", 0, "Maximum number of flows of the table (default: the agent's choice, 1000).")
 	socket.AddFlag(f)
 	output.AddFlag(cmd)
@@ -111,6 +117,20 @@ Events of several nodes may come in another order than they happened in.`,
 	output.AddFlag(cmd)
 	cluster.AddCluster(f)
 	return cmd
+}
+
+// states are the states of flows in the table. Before its answer a flow is new.
+var states = []string{"new", "syn-recv", "established", "closing", "last-ack", "closed"}
+
+func validateState(state string, events bool) error {
+	switch {
+	case state == "":
+	case !slices.Contains(states, state):
+		return cli.UsageErrorf("--state %q: not a state: use %s", state, strings.Join(states, ", "))
+	case events:
+		return cli.UsageErrorf("--state %s: events have no state: leave out --since and --follow, or use --event", state)
+	}
+	return nil
 }
 
 // selection is what the flags select.

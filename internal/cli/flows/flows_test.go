@@ -210,7 +210,7 @@ func TestNothingFromTheAgentReachesTheTerminal(t *testing.T) {
 func TestWrongFlags(t *testing.T) {
 	for _, args := range [][]string{
 		{"--event", "born"}, {"--address", "10.0.0.0/99"}, {"--since", "-1s"}, {"--service", ""},
-		{"-n", "a", "--service", "b/c"}, {"--port", "70000"},
+		{"-n", "a", "--service", "b/c"}, {"--port", "70000"}, {"--state", "open"}, {"--state", "new", "-f"},
 	} {
 		_, _, err := run(t, &agent{}, args...)
 		var usage *cli.UsageError

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
@@ -241,6 +242,12 @@ func (v *View) Endpoints(service uint32, route string) (list []EndpointShare, af
 		list[k].Share += 1 / float64(n)
 	}
 	return list, s.Affinity
+}
+
+// Balance reads how a Service chooses one of its endpoints.
+func (v *View) Balance(service uint32) intent.Balance {
+	s, _ := lookup[uint32, tcService](v, tcMapServices, service)
+	return balanceOf(s.Flags)
 }
 
 func (v *View) endpoint(id uint32) EndpointShare {

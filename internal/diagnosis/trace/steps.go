@@ -463,6 +463,9 @@ func (t *tracer) choice(fe *ebpf.FrontendEntry, route string, cookie uint64, cho
 	set, affinity := t.view.Endpoints(fe.Service, route)
 	t.Sets = set
 	s := Step{Name: stepEndpoint, Lookup: fmt.Sprintf("services, slots, backends[Service %d, %s]", fe.Service, route), Found: shares(set)}
+	if b := t.view.Balance(fe.Service); b.ByLoad() {
+		s.Found += fmt.Sprintf("; %s of two random ones: the kernel may choose another than this trace", b)
+	}
 	if affinity > 0 {
 		client := t.From.Addr
 		if cookie != 0 {

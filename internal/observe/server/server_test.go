@@ -486,7 +486,12 @@ func TestListFlows(t *testing.T) {
 			t.Errorf("%s: %d flows, more %v, %v", c.what, len(resp.GetFlows()), resp.GetMore(), err)
 		}
 	}
-	resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{Limit: 1})
+	plane.flows[7].State = "new"
+	resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{State: "new"})
+	if err != nil || len(resp.Flows) != 1 || resp.Flows[0].State != "new" {
+		t.Errorf("flows of a state: %v, %v", resp, err)
+	}
+	resp, err = h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{Limit: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
