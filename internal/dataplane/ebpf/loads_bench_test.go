@@ -44,15 +44,11 @@ func BenchmarkPacketBalance(b *testing.B) {
 	var cases []*packetCase
 	for _, l := range loadBalances {
 		n := newPacketNode(b, func(c *Config) { c.BalanceByLoad = l.counted })
-		sp := service(p, protoTCP)
-		for i := range sp.Frontends {
-			sp.Frontends[i].ExternalRoute, sp.Frontends[i].InternalRoute = intent.ToCluster, intent.ToCluster
-		}
+		var endpoints []intent.Endpoint
 		for port := range uint16(10) {
-			sp.Endpoints = append(sp.Endpoints, endpoint(p.pod1, 8080+port, here))
+			endpoints = append(endpoints, endpoint(p.pod1, 8080+port, here))
 		}
-		sp.Balance = l.balance
-		n.serve(b, sp)
+		n.serve(b, balanced(service(p, protoTCP, endpoints...), l.balance))
 		c := &packetCase{name: l.name, hook: inEth0, code: actRedirect, fresh: true,
 			frame: frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.clusterIP, 80), flags: "S", payload: []byte{0}}}
 		n.prepare(b, c)
@@ -99,13 +95,10 @@ func BenchmarkSlowEndpoint(b *testing.B) {
 	hooks := n.attachSockets(b, "slow")
 	join(b, hooks)
 	b.Cleanup(func() { join(b, before) }) // before the cgroup is removed
-	sp := service(p, protoTCP)
-	for i := range sp.Frontends {
-		sp.Frontends[i].ExternalRoute, sp.Frontends[i].InternalRoute = intent.ToCluster, intent.ToCluster
-	}
+	var endpoints []intent.Endpoint
 	for i := range slowServers {
 		at := ap(p.eth0, uint16(8080+i))
-		sp.Endpoints = append(sp.Endpoints, endpoint(at.Addr(), at.Port(), here))
+		endpoints = append(endpoints, endpoint(at.Addr(), at.Port(), here))
 		answer := fastAnswer
 		if i == 0 {
 			answer = slowAnswer
@@ -118,9 +111,7 @@ func BenchmarkSlowEndpoint(b *testing.B) {
 			if round%2 == 1 {
 				i = len(loadBalances) - 1 - i
 			}
-			served := *sp
-			served.Balance = loadBalances[i].balance
-			n.serve(b, &served)
+			n.serve(b, balanced(service(p, protoTCP, endpoints...), loadBalances[i].balance))
 			took[i] = append(took[i], n.askForAWhile(b, ap(p.clusterIP, 80))...)
 		}
 	}
