@@ -252,7 +252,7 @@ func (r *run) upgradeAgent(ctx context.Context, d *rand.Rand) (string, error) {
 func (r *run) changeMode(ctx context.Context, d *rand.Rand) (string, error) {
 	a := r.agent(d)
 	before := a.mode
-	a.mode = Modes[(slices.Index(Modes, a.mode)+1)%len(Modes)]
+	a.use(Modes[(slices.Index(Modes, a.mode)+1)%len(Modes)])
 	return fmt.Sprintf("%s from %s to %s", a.host.Name, before, a.mode), r.restart(ctx, a, sigterm)
 }
 
@@ -397,6 +397,11 @@ func (r *run) nodeAway(ctx context.Context, d *rand.Rand) (string, error) {
 		server, _ := r.cluster.Find(x.Server)
 		return x.entry == node || x.from == name || x.kind == stream && server != nil && server.Node == name
 	})
+	stays := r.ledger.allow(excuseStay, func(x *Loss) bool {
+		server, _ := r.cluster.Find(x.Server)
+		return server != nil && server.Node == name && r.staysWithEndpoint(x)
+	})
+	defer stays(0)
 	if err := r.setLink(node, false); err != nil {
 		return name, err
 	}
@@ -411,6 +416,13 @@ func (r *run) nodeAway(ctx context.Context, d *rand.Rand) (string, error) {
 	defer moved(settleMoves)
 	copy(s.states, before)
 	return fmt.Sprintf("%s for %s", name, away), r.publish(ctx, 0, 1, 2)
+}
+
+// staysWithEndpoint reports whether a socket keeps its endpoint when that is removed: a hook has
+// connected it, and the tc programs that would move it are gone.
+func (r *run) staysWithEndpoint(x *Loss) bool {
+	i := slices.IndexFunc(r.agents, func(a *nodeAgent) bool { return a.host.Name == x.from })
+	return i >= 0 && x.kind == keptUDP && !x.opened.IsZero() && x.opened.UnixNano() < r.agents[i].left.Load()
 }
 
 // removeServer ends a server before its endpoint is removed: the wrong order.

@@ -24,6 +24,7 @@ const readyWithin = 2 * time.Minute
 type nodeAgent struct {
 	host   *topology.Host
 	mode   string
+	left   atomic.Int64 // when it last left eBPF, in Unix nanoseconds
 	binary string
 	source []string // flags
 	bpffs  string
@@ -33,6 +34,14 @@ type nodeAgent struct {
 	done     chan struct{}
 	expected *atomic.Bool // the end of cmd is
 	died     func(error)  // called if a process ends by itself
+}
+
+// use sets the dataplane of the next process.
+func (a *nodeAgent) use(mode string) {
+	if a.mode == "ebpf" && mode != a.mode {
+		a.left.Store(time.Now().UnixNano())
+	}
+	a.mode = mode
 }
 
 // start starts a process of the agent.

@@ -26,7 +26,8 @@ type Loss struct {
 	// Excuse is the documented reason, "" for a loss that counts.
 	Excuse string `json:"excuse,omitempty"`
 
-	at time.Time
+	at     time.Time
+	opened time.Time // of a socket that is kept
 	flowInfo
 }
 
@@ -258,6 +259,7 @@ const (
 	excuseBacklog = "a CPU's backlog overflowed on this machine"
 	excuseLink    = "the link of its node was down"
 	excuseAway    = "its client, entry or server was on the node that went away"
+	excuseStay    = "connected UDP socket of a pod, opened before its node left eBPF (limits.md), to the node that went away"
 	excuseMove    = "kept UDP socket whose endpoint was removed (drain-a-node.md)"
 )
 

@@ -190,7 +190,8 @@ func (r *run) restore(ctx context.Context) error {
 		if a.mode == r.cfg.Mode && a.binary == r.programs[0] {
 			continue
 		}
-		a.mode, a.binary = r.cfg.Mode, r.programs[0]
+		a.use(r.cfg.Mode)
+		a.binary = r.programs[0]
 		if err := r.restart(ctx, a, sigterm); err != nil {
 			return err
 		}

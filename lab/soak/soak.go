@@ -378,7 +378,10 @@ func (r *run) note(p place, e event) {
 		if e.Local.IsValid() {
 			local = e.Local.String()
 		}
-		r.ledger.lose(Loss{at: e.Began, Took: e.Ended.Sub(e.Began), Flow: e.Flow, Local: local, Server: server, Error: e.Error, Again: e.Again})
+		r.mu.Lock()
+		opened := r.open[key].Began
+		r.mu.Unlock()
+		r.ledger.lose(Loss{at: e.Began, opened: opened, Took: e.Ended.Sub(e.Began), Flow: e.Flow, Local: local, Server: server, Error: e.Error, Again: e.Again})
 	case "open":
 		r.mu.Lock()
 		r.open[key] = victim{e, p.node}

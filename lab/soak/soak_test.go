@@ -181,6 +181,26 @@ func TestOnlyDocumentedLossesAreExcused(t *testing.T) {
 	}
 }
 
+func TestOnlyASocketOlderThanTheChangeKeepsItsEndpoint(t *testing.T) {
+	a := &nodeAgent{mode: "ebpf", host: &topology.Host{Name: "node0"}}
+	r := &run{agents: []*nodeAgent{a}}
+	old := Loss{opened: time.Now().Add(-time.Second), flowInfo: flowInfo{kind: keptUDP, from: "node0"}}
+	if r.staysWithEndpoint(&old) {
+		t.Error("a socket keeps its endpoint although the node has always run eBPF")
+	}
+	a.use("nftables")
+	young, unconnected := old, old
+	young.opened, unconnected.kind = time.Now().Add(time.Second), sendtoUDP
+	for _, c := range []struct {
+		loss *Loss
+		want bool
+	}{{&old, true}, {&young, false}, {&unconnected, false}} {
+		if got := r.staysWithEndpoint(c.loss); got != c.want {
+			t.Errorf("socket of kind %s, opened at %s: %v, want %v", c.loss.kind, c.loss.opened, got, c.want)
+		}
+	}
+}
+
 func TestGrowthBeyondABoundIsReported(t *testing.T) {
 	g := Growth{Start: Usage{Pins: 10, RSS: 50 * mib}, End: Usage{Node: "node0", Pins: 11, RSS: 60 * mib}}
 	g.judge()
