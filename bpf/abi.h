@@ -76,6 +76,7 @@ enum service_flags {
 	SERVICE_TFTP = 1 << 0, /* its frontends and endpoints have FRONTEND_TFTP */
 	SERVICE_LEAST = 1 << 1,	  /* of two endpoints, the one with fewer active flows */
 	SERVICE_LATENCY = 1 << 2, /* of two endpoints, the one with less expected delay */
+	SERVICE_MAGLEV = 1 << 3,  /* the slots of ROUTE_CLUSTER are a table that is the same on all nodes */
 };
 
 struct service {

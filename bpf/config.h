@@ -27,6 +27,12 @@ volatile const __u8 has_ct_lookup = 0;
  */
 volatile const __u32 hash_seed = 0;
 
+/*
+ * Seed of flow_hash. It is the same on all nodes, and so a client may know it: see
+ * --maglev-seed.
+ */
+volatile const __u32 maglev_seed = 0;
+
 /* Number of words of port_filter, minus one. The number is a power of two. */
 volatile const __u32 port_filter_mask = 0;
 

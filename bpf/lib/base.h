@@ -146,4 +146,17 @@ static __always_inline __u32 tuple_hash(const struct tuple *t)
 	return mix(h, ((__u32)t->sport << 16 | t->dport) + t->proto);
 }
 
+/*
+ * Hashes the client's address, port and protocol, as all nodes do. The destination is left out:
+ * a client's flow has the same endpoint at each address of a Service.
+ */
+static __always_inline __u32 flow_hash(const struct tuple *t)
+{
+	__u32 h = maglev_seed;
+
+	for (int i = 0; i < 4; i++)
+		h = mix(h, t->saddr.w[i]);
+	return mix(h, (__u32)t->sport << 16 | t->proto);
+}
+
 #endif

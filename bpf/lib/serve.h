@@ -83,7 +83,7 @@ static __always_inline enum decision decide_service(struct __sk_buff *skb, const
 		return NOT_ON_NODE;
 	if (route == ROUTE_REJECT)
 		return NO_ENDPOINT;
-	found->choice = backend_select(fe->service, route, tuple_hash(t), &t->saddr, t->family, 0,
+	found->choice = backend_select(fe->service, route, tuple_hash(t), t, &t->saddr, t->family, 0,
 				       t->proto == IPPROTO_UDP ? AFFINITY_AT_ONCE :
 				       AFFINITY_ON_CONFIRM);
 	if (!found->choice.backend)

@@ -429,7 +429,7 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 		b = socket_recall(cookie, proto, &dst, fe);
 	if (!b) {
 		choice = backend_select(fe->service, fe->internal_route, bpf_get_prandom_u32(),
-					&dst.addr, dst.family, netns, AFFINITY_AT_ONCE);
+					NULL, &dst.addr, dst.family, netns, AFFINITY_AT_ONCE);
 		b = choice.backend;
 		if (!b)
 			return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);

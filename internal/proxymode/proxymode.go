@@ -41,6 +41,7 @@ type Config struct {
 	EndSockets        bool // --end-sockets
 	OutlierEjection   bool // --outlier-ejection
 	BalanceByLoad     bool // --balance-by-load
+	MaglevSeed        string
 	ServiceMetrics    bool // --service-metrics is not off
 	ServiceMetricsTop int  // 0: all
 	// Refused receives a text for each address of a pod that is refused; may be nil.

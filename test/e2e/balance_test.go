@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -62,6 +64,61 @@ func TestLeastConnections(t *testing.T) {
 				t.Errorf("%s to %s, %s: answers of %v", c.From, c.To, combo, served)
 			}
 			t.Logf("%s to %s, %s: %v", c.From, c.To, combo, served)
+		}
+	}
+}
+
+// TestMaglev asks two nodes from the same ports of a client: both must choose the same endpoint,
+// also after one of the endpoints has gone.
+func TestMaglev(t *testing.T) {
+	t.Parallel()
+	e := &env{Harness: harness.Start(t, cluster.Config{Spec: topology.DefaultSpec("e2e-maglev")})}
+	service := func(on ...string) flows.Service {
+		return flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(on...),
+			Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}}
+	}
+	s := e.Load(t, service("a0", "a2", "b0", "b1", "a1"))
+	status := oneLine(e.spillway(t, "a", "status", "-o", "wide"))
+	if problem := strings.Contains(status, "maglev has no effect on this node"); problem != (e.Mode != "ebpf") {
+		t.Errorf("status with --proxy-mode %s: %s", e.Mode, status)
+	}
+	if e.Mode != "ebpf" {
+		return // maglev is random there
+	}
+	if text := e.spillway(t, "a", "services", e.nameOfService(s)); !strings.Contains(text, "maglev: by the client's address and port") {
+		t.Errorf("services does not say how endpoints are chosen: %s", text)
+	}
+	client := e.MustProbe(t, "client0")
+	const ports = 40
+	answers := func(node string, combo flows.Combo) (servers []string) {
+		for i := range ports {
+			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, flows.NodePort(node), combo), LocalPort: 20000 + i})
+			must(t, err)
+			servers = append(servers, resp.Answers[0].Server)
+		}
+		return servers
+	}
+	before := map[flows.Combo][]string{}
+	for _, combo := range flows.AllCombos {
+		before[combo] = answers("a", combo)
+		if diff := cmp.Diff(before[combo], answers("b", combo)); diff != "" {
+			t.Errorf("%s: nodes a and b choose different endpoints: %s", combo, diff)
+		}
+		if n := len(slices.Compact(slices.Sorted(slices.Values(before[combo])))); n != 5 {
+			t.Errorf("%s: %d ports got %d endpoints, want 5: %v", combo, ports, n, before[combo])
+		}
+	}
+	s.MustWrite(t, service("a0", "a2", "b0", "b1"))
+	s.MustWait(t)
+	for _, combo := range flows.TCP { // a UDP socket of a port that was used continues its flow
+		after := answers("a", combo)
+		for i, server := range before[combo] {
+			if server != after[i] && server != "a1" || after[i] == "a1" {
+				t.Errorf("%s: port %d got %s, and %s when only a1 had gone", combo, 20000+i, server, after[i])
+			}
+		}
+		if diff := cmp.Diff(after, answers("b", combo)); diff != "" {
+			t.Errorf("%s: nodes a and b choose different endpoints: %s", combo, diff)
 		}
 	}
 }

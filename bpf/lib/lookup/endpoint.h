@@ -152,15 +152,16 @@ enum affinity_store {
 };
 
 /*
- * Chooses an endpoint of a Service. With session affinity, the client is identified by
- * its address, or by cookie if that is not 0: a socket that connects has no address yet.
+ * Chooses an endpoint of a Service. t is the packet's tuple, NULL for a socket that connects: it
+ * has no address yet. With session affinity, the client is identified by its address, or by
+ * cookie if that is not 0.
  *
  * TCP stores the endpoint only after the handshake (AFFINITY_ON_CONFIRM). Otherwise
  * packets with forged sources would evict the entries of other clients.
  */
 static __always_inline struct backend_choice
-backend_select(__u32 service, __u8 route, __u32 hash, const struct addr *client, __u8 family,
-	       __u64 cookie, enum affinity_store store)
+backend_select(__u32 service, __u8 route, __u32 hash, const struct tuple *t,
+	       const struct addr *client, __u8 family, __u64 cookie, enum affinity_store store)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
 	struct backend_choice choice = {};
@@ -175,6 +176,8 @@ backend_select(__u32 service, __u8 route, __u32 hash, const struct addr *client,
 		return choice;
 	if (balance_by_load && s->flags & (SERVICE_LEAST | SERVICE_LATENCY))
 		return backend_by_load(s, service, route, n, hash);
+	if (t && s->flags & SERVICE_MAGLEV && route == ROUTE_CLUSTER)
+		return backend_at(service, route, n, flow_hash(t));
 	if (!s->affinity)
 		return backend_at(service, route, n, hash);
 

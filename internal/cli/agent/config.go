@@ -50,6 +50,8 @@ type Config struct {
 	EndSockets         bool
 	OutlierEjection    bool
 	BalanceByLoad      bool
+	MaglevSize         int
+	MaglevSeed         string
 	DropCapabilities   bool
 	LeavePrevious      bool
 	EBPFSCTP           bool
@@ -102,6 +104,8 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.SocketHooks, "socket-hooks", ebpf.HooksAll, "Sockets that eBPF translates when they connect: all, host (of the node's own network namespace) or off. The packets of other pods are translated one by one. With off, processes of the node have no Services.")
 	f.BoolVar(&c.OutlierEjection, "outlier-ejection", false, "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. It attaches one more program to the TCP sockets of all processes (--proxy-mode ebpf).")
 	f.BoolVar(&c.BalanceByLoad, "balance-by-load", false, "Let the annotation spillway.dev/balance of a Service choose endpoints by their active flows (least) or by their handshake time (latency). It attaches two more programs to the sockets of all processes (--proxy-mode ebpf).")
+	f.IntVar(&c.MaglevSize, "maglev-table-size", intent.DefaultMaglevSize, "Entries of the table of a Service port with spillway.dev/balance: maglev: a prime number, the same on all nodes, at least 100 times its endpoints (--proxy-mode ebpf).")
+	f.StringVar(&c.MaglevSeed, "maglev-seed", "", "Text that enters into the hashes of spillway.dev/balance: maglev, the same on all nodes. A client who does not know it cannot choose its endpoint by its port.")
 	f.BoolVar(&c.EndSockets, "end-sockets", false, "End connected sockets that a socket hook has translated when their endpoint neither serves nor terminates any more: the process gets ECONNABORTED (--proxy-mode ebpf). Sockets of pods need CAP_SYS_ADMIN, and /run/netns of the host.")
 	f.StringVar(&c.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
 	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "Drop CAP_SYS_ADMIN and CAP_PERFMON after the dataplane is loaded. Conntrack of other network namespaces is then neither measured nor tuned.")
@@ -348,7 +352,16 @@ func (c *Config) intent() intent.Config {
 		Lingering:             c.EndSockets && c.ProxyMode == "ebpf",
 		OutlierEjection:       c.OutlierEjection && c.ProxyMode == "ebpf",
 		BalanceByLoad:         c.BalanceByLoad && c.ProxyMode == "ebpf",
+		MaglevSize:            c.maglevSize(),
 	}
+}
+
+// maglevSize returns 0 for a dataplane without tables.
+func (c *Config) maglevSize() int {
+	if c.ProxyMode != "ebpf" {
+		return 0
+	}
+	return c.MaglevSize
 }
 
 // servers returns the addresses of the agent's HTTP servers, after Validate.
@@ -371,7 +384,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
-		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad,
+		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed,
 		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
 		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
 		Log: log,

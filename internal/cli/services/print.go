@@ -143,6 +143,7 @@ func (r oneResult) Write(w io.Writer) error {
 // balanceTexts explains the values of ServicePort.Balance.
 var balanceTexts = map[string]string{
 	"least":   "least: of two endpoints, the one with fewer active flows",
+	"maglev":  "maglev: by the client's address and port, the same on all nodes",
 	"latency": "latency: of two endpoints, the one with less expected delay",
 }
 

@@ -98,6 +98,9 @@ type Config struct {
 	// BalanceByLoad counts the active flows of endpoints and measures handshakes, for Services
 	// that choose by them (intent.ServicePort.Balance).
 	BalanceByLoad bool
+	// MaglevSeed enters into the hashes of packets to Services that choose by tables
+	// (intent.ServicePort.Table). It must be the same on all nodes.
+	MaglevSeed string
 	// LeavePrevious has Close leave the maps and programs of the release before, for a
 	// rollback to it. The maps whose layout differs exist twice until then.
 	LeavePrevious bool

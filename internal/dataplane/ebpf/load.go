@@ -3,6 +3,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
@@ -218,6 +219,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 		tcVarHostNetnsCookie: cookie,
 		tcVarUnconfirmedMax:  cfg.unconfirmed(), tcVarClientFlowsMax: cfg.clientFlowsMax(),
 		tcVarPortFilterMask: cfg.filterWords() - 1,
+		tcVarMaglevSeed:     crc32.ChecksumIEEE([]byte(cfg.MaglevSeed)),
 	}
 	for name, value := range cfg.eventConstants() {
 		c[name] = value

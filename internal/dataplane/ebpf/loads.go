@@ -34,6 +34,8 @@ func balanceFlags(b intent.Balance) tcServiceFlags {
 		return tcServiceFlagsSERVICE_LEAST
 	case intent.Latency:
 		return tcServiceFlagsSERVICE_LATENCY
+	case intent.Maglev:
+		return tcServiceFlagsSERVICE_MAGLEV
 	}
 	return 0
 }
@@ -44,6 +46,8 @@ func balanceOf(flags uint32) intent.Balance {
 		return intent.LeastConnections
 	case tcServiceFlags(flags)&tcServiceFlagsSERVICE_LATENCY != 0:
 		return intent.Latency
+	case tcServiceFlags(flags)&tcServiceFlagsSERVICE_MAGLEV != 0:
+		return intent.Maglev
 	}
 	return intent.Random
 }

@@ -214,6 +214,12 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 			Frontends: p.intentFrontends(), Balance: balanceOf(p.entries.header.Flags),
 		}
 		sp.Endpoints, sp.Weights = p.intentEndpoints()
+		if sp.Balance == intent.Maglev {
+			sp.Table = p.intentTable()
+			if known := b.ports.byID[id]; known != nil && known.source != nil {
+				sp.Weights = known.source.Weights
+			}
+		}
 		if p.entries.tftp {
 			sp.Helper = intent.TFTP
 		}
@@ -296,6 +302,18 @@ func (p *port) intentEndpoints() (out []intent.Endpoint, weights []uint16) {
 		weights = nil
 	}
 	return out, weights
+}
+
+// intentTable converts the slots back to a decision's table.
+func (p *port) intentTable() (table []uint32) {
+	index := map[uint32]uint32{}
+	for i, entry := range p.entries.backends {
+		index[entry.id] = uint32(i)
+	}
+	for _, id := range p.slots[clusterSet] {
+		table = append(table, index[id])
+	}
+	return table
 }
 
 // Endpoints lists the endpoints in the maps of an instance, even if no agent runs. It

@@ -61,6 +61,7 @@ type randomService struct {
 	internalLocal bool
 	tftp          bool
 	weights       []uint16 // by the number of an endpoint; nil: equal
+	maglev        int      // size of the table; 0: none
 }
 
 func newPortWorld(seed uint64) *portWorld {
@@ -137,6 +138,7 @@ func (w *portWorld) change(i int) {
 		s.internalLocal = w.rng.IntN(4) == 0
 		s.tftp = w.rng.IntN(2) == 0
 		s.weights = w.weights()
+		s.maglev = []int{0, 0, 7, 13}[w.rng.IntN(4)]
 	case 6, 7:
 		for range 3 {
 			w.holders[w.rng.IntN(30)] = w.rng.IntN(len(w.services))
@@ -230,6 +232,23 @@ func (s *randomService) weigh(p *intent.ServicePort) {
 	}
 }
 
+// fillTable gives a port a table, in which some endpoint has no slot.
+func (s *randomService) fillTable(p *intent.ServicePort) {
+	var used []uint32
+	for i, e := range p.Endpoints {
+		if e.ClusterPolicy {
+			used = append(used, uint32(i))
+		}
+	}
+	if s.maglev == 0 || len(used) == 0 {
+		return
+	}
+	p.Balance, p.Weights, p.Affinity = intent.Maglev, nil, 0
+	for slot := range s.maglev {
+		p.Table = append(p.Table, used[slot*slot%len(used)])
+	}
+}
+
 // decide is intent's part, as far as it matters here.
 func (w *portWorld) decide(i int) *intent.ServicePort {
 	s := w.services[i]
@@ -244,6 +263,7 @@ func (w *portWorld) decide(i int) *intent.ServicePort {
 		cluster, local = cluster || e.ClusterPolicy, local || e.LocalPolicy
 	}
 	s.weigh(p)
+	s.fillTable(p)
 	route := func(localOnly bool) intent.Route {
 		switch {
 		case localOnly && local:

@@ -244,23 +244,32 @@ func endpointOf(b tcBackend) netip.AddrPort {
 	return netip.AddrPortFrom(fromAddr(b.Addr, b.Family), toPort(b.Port))
 }
 
-// sets returns the ids of the wanted endpoints, by set. A set has an id once for each share
-// of the endpoint.
-func (e *portEntries) sets(p *intent.ServicePort) [2][]uint32 {
-	var sets [2][]uint32
+// sets returns the sets that a decision wants, if have are those of the port: the ids of the
+// endpoints, once for each share, or as the decision's table says.
+func (e *portEntries) sets(p *intent.ServicePort, have [2][]uint32) (want [2][]uint32) {
 	shares := [2][]int{clusterSet: p.Shares(intent.ToCluster), localSet: p.Shares(intent.ToLocal)}
-	next := 0
+	ids, next := make([]uint32, len(p.Endpoints)), 0
 	for i, endpoint := range p.Endpoints {
 		for e.backends[next].addr != endpoint.Addr {
 			next++
 		}
-		for set := range sets {
+		ids[i] = e.backends[next].id
+		for set := range want {
 			for range shares[set][i] {
-				sets[set] = append(sets[set], e.backends[next].id)
+				want[set] = append(want[set], ids[i])
 			}
 		}
 	}
-	return sets
+	for set := range want {
+		want[set] = arrange(have[set], want[set])
+	}
+	if p.Table != nil {
+		want[clusterSet] = make([]uint32, len(p.Table))
+		for slot, i := range p.Table {
+			want[clusterSet][slot] = ids[i]
+		}
+	}
+	return want
 }
 
 const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER_POLICY | tcBackendFlagsBACKEND_LOCAL_POLICY)
@@ -279,14 +288,14 @@ func (t *portTable) writeSets(cs changes, keep bool) {
 
 func (t *portTable) addSlots(c *change, keep bool) {
 	have, e := c.have, c.have.entries
-	want := e.sets(c.want)
+	want := e.sets(c.want, have.slots)
 	c.header = e.newHeader(c.want)
 	for set := range want {
 		if keep && len(want[set]) == 0 {
 			c.header.Count[set] = e.header.Count[set]
 			continue
 		}
-		next := arrange(have.slots[set], want[set])
+		next := want[set]
 		c.header.Count[set] = uint32(len(next))
 		have.slots[set] = slices.Grow(have.slots[set], max(0, len(next)-len(have.slots[set])))
 		known := len(have.slots[set])

@@ -102,6 +102,7 @@ const (
 	sockVarHashSeed         = "hash_seed"
 	sockVarHostNetnsCookie  = "host_netns_cookie"
 	sockVarLoadsMask        = "loads_mask"
+	sockVarMaglevSeed       = "maglev_seed"
 	sockVarPortFilterMask   = "port_filter_mask"
 	sockVarReportTcpSockets = "report_tcp_sockets"
 	sockVarReportUdpSockets = "report_udp_sockets"
@@ -228,6 +229,7 @@ type sockVariableSpecs struct {
 	HashSeed         *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie  *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.VariableSpec `ebpf:"loads_mask"`
+	MaglevSeed       *ebpf.VariableSpec `ebpf:"maglev_seed"`
 	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
@@ -357,6 +359,7 @@ type sockVariables struct {
 	HashSeed         *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie  *ebpf.Variable `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.Variable `ebpf:"loads_mask"`
+	MaglevSeed       *ebpf.Variable `ebpf:"maglev_seed"`
 	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`

@@ -350,6 +350,7 @@ const (
 	tcServiceFlagsSERVICE_TFTP    tcServiceFlags = 1
 	tcServiceFlagsSERVICE_LEAST   tcServiceFlags = 2
 	tcServiceFlagsSERVICE_LATENCY tcServiceFlags = 4
+	tcServiceFlagsSERVICE_MAGLEV  tcServiceFlags = 8
 )
 
 type tcSettings struct {
@@ -585,6 +586,7 @@ const (
 	tcVarHashSeed              = "hash_seed"
 	tcVarHostNetnsCookie       = "host_netns_cookie"
 	tcVarLoadsMask             = "loads_mask"
+	tcVarMaglevSeed            = "maglev_seed"
 	tcVarPortFilterMask        = "port_filter_mask"
 	tcVarReportTcpSockets      = "report_tcp_sockets"
 	tcVarReportUdpSockets      = "report_udp_sockets"
@@ -725,6 +727,7 @@ type tcVariableSpecs struct {
 	HashSeed              *ebpf.VariableSpec `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	LoadsMask             *ebpf.VariableSpec `ebpf:"loads_mask"`
+	MaglevSeed            *ebpf.VariableSpec `ebpf:"maglev_seed"`
 	PortFilterMask        *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets      *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets      *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
@@ -875,6 +878,7 @@ type tcVariables struct {
 	HashSeed              *ebpf.Variable `ebpf:"hash_seed"`
 	HostNetnsCookie       *ebpf.Variable `ebpf:"host_netns_cookie"`
 	LoadsMask             *ebpf.Variable `ebpf:"loads_mask"`
+	MaglevSeed            *ebpf.Variable `ebpf:"maglev_seed"`
 	PortFilterMask        *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets      *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets      *ebpf.Variable `ebpf:"report_udp_sockets"`

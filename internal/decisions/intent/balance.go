@@ -18,32 +18,36 @@ const weighted = "weighted"
 // Balance is a way to choose an endpoint among the shares of a route.
 type Balance uint8
 
-// The ways to choose. The last two compare two random endpoints by what this node knows: its own
-// flows and handshakes.
+// The ways to choose. LeastConnections and Latency compare two random endpoints by what this node
+// knows: its own flows and handshakes.
 const (
 	Random           Balance = iota
 	LeastConnections         // the endpoint with fewer active flows
 	Latency                  // the endpoint with the smaller product of active flows and handshake time
+	Maglev                   // by the client's address and port, the same on all nodes: ServicePort.Table
 )
 
-var balanceNames = []string{Random: "random", LeastConnections: "least", Latency: "latency"}
+var balanceNames = []string{Random: "random", LeastConnections: "least", Latency: "latency", Maglev: "maglev"}
 
 // String is the annotation's value.
 func (b Balance) String() string { return balanceNames[b] }
 
 // ByLoad says that the dataplane must know the load of endpoints.
-func (b Balance) ByLoad() bool { return b != Random }
+func (b Balance) ByLoad() bool { return b == LeastConnections || b == Latency }
 
 // balanceOf reads the annotations of a Service about the choice of endpoints.
 func (c *Config) balanceOf(svc *model.Service, complain func(field, what string)) (Balance, *weightsAsked) {
 	name, set := svc.Annotations[BalanceAnnotation]
-	if name == weighted {
+	switch name {
+	case weighted:
 		return Random, weightsOf(svc, complain)
+	case Maglev.String():
+		return c.maglevOf(svc, complain), weightsOf(svc, complain)
 	}
 	if _, listed := svc.Annotations[WeightsAnnotation]; listed && (name == "" || slices.Contains(balanceNames, name)) {
 		what := "needs " + BalanceAnnotation + ": weighted, and has no effect; add that annotation or remove this one"
 		if set && name != "" {
-			what = "has no effect with " + BalanceAnnotation + ": " + name + "; use weighted there, or remove this annotation"
+			what = "has no effect with " + BalanceAnnotation + ": " + name + "; use weighted or maglev there, or remove this annotation"
 		}
 		complain(annotationField(WeightsAnnotation), what)
 	}
@@ -60,4 +64,18 @@ func (c *Config) balanceOf(svc *model.Service, complain func(field, what string)
 		return Random, nil
 	}
 	return b, nil
+}
+
+// maglevOf returns Maglev unless this node or the Service cannot have it.
+func (c *Config) maglevOf(svc *model.Service, complain func(field, what string)) Balance {
+	field := annotationField(BalanceAnnotation)
+	switch {
+	case c.MaglevSize == 0:
+		complain(field, "maglev has no effect on this node, and random is used: its agent needs --proxy-mode ebpf")
+	case svc.Affinity > 0:
+		complain(field, "maglev has no effect with spec.sessionAffinity, and random is used: clients return to their endpoint; remove one of the two")
+	default:
+		return Maglev
+	}
+	return Random
 }

@@ -43,7 +43,13 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 		if allZero {
 			problems = append(problems, allWeightsZero(e.name, p.id))
 		}
-		if left -= max(len(t.candidates), sp.allShares()); left < 0 {
+		if sp.Balance == Maglev {
+			sp.Table = spread(t.cfg.MaglevSize, sp, portOf(e.ports, sp.ID))
+			if problem, any := unservedByTable(e.name, sp); any {
+				problems = append(problems, problem)
+			}
+		}
+		if left -= max(len(t.candidates), sp.allShares(), len(sp.Table)); left < 0 {
 			problems = append(problems, tooManyEndpoints(e.name, len(ports)))
 			break
 		}
@@ -58,6 +64,15 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 		}
 	}
 	return ports, health, capProblems(e.name, problems)
+}
+
+// portOf returns the port with an id; nil: none has it.
+func portOf(ports []*ServicePort, id PortID) *ServicePort {
+	i, found := slices.BinarySearchFunc(ports, id, func(p *ServicePort, id PortID) int { return p.ID.Compare(id) })
+	if !found {
+		return nil
+	}
+	return ports[i]
 }
 
 // decidePort decides one Service port; nil if it has no frontend left. allZero says that

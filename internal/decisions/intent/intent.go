@@ -91,6 +91,9 @@ type ServicePort struct {
 	// Weights are the shares of new flows that each of Endpoints gets; nil: equal shares.
 	// See Shares.
 	Weights []uint16
+	// Table has the index in Endpoints that each hash of a client leads to, modulo its length,
+	// with the route ToCluster; nil without the balance Maglev, or without endpoints.
+	Table []uint32
 	// ServingUnselected are endpoints that serve but that no route selects: those that
 	// terminate while others are ready, or that the topology excludes. They get no new
 	// flows but keep existing ones. Sorted; UDP only, because TCP and SCTP flows end by
@@ -257,6 +260,9 @@ type Config struct {
 	// BalanceByLoad says that the dataplane knows the load of endpoints: see
 	// BalanceAnnotation.
 	BalanceByLoad bool
+	// MaglevSize is the length of ServicePort.Table, one of MaglevSizes; 0: the dataplane
+	// cannot use it.
+	MaglevSize int
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode
 	// LocalInterface is the device name or prefix for DetectLocal.

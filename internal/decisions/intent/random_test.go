@@ -73,7 +73,7 @@ func randomService(d dice, n model.Name) *model.Service {
 		s.SourceRanges = some(d, prefixes("10.0.0.0/8", "fd00::/8")...)
 	}
 	if d.upTo(3) == 0 {
-		s.Annotations = map[string]string{BalanceAnnotation: pick(d, "weighted", "weighted", "random", "least", "odd"), WeightsAnnotation: pick(d, "", "a=3", "b=0 10.1.0.1=2,*=7", "10.0.0.0/8=0"), SlowStartAnnotation: pick(d, "", "30s")}
+		s.Annotations = map[string]string{BalanceAnnotation: pick(d, "weighted", "weighted", "random", "least", "maglev", "odd"), WeightsAnnotation: pick(d, "", "a=3", "b=0 10.1.0.1=2,*=7", "10.0.0.0/8=0"), SlowStartAnnotation: pick(d, "", "30s")}
 		if to := pick(d, "", "a", "b"); to != "" {
 			s.Annotations[LocalRedirectAnnotation] = to
 		}
@@ -370,7 +370,7 @@ func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]
 // up to.
 func live(t *testing.T, d dice, steps int) {
 	t.Helper()
-	cfg := Config{NodeName: here, NodePortAddresses: some(d, prefixes("192.168.0.0/16", "fd00::/8")...)}
+	cfg := Config{NodeName: here, MaglevSize: 31, NodePortAddresses: some(d, prefixes("192.168.0.0/16", "fd00::/8")...)}
 	tr := New(cfg)
 	r := &replica{world: whole(delta()), ports: map[PortID]*ServicePort{}, health: map[model.Name]HealthCheck{}}
 	for step := range steps {

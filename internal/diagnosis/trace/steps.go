@@ -14,6 +14,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
 )
@@ -463,8 +464,11 @@ func (t *tracer) choice(fe *ebpf.FrontendEntry, route string, cookie uint64, cho
 	set, affinity := t.view.Endpoints(fe.Service, route)
 	t.Sets = set
 	s := Step{Name: stepEndpoint, Lookup: fmt.Sprintf("services, slots, backends[Service %d, %s]", fe.Service, route), Found: shares(set)}
-	if b := t.view.Balance(fe.Service); b.ByLoad() {
+	switch b := t.view.Balance(fe.Service); {
+	case b.ByLoad():
 		s.Found += fmt.Sprintf("; %s of two random ones: the kernel may choose another than this trace", b)
+	case b == intent.Maglev && route == "cluster" && cookie == 0:
+		s.Found += "; maglev: the client's address and port choose, on each node the same"
 	}
 	if affinity > 0 {
 		client := t.From.Addr

@@ -123,7 +123,7 @@ func convertPort(spec *model.Service, p *intent.ServicePort, sync reconcile.Port
 	if p.Affinity > 0 {
 		out.Affinity = durationpb.New(p.Affinity)
 	}
-	if p.Balance.ByLoad() {
+	if p.Balance != intent.Random {
 		out.Balance = p.Balance.String()
 	}
 	out.LocalRedirect = intent.RedirectOf(spec).Name
