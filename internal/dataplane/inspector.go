@@ -71,6 +71,7 @@ type Flow struct {
 	State                     string
 	// Refused says that the endpoint answered the first segment of a TCP connection with an RST.
 	Refused  bool
+	Reset    bool      // an RST has closed it
 	Opened   time.Time // zero: unknown
 	LastSeen time.Time // to a second
 }

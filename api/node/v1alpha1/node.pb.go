@@ -1115,7 +1115,7 @@ type ServicePort struct {
 	// The dataplane was compared with the kernel; only with GetService. Otherwise
 	// differences holds only what the agent has not written.
 	Compared bool   `protobuf:"varint,15,opt,name=compared,proto3" json:"compared,omitempty"`
-	Balance  string `protobuf:"bytes,16,opt,name=balance,proto3" json:"balance,omitempty"` // least, latency; "": random
+	Balance  string `protobuf:"bytes,16,opt,name=balance,proto3" json:"balance,omitempty"` // least, latency, maglev; "": random
 	// Another Service of the namespace, whose ready endpoints on this node are used instead.
 	LocalRedirect string `protobuf:"bytes,17,opt,name=local_redirect,json=localRedirect,proto3" json:"local_redirect,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2089,7 +2089,8 @@ type Flow struct {
 	PacketsToClient   uint64                 `protobuf:"varint,16,opt,name=packets_to_client,json=packetsToClient,proto3" json:"packets_to_client,omitempty"`
 	// From the first packet to the first answer; unset: no answer yet, or unknown.
 	Handshake     *durationpb.Duration `protobuf:"bytes,17,opt,name=handshake,proto3" json:"handshake,omitempty"`
-	SmoothedRtt   *durationpb.Duration `protobuf:"bytes,18,opt,name=smoothed_rtt,json=smoothedRtt,proto3" json:"smoothed_rtt,omitempty"` // unset: the kernel does not know it
+	SmoothedRtt   *durationpb.Duration `protobuf:"bytes,18,opt,name=smoothed_rtt,json=smoothedRtt,proto3" json:"smoothed_rtt,omitempty"`    // unset: the kernel does not know it
+	ClosedByRst   bool                 `protobuf:"varint,19,opt,name=closed_by_rst,json=closedByRst,proto3" json:"closed_by_rst,omitempty"` // only in ListFlows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2248,6 +2249,13 @@ func (x *Flow) GetSmoothedRtt() *durationpb.Duration {
 		return x.SmoothedRtt
 	}
 	return nil
+}
+
+func (x *Flow) GetClosedByRst() bool {
+	if x != nil {
+		return x.ClosedByRst
+	}
+	return false
 }
 
 type DropsRequest struct {
@@ -3052,7 +3060,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x12\n" +
-	"\x04node\x18\x04 \x01(\tR\x04node\"\xab\x06\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\xcf\x06\n" +
 	"\x04Flow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\x124\n" +
@@ -3072,7 +3080,8 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x13packets_to_endpoint\x18\x0f \x01(\x04R\x11packetsToEndpoint\x12*\n" +
 	"\x11packets_to_client\x18\x10 \x01(\x04R\x0fpacketsToClient\x127\n" +
 	"\thandshake\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\thandshake\x12<\n" +
-	"\fsmoothed_rtt\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vsmoothedRtt\"\x0e\n" +
+	"\fsmoothed_rtt\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vsmoothedRtt\x12\"\n" +
+	"\rclosed_by_rst\x18\x13 \x01(\bR\vclosedByRst\"\x0e\n" +
 	"\fDropsRequest\"C\n" +
 	"\rDropsResponse\x122\n" +
 	"\x05drops\x18\x01 \x03(\v2\x1c.spillway.node.v1alpha1.DropR\x05drops\"\x8a\x01\n" +

@@ -33,7 +33,7 @@ func (r table) Write(w io.Writer) error {
 		page.Text("ENDPOINT").Shrinks(12), page.Text("STATE").Shrinks(8), page.Number("AGE"), page.Number("IDLE").OnlyWide())
 	now := timestamppb.New(r.now)
 	for _, f := range r.Flows {
-		t.Row(nodeclient.Protocol(f.Protocol), peer(f.Client), service(f), peer(f.Endpoint), f.State,
+		t.Row(nodeclient.Protocol(f.Protocol), peer(f.Client), service(f), peer(f.Endpoint), state(f),
 			nodeclient.Age(now, f.Opened), nodeclient.Age(now, f.LastSeen))
 	}
 	switch {
@@ -48,6 +48,14 @@ func (r table) Write(w io.Writer) error {
 		t.Foot("%s", note)
 	}
 	return t.Write(w)
+}
+
+// state is the state of a flow, and how it was closed.
+func state(f *nodev1alpha1.Flow) string {
+	if f.ClosedByRst {
+		return f.State + " (RST)"
+	}
+	return f.State
 }
 
 // peer is the Pod and port of an end, or its address; "-" if it is unknown.

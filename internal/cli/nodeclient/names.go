@@ -56,7 +56,7 @@ func (o *Owner) String() string {
 			text += " on " + o.Node
 		}
 	case o.Node != "":
-		text = "node " + o.Node
+		text = "on " + o.Node
 	}
 	if len(o.EndpointOf) == 0 {
 		return text

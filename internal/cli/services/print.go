@@ -17,7 +17,11 @@ import (
 type listResult struct {
 	*nodev1alpha1.ListServicesResponse
 	namespace string
+	findings  []string // titles of what the agent has found
 }
+
+// mostFindings is how many findings a list names.
+const mostFindings = 3
 
 // MarshalJSON implements json.Marshaler.
 func (r listResult) MarshalJSON() ([]byte, error) { return nodeclient.JSON(r.ListServicesResponse) }
@@ -45,6 +49,16 @@ func (r listResult) Write(w io.Writer) error {
 		t.Verdict(pages.Doubtful, counted(len(r.Services), "Service"), "%d with problems, which the details of a Service show", troubled)
 	default:
 		t.Foot("%s", counted(len(r.Services), "Service"))
+	}
+	for i, title := range r.findings {
+		if i == mostFindings {
+			t.Foot("and %d more", len(r.findings)-i)
+			break
+		}
+		t.Verdict(pages.Doubtful, "finding", "%s", escape.Text(title))
+	}
+	if len(r.findings) > 0 {
+		t.Foot("spillway doctor explains what it found")
 	}
 	if note := nodeclient.NewerAgent(r.ListServicesResponse); note != "" {
 		t.Foot("%s", note)

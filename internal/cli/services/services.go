@@ -90,7 +90,26 @@ func list(ctx context.Context, out io.Writer, agent nodeclient.Dialer, namespace
 	if err != nil {
 		return nodeclient.Error("list Services", agent, err)
 	}
-	return output.Print(out, listResult{&nodev1alpha1.ListServicesResponse{Services: services}, namespace})
+	r := listResult{&nodev1alpha1.ListServicesResponse{Services: services}, namespace, nil}
+	if !output.ForPrograms() {
+		r.findings = findings(ctx, nodeclient.New(agent))
+	}
+	return output.Print(out, r)
+}
+
+// findings returns the titles of what the agent has found; none if it does not answer, or is
+// of an earlier version.
+func findings(ctx context.Context, client nodev1alpha1connect.NodeServiceClient) (titles []string) {
+	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
+	defer cancel()
+	resp, err := client.Findings(ctx, &nodev1alpha1.FindingsRequest{})
+	if err != nil {
+		return nil
+	}
+	for _, f := range resp.Findings {
+		titles = append(titles, f.Title)
+	}
+	return titles
 }
 
 // all asks for all pages.

@@ -64,12 +64,17 @@ func hostile() *nodev1alpha1.Service {
 
 func TestPages(t *testing.T) {
 	list := func(s ...*nodev1alpha1.Service) listResult {
-		return listResult{&nodev1alpha1.ListServicesResponse{Services: s}, ""}
+		return listResult{&nodev1alpha1.ListServicesResponse{Services: s}, "", nil}
 	}
 	clitest.Pages(t, "list", list(web(), healthy()))
 	clitest.Pages(t, "list-healthy", list(healthy()))
 	clitest.Pages(t, "empty", list())
-	clitest.Pages(t, "empty-namespace", listResult{&nodev1alpha1.ListServicesResponse{}, "kube-\x1b[31msystem"})
+	found := list(healthy())
+	for range 5 {
+		found.findings = append(found.findings, "endpoint 10.1.0.1:8080 of default/kube-dns:http does not answer")
+	}
+	clitest.Pages(t, "list-findings", found)
+	clitest.Pages(t, "empty-namespace", listResult{&nodev1alpha1.ListServicesResponse{}, "kube-\x1b[31msystem", nil})
 	one := func(s *nodev1alpha1.Service) oneResult {
 		return oneResult{&nodev1alpha1.GetServiceResponse{Service: s}}
 	}
@@ -86,7 +91,7 @@ func TestPages(t *testing.T) {
 }
 
 func TestNothingFromTheAgentReachesTheTerminal(t *testing.T) {
-	for _, r := range []cli.Result{listResult{&nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{hostile()}}, ""},
+	for _, r := range []cli.Result{listResult{&nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{hostile()}}, "", []string{"f\x1b[31m"}},
 		oneResult{&nodev1alpha1.GetServiceResponse{Service: hostile()}}} {
 		var out bytes.Buffer
 		if err := r.Write(&page.Page{Writer: &out, Wide: true}); err != nil {

@@ -167,6 +167,7 @@ func (b *Backend) Flows(ctx context.Context, each func(dataplane.Flow) bool) err
 			Client:   netip.AddrPortFrom(fromAddr(k.Saddr, k.Family), toPort(k.Sport)),
 			Service:  netip.AddrPortFrom(fromAddr(k.Daddr, k.Family), toPort(k.Dport)),
 			Endpoint: netip.AddrPortFrom(fromAddr(f.Daddr, k.Family), toPort(f.Dport)),
+			Reset:    model.Protocol(k.Proto) == model.TCP && tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_RESET != 0,
 			LastSeen: clock.Add(-time.Duration(int32(now-f.Seen)) * time.Second),
 		}
 		flow.Refused = b.refused(k, f)

@@ -1,11 +1,13 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -46,6 +48,10 @@ func (s service) ListFlows(ctx context.Context, req *nodev1alpha1.ListFlowsReque
 		}
 	}
 	list.name(ctx)
+	// The table has no order.
+	slices.SortStableFunc(list.resp.Flows, func(a, b *nodev1alpha1.Flow) int {
+		return cmp.Or(b.Opened.AsTime().Compare(a.Opened.AsTime()), strings.Compare(a.Client.Address, b.Client.Address), cmp.Compare(a.Client.Port, b.Client.Port))
+	})
 	return list.resp, list.err
 }
 
@@ -147,7 +153,7 @@ func (l *flowList) name(ctx context.Context) {
 func (s *Server) flow(f dataplane.Flow, client, at, endpoint reconcile.Address) *nodev1alpha1.Flow {
 	out := &nodev1alpha1.Flow{
 		Node: s.cfg.Node, Protocol: protocol(f.Protocol), Client: peer(client), ServiceAddress: peer(at), Endpoint: peer(endpoint),
-		Opened: timestamp(f.Opened), LastSeen: timestamp(f.LastSeen), State: f.State,
+		Opened: timestamp(f.Opened), LastSeen: timestamp(f.LastSeen), State: f.State, ClosedByRst: f.Reset,
 		Namespace: at.Service.Service.Namespace, Service: at.Service.Service.Name, PortName: at.Service.Port,
 	}
 	out.ServiceAddress.Pod, out.ServiceAddress.Node = "", ""

@@ -486,6 +486,12 @@ func TestListFlows(t *testing.T) {
 			t.Errorf("%s: %d flows, more %v, %v", c.what, len(resp.GetFlows()), resp.GetMore(), err)
 		}
 	}
+	opened := time.Now()
+	plane.flows[5].Opened, plane.flows[8].Opened, plane.flows[8].Reset = opened.Add(-time.Hour), opened, true
+	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || resp.Flows[0].Client.Port != 9 || !resp.Flows[0].ClosedByRst || resp.Flows[1].Client.Port != 6 {
+		t.Errorf("the newest flows are not in front: %v, %v", resp.GetFlows()[:2], err)
+	}
+	plane.flows[5].Opened, plane.flows[8].Opened = time.Time{}, time.Time{}
 	plane.flows[7].State = "new"
 	resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{State: "new"})
 	if err != nil || len(resp.Flows) != 1 || resp.Flows[0].State != "new" {

@@ -187,7 +187,7 @@ function OpenNow({ query: typed }: { query: FlowQuery }) {
           (r.value?.flows ?? []).map((flow): Row => ({
             id: [flow.protocol, peer(flow.client), peer(flow.serviceAddress), flow.node].join(" "),
             event: create(FlowEventSchema, { flow, time: flow.opened, kind: EventKind.OPENED }),
-            state: flow.state,
+            state: flow.closedByRst ? `${flow.state} (RST)` : flow.state,
           })),
         );
         return { rows, more: results.some((r) => r.value?.more) };
