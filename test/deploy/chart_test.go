@@ -257,7 +257,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",

@@ -7,9 +7,12 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/harness"
 )
 
 // webPort is the port of every host's server, and hostPort leads there too.
@@ -58,6 +61,56 @@ func TestAnEndpointThatIsAlsoAHostPort(t *testing.T) {
 			e.expectHostPort(t, "after a restart", true)
 			e.expect(t, "after a restart", s, "a0")
 		})
+	}
+}
+
+// TestHostPortsWithoutPortmap serves a Pod's host port by the agent, alone and beside the rules of
+// portmap, with a process of the node on the same port, and against a Service that wants it.
+func TestHostPortsWithoutPortmap(t *testing.T) {
+	t.Parallel()
+	spec := topology.DefaultSpec("e2e-hostports")
+	spec.Masquerade = true
+	e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": {"--host-ports"}}})}
+	pod := e.Load(t, flows.HostPorts{Pod: "a0", Port: hostPort})
+	e.expectHostPort(t, "by the agent", true)
+	e.restart(t, "a", syscall.SIGKILL, 0)
+	e.waitReady(t)
+	e.expectHostPort(t, "after a restart", true)
+
+	doctor := func() string {
+		return oneLine(e.run(t, "doctor", "--netns", "here", "--sample", "0", "--api-socket", e.Agent("a").Socket(), "--finding", "node-port-taken"))
+	}
+	taken := fmt.Sprintf("the hostPort of Pod %s takes port %d/TCP from a process of the node", pod.Scope.Namespace+"/a0", hostPort)
+	if text := doctor(); strings.Contains(text, taken) {
+		t.Errorf("doctor finds a process on a free port: %s", text)
+	}
+	must(t, e.MustHost(t, "a").Do(func() error {
+		l, err := net.Listen("tcp", fmt.Sprint(":", hostPort))
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	}))
+	e.expectHostPort(t, "with a process of the node on the port", true)
+	// The agent examines the node again after a while.
+	for began := time.Now(); ; time.Sleep(500 * time.Millisecond) {
+		text := doctor()
+		if strings.Contains(text, taken) {
+			break
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatalf("doctor does not find %q: %s", taken, text)
+		}
+	}
+
+	e.restoreRules(t, "nft", hostPortChains)
+	e.expectHostPort(t, "beside portmap", true)
+
+	pod.MustWrite(t, flows.Pods{"a0"})
+	pod.MustWait(t)
+	status := oneLine(e.spillway(t, "a", "services"))
+	if strings.Contains(status, "pod/a0") {
+		t.Errorf("a Pod without host ports is still served: %s", status)
 	}
 }
 

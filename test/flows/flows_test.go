@@ -31,8 +31,11 @@ func spec(name, network string) topology.Spec {
 func TestFlows(t *testing.T) {
 	s := spec("flows", topology.Routed)
 	s.Conntrack = true // as on every node where netfilter has rules
-	start(t, cluster.Config{Spec: s}).Run(t, flows.Cases())
+	start(t, cluster.Config{Spec: s, Flags: hostPorts}).Run(t, flows.Cases())
 }
+
+// hostPorts are the flags of agents that serve host ports.
+var hostPorts = map[string][]string{"": {"--host-ports"}}
 
 // TestFlowsVXLAN runs cases where they do so by VXLAN, with flannel's
 // masquerade rules.
@@ -69,7 +72,7 @@ func TestFlowsFlags(t *testing.T) {
 // another dataplane on each node: eBPF on a, or what the flags say.
 func TestFlowsFromAPI(t *testing.T) {
 	start(t, cluster.Config{
-		Spec: spec("flows-api", topology.Routed), FromAPI: true,
+		Spec: spec("flows-api", topology.Routed), FromAPI: true, Flags: hostPorts,
 		Modes: map[string]string{"b": "nftables", "c": "iptables"},
 	}).Run(t, flows.Cases())
 }

@@ -59,6 +59,29 @@ func nodePortCases() []Case {
 			},
 		},
 		{
+			Name:    "A host port leads to the Pod of its node",
+			Objects: []Object{HostPorts{"a0", 18080}},
+			Flows: []Flow{
+				{From: "client0", To: Address("a", 18080), Want: OneOf(Kept, "a0")},
+				{From: "b1", To: Address("a", 18080), Want: OneOf(AnySource, "a0")},
+				{From: "b", To: Address("a", 18080), Want: OneOf(AnySource, "a0")},
+				{From: "a1", To: Address("a", 18080), Want: OneOf(AnySource, "a0")},
+				{From: "a", To: Address("a", 18080), Want: OneOf(AnySource, "a0")},
+				{From: "a0", To: Address("a", 18080), Want: OneOf(AnySource, "a0")},
+				{From: "client0", To: Address("b", 18080), Want: Reject},
+			},
+			Then: []Step{
+				{Name: "another Pod has it", Objects: []Object{HostPorts{"a2", 18080}}, Flows: []Flow{
+					{From: "client0", To: Address("a", 18080), Want: OneOf(Kept, "a2")},
+					{From: "a", To: Address("a", 18080), Want: OneOf(AnySource, "a2")},
+				}},
+				{Name: "no Pod has it", Objects: []Object{Pods{"a2"}}, Flows: []Flow{
+					{From: "client0", To: Address("a", 18080), Want: Reject},
+					{From: "a", To: Address("a", 18080), Want: Reject},
+				}},
+			},
+		},
+		{
 			Name:    "A client may come again from the same port",
 			Objects: []Object{np("a0", "b0")},
 			Flows: []Flow{

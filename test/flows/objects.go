@@ -169,6 +169,21 @@ func (p Pods) manifests(s *Scope) []runtime.Object {
 	return objects
 }
 
+// HostPorts is a Pod whose container's port 8080 is a port of its node, too, for both protocols.
+type HostPorts struct {
+	Pod  string
+	Port int
+}
+
+func (h HostPorts) manifests(s *Scope) []runtime.Object {
+	pod := s.pod(h.Pod)
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		pod.Spec.Containers[0].Ports = append(pod.Spec.Containers[0].Ports,
+			corev1.ContainerPort{Protocol: protocol, ContainerPort: 8080, HostPort: int32(h.Port)})
+	}
+	return []runtime.Object{pod}
+}
+
 // StartingPods are Pods that have no podIPs yet, in a namespace whose NetworkPolicy
 // selects every Pod.
 type StartingPods []string

@@ -50,6 +50,7 @@ type Config struct {
 	EndSockets         bool
 	OutlierEjection    bool
 	BalanceByLoad      bool
+	HostPorts          bool
 	MaglevSize         int
 	MaglevSeed         string
 	DropCapabilities   bool
@@ -93,6 +94,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.PodInterfacePrefix, "pod-interface-name-prefix", "", "Device name prefix for --detect-local-mode=InterfaceNamePrefix.")
 	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "Address ranges in which NodePorts are served, or 'primary' for the addresses of the Node object (default: all addresses of the node).")
 	f.BoolVar(&c.LocalhostNodePorts, "localhost-nodeports", false, "Serve TCP and UDP NodePorts on 127.0.0.0/8 and ::1 to processes of the node's own network namespace (--proxy-mode ebpf). route_localnet stays off.")
+	f.BoolVar(&c.HostPorts, "host-ports", false, "Serve the hostPort of containers of this node's Pods, at the addresses of --nodeport-addresses, beside or instead of the CNI's portmap plugin.")
 	f.BoolVar(&c.MasqueradeAll, "masquerade-all", false, "Use the node's address as the source of every Service packet.")
 	f.BoolVar(&c.AllowExternalIPs, "allow-external-ips", true, "Serve the externalIPs of Services. A user who may write Services can name any address there (CVE-2020-8554).")
 	f.StringVar(&c.HealthzAddr, "healthz-bind-address", "0.0.0.0:10256", "IP:port of /healthz and /livez. Empty: not served.")
@@ -353,6 +355,7 @@ func (c *Config) intent() intent.Config {
 		OutlierEjection:       c.OutlierEjection && c.ProxyMode == "ebpf",
 		BalanceByLoad:         c.BalanceByLoad && c.ProxyMode == "ebpf",
 		MaglevSize:            c.maglevSize(),
+		HostPorts:             c.HostPorts,
 	}
 }
 

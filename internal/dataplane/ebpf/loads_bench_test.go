@@ -16,12 +16,14 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// loadBalances are the columns of the benchmarks of this file.
-var loadBalances = []struct {
+// loadBalance is a row of the benchmarks of this file.
+type loadBalance struct {
 	name    string
 	counted bool
 	balance intent.Balance
-}{
+}
+
+var loadBalances = []loadBalance{
 	{"random", false, intent.Random},
 	{"random again (A/A)", false, intent.Random},
 	{"random, with --balance-by-load", true, intent.Random},
@@ -42,13 +44,24 @@ func BenchmarkPacketBalance(b *testing.B) {
 	p := plans["IPv4"]
 	var nodes []*packetNode
 	var cases []*packetCase
-	for _, l := range loadBalances {
-		n := newPacketNode(b, func(c *Config) { c.BalanceByLoad = l.counted })
+	balances := append(slices.Clone(loadBalances), loadBalance{"maglev", false, intent.Maglev})
+	for _, l := range balances {
+		n := newPacketNode(b, func(c *Config) { c.BalanceByLoad, c.MaxEndpoints = l.counted, DefaultMaxEndpoints })
 		var endpoints []intent.Endpoint
 		for port := range uint16(10) {
 			endpoints = append(endpoints, endpoint(p.pod1, 8080+port, here))
 		}
-		n.serve(b, balanced(service(p, protoTCP, endpoints...), l.balance))
+		sp := balanced(service(p, protoTCP, endpoints...), l.balance)
+		if l.balance == intent.Maglev {
+			for slot := range uint32(intent.DefaultMaglevSize) {
+				sp.Table = append(sp.Table, slot*slot%uint32(len(endpoints)))
+			}
+		}
+		before := mapMemory(b, n.m(tcMapSlots))
+		n.serve(b, sp)
+		if l.balance == intent.Maglev {
+			b.Logf("a table of %d entries takes %d bytes of the map slots", len(sp.Table), mapMemory(b, n.m(tcMapSlots))-before)
+		}
 		c := &packetCase{name: l.name, hook: inEth0, code: actRedirect, fresh: true,
 			frame: frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.clusterIP, 80), flags: "S", payload: []byte{0}}}
 		n.prepare(b, c)
@@ -72,6 +85,15 @@ func BenchmarkPacketBalance(b *testing.B) {
 		fmt.Fprintf(&table, "%-32s %8.0f %8.0f\n", c.name, c.row, c.apart)
 	}
 	b.Logf("ns a packet, minimum of the rounds\n%-32s %8s %8s\n%s", "", "in a row", "apart", table.String())
+}
+
+// mapMemory returns the kernel's memory of a map, in bytes (6.4).
+func mapMemory(b *testing.B, m *ebpf.Map) uint64 {
+	b.Helper()
+	info, err := m.Info()
+	ok(b, err)
+	n, _ := info.Memlock()
+	return n
 }
 
 // The servers of BenchmarkSlowEndpoint each answer one connection at a time. The clients

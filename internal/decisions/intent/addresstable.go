@@ -46,15 +46,20 @@ func (c requester) id() PortID {
 	return c.port.id
 }
 
+// ofPod says that a Pod requests its host port.
+func (c requester) ofPod() bool { return c.service.spec.Type == model.HostPorts }
+
 func (c requester) created() time.Time { return c.service.spec.Created }
 
 // compareRequesters orders the requesters of a key that none holds yet, as at the start: a
 // Service with a creationTimestamp before one without, then the older, then the first by
 // name. A clusterIP comes before all else, because the API server allocates each once,
-// whereas any author of a Service can name any externalIP (CVE-2020-8554).
+// whereas any author of a Service can name any externalIP (CVE-2020-8554). A Pod's host port
+// comes last: the NodePort of a Service would not be served on this node alone.
 func compareRequesters(a, b requester) int {
 	return cmp.Or(
 		trueFirst(a.kind == ClusterIP, b.kind == ClusterIP),
+		trueFirst(!a.ofPod(), !b.ofPod()),
 		trueFirst(!a.created().IsZero(), !b.created().IsZero()),
 		a.created().Compare(b.created()),
 		a.id().Compare(b.id()),
@@ -66,7 +71,7 @@ func compareRequesters(a, b requester) int {
 // key, whatever the name of a later Service. Where all have a timestamp, as from an API
 // server, the holder is always the first requester, so that the nodes of a cluster agree.
 func displaces(first, holder requester) bool {
-	if (first.kind == ClusterIP) != (holder.kind == ClusterIP) {
+	if (first.kind == ClusterIP) != (holder.kind == ClusterIP) || first.ofPod() != holder.ofPod() {
 		return true
 	}
 	return !first.created().IsZero() && !holder.created().IsZero()
@@ -151,12 +156,20 @@ func (t *addressTable) holder(key addressKey) PortID {
 
 // conflict returns the Problem of a Service that did not get an address and port.
 func conflict(loser model.Name, c addressRequest, holder PortID) model.Problem {
-	what := fmt.Sprintf("%s is already taken by Service %s; change one of the two", c.key, holder.Service)
+	what := fmt.Sprintf("%s is already taken by %s; change one of the two", c.key, ownerText(holder.Service))
 	if holder.Service == loser {
 		what = fmt.Sprintf("%s is already taken by port %s of the same Service; change one of the two",
 			c.key, portName(holder))
 	}
 	return model.ServiceProblem(loser, c.field(), what)
+}
+
+// ownerText names the Service, or the Pod with a host port.
+func ownerText(service model.Name) string {
+	if pod, is := model.PodOf(service); is {
+		return "the hostPort of Pod " + pod.String()
+	}
+	return "Service " + service.String()
 }
 
 func portName(id PortID) string {

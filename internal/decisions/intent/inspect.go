@@ -29,6 +29,9 @@ func (t *Tracker) Inspect(name model.Name) (Inspected, bool) {
 		return Inspected{}, false
 	}
 	s := e.inspected()
+	for _, slice := range e.slices {
+		s.Slices = append(s.Slices, slice.Object)
+	}
 	for _, of := range []model.Name{name, e.plan.redirect} {
 		for _, slice := range t.facts.SlicesOf(of, nil) {
 			s.Slices = append(s.Slices, slice.Object)
@@ -96,7 +99,15 @@ func (t *Tracker) PortAt(proto model.Protocol, at netip.AddrPort) PortID {
 // and as many as limit at most. It does not look at ports that lost all frontends.
 func (t *Tracker) EndpointOf(proto model.Protocol, at netip.AddrPort, limit int) (ids []PortID) {
 	addr := at.Addr().Unmap()
-	for _, s := range t.facts.SlicesAt(addr) {
+	all := t.facts.SlicesAt(addr)
+	for e := range t.podsWithHostPorts {
+		for _, s := range e.slices {
+			if endpointAt(s, addr) != nil {
+				all = append(all, s)
+			}
+		}
+	}
+	for _, s := range all {
 		e := t.services[s.Object.Service]
 		if e == nil {
 			continue

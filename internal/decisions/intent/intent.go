@@ -260,6 +260,8 @@ type Config struct {
 	// BalanceByLoad says that the dataplane knows the load of endpoints: see
 	// BalanceAnnotation.
 	BalanceByLoad bool
+	// HostPorts serves the host ports of this node's Pods.
+	HostPorts bool
 	// MaglevSize is the length of ServicePort.Table, one of MaglevSizes; 0: the dataplane
 	// cannot use it.
 	MaglevSize int

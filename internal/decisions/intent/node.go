@@ -187,10 +187,11 @@ func (t *Tracker) readdress() {
 	}
 	for _, a := range slices.Concat(addrs, t.own.addrs) {
 		t.markAddressConflictsDirty(a)
-		t.markSlicesDirty(t.facts.SlicesAt(a))
+		t.markEndpointDirty(a)
 	}
 	t.own.addrs = addrs
 	t.own.stale = true
+	t.markHostPortsDirty()
 }
 
 // reachable reports whether other machines can reach the node at an address. Loopback is

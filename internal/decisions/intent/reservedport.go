@@ -92,6 +92,9 @@ func (t *Tracker) countNodeAddrs(addrs []netip.Addr, by int) {
 		}
 		if before == 0 || before+by == 0 {
 			t.markAddressConflictsDirty(a)
+			if t.own.has(a) {
+				t.markHostPortsDirty()
+			}
 		}
 	}
 }

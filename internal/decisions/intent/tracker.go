@@ -35,6 +35,8 @@ type Tracker struct {
 
 	redirecting store.Sets[model.Name, *service] // by the Service in LocalRedirectAnnotation
 
+	podsWithHostPorts map[*service]struct{} // see hostports.go
+
 	watched map[*service]struct{} // those with outlier ejection
 	failing map[PortID][]Failing  // see SetFailing
 
@@ -52,6 +54,7 @@ type service struct {
 	spec *model.Service // nil while there is none that this agent serves
 	plan plan
 
+	slices []*store.Slice // of host ports; the Store has those of Services
 	ports  []*ServicePort // as decided, sorted by ID
 	health *HealthCheck   // nil: none
 	dirty  bool
@@ -87,6 +90,8 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		problemsOf:   map[model.Name][]model.Problem{},
 		starting:     map[*service]struct{}{},
 		watched:      map[*service]struct{}{},
+
+		podsWithHostPorts: map[*service]struct{}{},
 	}
 	t.own.node = t.describeNode()
 	facts.Subscribe(store.Reader{
@@ -138,6 +143,16 @@ func (t *Tracker) markSlicesDirty(list []*store.Slice) {
 	}
 }
 
+// markEndpointDirty makes Changes decide again what has an address as an endpoint.
+func (t *Tracker) markEndpointDirty(a netip.Addr) {
+	t.markSlicesDirty(t.facts.SlicesAt(a))
+	for e := range t.podsWithHostPorts {
+		if slices.ContainsFunc(e.slices, func(s *store.Slice) bool { return endpointAt(s, a) != nil }) {
+			t.markDirty(e)
+		}
+	}
+}
+
 // Changes decides everything that facts and settings have changed since the last call, and
 // returns what is different. The first call always returns the Node.
 func (t *Tracker) Changes() Changes {
@@ -145,8 +160,7 @@ func (t *Tracker) Changes() Changes {
 	complained := t.checkNode()
 	c.Moves = t.addresses.resolve()
 	for _, e := range t.dirty {
-		of := t.facts.SlicesOf(e.name, t.slices)
-		t.slices = of
+		of := t.slicesOf(e)
 		for _, s := range of {
 			t.updateSlicePods(s)
 		}
@@ -190,6 +204,15 @@ func (t *Tracker) Changes() Changes {
 	}
 	c.Node = t.changedNode()
 	return c
+}
+
+// slicesOf returns the slices of a Service, in a buffer for one decision.
+func (t *Tracker) slicesOf(e *service) []*store.Slice {
+	if e.slices != nil {
+		return e.slices
+	}
+	t.slices = t.facts.SlicesOf(e.name, t.slices)
+	return t.slices
 }
 
 // collectProblems updates the list of all Problems. It returns nil if the list is

@@ -33,12 +33,12 @@ func (t *Tracker) SetTraversal(now policy.Traversal) {
 	for _, pair := range [][2]doNotTrack{{before, t.doNotTrack}, {t.doNotTrack, before}} {
 		for a := range pair[0].denyRule {
 			if _, same := pair[1].denyRule[a]; !same {
-				t.markSlicesDirty(t.facts.SlicesAt(a))
+				t.markEndpointDirty(a)
 			}
 		}
 		for a, ports := range pair[0].allowsAny {
 			if !slices.Equal(ports, pair[1].allowsAny[a]) {
-				t.markSlicesDirty(t.facts.SlicesAt(a))
+				t.markEndpointDirty(a)
 			}
 		}
 	}

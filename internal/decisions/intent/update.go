@@ -19,7 +19,16 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 	if svc == nil && (e == nil || e.spec == nil) {
 		return
 	}
-	e = t.serviceNamed(name)
+	p := plan{}
+	if svc != nil {
+		p = planService(svc, &t.cfg)
+	}
+	t.replan(name, svc, p)
+}
+
+// replan replaces what a Service requests; a nil spec deletes it.
+func (t *Tracker) replan(name model.Name, svc *model.Service, now plan) {
+	e := t.serviceNamed(name)
 	t.markDirty(e)
 	if e.spec != nil {
 		t.eachRequest(e, func(key addressKey, c requester) {
@@ -31,9 +40,8 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 	}
 	before := e.plan
 	t.redirecting.Remove(before.redirect, e)
-	e.spec, e.plan = svc, plan{}
+	e.spec, e.plan = svc, now
 	if svc != nil {
-		e.plan = planService(svc, &t.cfg)
 		if e.plan.redirect != (model.Name{}) {
 			t.redirecting.Add(e.plan.redirect, e)
 		}
@@ -118,6 +126,7 @@ func (t *Tracker) onNetworkPolicy(name model.Name, before, now *model.NetworkPol
 		for s := range t.facts.SlicesOnNode() {
 			t.markDirty(t.serviceNamed(s.Object.Service))
 		}
+		t.markHostPortsDirty()
 	}
 	for s := range t.facts.SlicesIn(name.Namespace) {
 		t.markDirty(t.serviceNamed(s.Object.Service))
@@ -133,6 +142,7 @@ func (t *Tracker) onPoliciesUnknown() { t.own.stale = true }
 // onPod marks dirty what depends on a Pod.
 func (t *Tracker) onPod(name model.Name, before, now *model.Pod) {
 	t.own.noteUnhooked(t.cfg.NodeName, name, now)
+	t.onHostPorts(name, before, now)
 	if before != nil && now != nil && before.Node == now.Node && maps.Equal(before.Labels, now.Labels) && slices.Equal(before.IPs, now.IPs) {
 		return
 	}
@@ -151,7 +161,7 @@ func (t *Tracker) onPod(name model.Name, before, now *model.Pod) {
 // slices that name it.
 func (t *Tracker) markPodDirty(p *model.Pod) {
 	for _, a := range p.IPs {
-		t.markSlicesDirty(t.facts.SlicesAt(a.Unmap()))
+		t.markEndpointDirty(a.Unmap())
 	}
 	if p.Node == t.cfg.NodeName {
 		t.own.dirtyPods[p.Name] = struct{}{}

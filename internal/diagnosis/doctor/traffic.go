@@ -17,7 +17,9 @@ type Traffic struct {
 	// Denials are packets that policies denied, by policy in the order of their names. All
 	// dataplanes have them.
 	Denials []Denial
-	Flows   Table // the flow table; zero: unknown
+	// Taken are ports that a Service has and a process of the node listens on.
+	Taken []TakenPort
+	Flows Table // the flow table; zero: unknown
 }
 
 // FailingEndpoint is an endpoint that accepts no connection.
@@ -53,6 +55,13 @@ type Denial struct {
 	Policy  string
 	Packets uint64
 	Window  time.Duration // in which they were counted
+}
+
+// TakenPort is a port at the node's addresses.
+type TakenPort struct {
+	Service  string // "Service ns/name" or "the hostPort of Pod ns/name"
+	Protocol string // "TCP"
+	Port     uint16
 }
 
 // Table is a table of the kernel with a limit, in entries.

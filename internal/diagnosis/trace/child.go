@@ -3,7 +3,6 @@ package trace
 import (
 	"bufio"
 	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -19,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // ChildVariable is the environment variable that makes `spillway trace` the process that
@@ -237,26 +236,11 @@ func remoteOf(table []byte, port int) (netip.AddrPort, bool) {
 		if len(f) < 4 || !strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) || strings.HasSuffix(f[2], ":0000") {
 			continue
 		}
-		if remote, ok := procAddr(f[2]); ok {
+		if remote, ok := kernel.ProcAddr(f[2]); ok {
 			return remote, true
 		}
 	}
 	return netip.AddrPort{}, false
-}
-
-// procAddr reads an address as /proc/net/tcp has it: words of the machine's byte order.
-func procAddr(text string) (netip.AddrPort, bool) {
-	var port uint16
-	words, number, _ := strings.Cut(text, ":")
-	b, err := hex.DecodeString(words)
-	if _, scan := fmt.Sscanf(number, "%04X", &port); err != nil || scan != nil || len(b)%4 != 0 {
-		return netip.AddrPort{}, false
-	}
-	for i := 0; i < len(b); i += 4 {
-		slices.Reverse(b[i : i+4])
-	}
-	addr, ok := netip.AddrFromSlice(b)
-	return netip.AddrPortFrom(addr, port), ok
 }
 
 // errnoText names an error of connect().

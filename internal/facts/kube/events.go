@@ -76,11 +76,15 @@ func (e *Events) Tell(problems []model.Problem) {
 		if p.Field != "" {
 			note = p.Field + ": " + note
 		}
-		if p.Where != (model.KindService + " " + name.String()) { // an EndpointSlice
+		about := corev1.ObjectReference{APIVersion: "v1", Kind: model.KindService, Namespace: name.Namespace, Name: name.Name}
+		if pod, is := model.PodOf(name); is {
+			about.Kind, about.Name = model.KindPod, pod.Name
+		}
+		if p.Where != (about.Kind + " " + about.Namespace + "/" + about.Name) { // an EndpointSlice
 			note = p.Where + ": " + note
 		}
 		e.pass(message{
-			about: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: name.Namespace, Name: name.Name},
+			about: about,
 			typ:   corev1.EventTypeWarning, action: "Serve", what: "NotServedAsAsked", note: note,
 		})
 	}
@@ -170,7 +174,9 @@ func (e *Events) write(ctx context.Context, m message) error {
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault // for Events about cluster-scoped objects
 	} else {
-		event.Regarding.UID = types.UID(e.uid(model.Name{Namespace: namespace, Name: m.about.Name}))
+		if m.about.Kind == model.KindService {
+			event.Regarding.UID = types.UID(e.uid(model.Name{Namespace: namespace, Name: m.about.Name}))
+		}
 	}
 	events := e.client.EventsV1().Events(namespace)
 	if m.name != "" {

@@ -3,6 +3,7 @@ package kubeobject
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -65,7 +66,8 @@ func hostPorts(containers []corev1.Container, out []model.HostPort) []model.Host
 		for _, p := range containers[i].Ports {
 			proto, known := podProtocols[cmp.Or(p.Protocol, corev1.ProtocolTCP)]
 			if known && isPort(p.HostPort) && isPort(p.ContainerPort) {
-				out = append(out, model.HostPort{Protocol: proto, Port: uint16(p.ContainerPort), Host: uint16(p.HostPort)})
+				ip, _ := netip.ParseAddr(p.HostIP) // invalid without one
+				out = append(out, model.HostPort{Protocol: proto, Port: uint16(p.ContainerPort), Host: uint16(p.HostPort), IP: ip.Unmap()})
 			}
 		}
 	}

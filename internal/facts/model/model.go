@@ -8,6 +8,7 @@ package model
 import (
 	"cmp"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -82,6 +83,7 @@ const (
 	ClusterIP    ServiceType = "ClusterIP"
 	NodePort     ServiceType = "NodePort"
 	LoadBalancer ServiceType = "LoadBalancer"
+	HostPorts    ServiceType = "HostPorts" // of a Pod: see HostPortsOf
 )
 
 // Service is one Kubernetes Service that needs a proxy.
@@ -188,6 +190,20 @@ type Pod struct {
 type HostPort struct {
 	Protocol   Protocol
 	Port, Host uint16
+	IP         netip.Addr // of the node, at which alone the port is served; invalid: at all
+}
+
+// podPrefix begins the name of a Pod's host ports among Services. No Service has such a name.
+const podPrefix = "pod/"
+
+// HostPortsOf returns the name under which the host ports of a Pod are served: "pod/NAME", in
+// the Pod's namespace.
+func HostPortsOf(pod Name) Name { return Name{pod.Namespace, podPrefix + pod.Name} }
+
+// PodOf returns the Pod whose host ports have a name, and whether it is such a name.
+func PodOf(service Name) (pod Name, is bool) {
+	name, is := strings.CutPrefix(service.Name, podPrefix)
+	return Name{service.Namespace, name}, is
 }
 
 // NetworkPolicy holds the fields of a networking.k8s.io/v1 NetworkPolicy that decide

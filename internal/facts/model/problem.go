@@ -4,6 +4,7 @@ package model
 const (
 	KindService          = "Service"
 	KindNode             = "Node"
+	KindPod              = "Pod"
 	KindNetworkPolicy    = "NetworkPolicy"
 	KindDoNotTrackPolicy = "DoNotTrackPolicy"
 )
@@ -24,12 +25,13 @@ type Problem struct {
 	What   string    // the error, and its remedy
 }
 
-// ServiceProblem returns a Problem about a Service.
+// ServiceProblem returns a Problem about a Service, or about the host ports of a Pod.
 func ServiceProblem(service Name, field, what string) Problem {
-	return Problem{
-		Object: ObjectRef{KindService, service},
-		Where:  KindService + " " + service.String(), Field: field, What: what,
+	where := KindService + " " + service.String()
+	if pod, is := PodOf(service); is {
+		where = KindPod + " " + pod.String()
 	}
+	return Problem{Object: ObjectRef{KindService, service}, Where: where, Field: field, What: what}
 }
 
 // ClusterProblem returns a Problem about an object without a namespace.
@@ -41,7 +43,8 @@ func ClusterProblem(kind, name, field, what string) Problem {
 }
 
 // Service returns the name of the Service that the Problem affects, and whether it affects
-// one. Where may be a document that defines the Service, or one of its EndpointSlices.
+// one. Where may be a document that defines the Service, or one of its EndpointSlices. The
+// host ports of a Pod have the name of HostPortsOf.
 func (p Problem) Service() (Name, bool) {
 	return p.Object.Name, p.Object.Kind == KindService
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // HealthPort is the default port of kube-proxy's health server.
@@ -68,19 +70,14 @@ func networkOf(dir string) (uint64, error) {
 
 // portTaken reports whether a TCP socket of another process listens on a port.
 func portTaken(port uint16) (bool, error) {
-	const listen = "0A" // TCP_LISTEN, include/net/tcp_states.h
+	listeners, err := kernel.Listeners()
+	if err != nil {
+		return false, fmt.Errorf("detect kube-proxy: %w", err)
+	}
 	var inodes []string
-	for _, file := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
-		text, err := os.ReadFile(file)
-		if err != nil && !os.IsNotExist(err) { // no IPv6: no file
-			return false, fmt.Errorf("detect kube-proxy: %w", err)
-		}
-		for line := range strings.Lines(string(text)) {
-			// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
-			f := strings.Fields(line)
-			if len(f) > 9 && f[3] == listen && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
-				inodes = append(inodes, f[9])
-			}
+	for _, l := range listeners {
+		if l.Protocol == unix.IPPROTO_TCP && l.Addr.Port() == port {
+			inodes = append(inodes, l.Inode)
 		}
 	}
 	if len(inodes) == 0 {

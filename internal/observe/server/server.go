@@ -18,6 +18,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -30,6 +31,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/observe/flowlog"
 	"spillway.dev/spillway/internal/reconcile"
 )
@@ -71,6 +73,8 @@ type Config struct {
 	Logger     *slog.Logger // nil: slog.Default()
 
 	// For tests; nil and 0: those of an agent.
+	listeners           func() ([]kernel.Listener, error)
+	addrs               func() ([]netip.Addr, error) // of the node
 	examine             func(context.Context) (*doctor.Node, error)
 	retry, writeTimeout time.Duration
 }

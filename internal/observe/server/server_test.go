@@ -29,6 +29,7 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/observe/flowlog"
 	"spillway.dev/spillway/internal/reconcile"
 )
@@ -181,6 +182,8 @@ func start(t *testing.T, change func(*Config)) *harness {
 	h := &harness{socket: filepath.Join(t.TempDir(), "api.sock"), problems: make(chan []model.Problem, 16), log: &safeBuffer{}}
 	cfg := Config{retry: 50 * time.Millisecond, Node: "n1", Version: "0.1.0", ProxyMode: "ebpf", State: &fakeState{}, Socket: h.socket,
 		OnProblems: func(p []model.Problem) { h.problems <- p }, Logger: slog.New(slog.NewTextHandler(h.log, nil))}
+	cfg.listeners = func() ([]kernel.Listener, error) { return nil, nil }
+	cfg.addrs = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("10.2.0.1")}, nil }
 	if change != nil {
 		change(&cfg)
 	}

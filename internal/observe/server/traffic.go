@@ -67,7 +67,10 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.Refusing, err = s.nameFailing(ctx, failing, (*recentFlows).refusing, refusedWindow); err != nil {
 		return t, err
 	}
-	t.Denials, err = s.denied(ctx)
+	if t.Denials, err = s.denied(ctx); err != nil {
+		return t, err
+	}
+	t.Taken, err = s.taken(ctx)
 	return t, err
 }
 

@@ -70,6 +70,9 @@
 {{- if .localhostNodePorts }}
 - --localhost-nodeports
 {{- end }}
+{{- if .hostPorts }}
+- --host-ports
+{{- end }}
 {{- if .masqueradeAll }}
 - --masquerade-all
 {{- end }}

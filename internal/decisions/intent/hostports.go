@@ -1,0 +1,136 @@
+package intent
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
+)
+
+// With Config.HostPorts, the host ports of a Pod of this node are served as the NodePorts of a
+// Service that has one endpoint, the Pod, and externalTrafficPolicy Local: clients keep their
+// address. Its name is that of model.HostPortsOf. A Service that wants the same port gets it.
+
+// hostPorts is what the host ports of a Pod are in terms of Services.
+type hostPorts struct {
+	spec   *model.Service
+	plan   plan
+	slices []*store.Slice // one for each family
+}
+
+// onHostPorts updates the host ports of a Pod.
+func (t *Tracker) onHostPorts(name model.Name, before, now *model.Pod) {
+	if !t.cfg.HostPorts || before != nil && now != nil && before.Node == now.Node &&
+		slices.Equal(before.IPs, now.IPs) && slices.Equal(before.HostPorts, now.HostPorts) {
+		return
+	}
+	h := t.hostPortsOf(now)
+	service := model.HostPortsOf(name)
+	e := t.services[service]
+	if h == nil && (e == nil || e.spec == nil) {
+		return
+	}
+	if h == nil {
+		t.replan(service, nil, plan{})
+		t.services[service].slices = nil
+		delete(t.podsWithHostPorts, e)
+		return
+	}
+	t.replan(service, h.spec, h.plan)
+	e = t.services[service]
+	e.slices = h.slices
+	t.podsWithHostPorts[e] = struct{}{}
+}
+
+// hostPortsOf returns nil for a Pod without host ports on this node, or without an address.
+func (t *Tracker) hostPortsOf(p *model.Pod) *hostPorts {
+	if p == nil || t.cfg.NodeName == "" || p.Node != t.cfg.NodeName || len(p.HostPorts) == 0 || len(p.IPs) == 0 {
+		return nil
+	}
+	service := model.HostPortsOf(p.Name)
+	h := &hostPorts{spec: &model.Service{Name: service, Type: model.HostPorts, ExternalLocal: true}}
+	for _, a := range p.IPs {
+		f := model.FamilyOf(a.Unmap())
+		if !slices.ContainsFunc(h.slices, func(s *store.Slice) bool { return s.Object.Family == f }) {
+			h.slices = append(h.slices, hostPortSlice(p, service, a.Unmap()))
+		}
+	}
+	known := map[PortID]bool{}
+	for _, port := range p.HostPorts {
+		for _, s := range h.slices {
+			id := PortID{Service: service, Port: strconv.Itoa(int(port.Host)), Number: port.Host, Protocol: port.Protocol, Family: s.Object.Family}
+			if port.IP.IsValid() && !port.IP.IsUnspecified() && model.FamilyOf(port.IP) != id.Family {
+				continue
+			}
+			if known[id] {
+				h.plan.problems = append(h.plan.problems, model.ServiceProblem(service, hostPortField(port.Host, port.Protocol), "repeats an earlier port; remove one of the two"))
+				break
+			}
+			known[id] = true
+			h.plan.ports = append(h.plan.ports, portPlan{id: id, requests: []addressRequest{hostPortRequest(port, id)}})
+		}
+	}
+	slices.SortFunc(h.plan.ports, func(a, b portPlan) int { return a.id.Compare(b.id) })
+	return h
+}
+
+// hostPortRequest asks for all of the node's addresses, or for the one that the Pod names.
+func hostPortRequest(port model.HostPort, id PortID) addressRequest {
+	key := addressKey{Port: port.Host, Protocol: port.Protocol}
+	if !port.IP.IsValid() || port.IP.IsUnspecified() {
+		key.Family = id.Family
+		return addressRequest{key: key, kind: NodePort, hostPort: true}
+	}
+	key.Addr = port.IP
+	return addressRequest{key: key, kind: ExternalIP, hostPort: true}
+}
+
+// hostPortSlice has the Pod's address and its container's ports.
+func hostPortSlice(p *model.Pod, service model.Name, addr netip.Addr) *store.Slice {
+	s := &model.EndpointSlice{
+		Name: model.Name{Namespace: service.Namespace, Name: fmt.Sprintf("%s-%s", service.Name, model.FamilyOf(addr))}, Service: service, Family: model.FamilyOf(addr),
+		Endpoints: []model.Endpoint{{Addr: addr, Node: p.Node, Pod: p.Name, Ready: true, Serving: true}},
+	}
+	for _, port := range p.HostPorts {
+		s.Ports = append(s.Ports, model.EndpointPort{Name: strconv.Itoa(int(port.Host)), Protocol: port.Protocol, Port: port.Port})
+	}
+	return &store.Slice{Object: s, MayBeOnNode: true}
+}
+
+func hostPortField(port uint16, protocol model.Protocol) string {
+	return fmt.Sprintf("hostPort %d/%s", port, protocol)
+}
+
+// hostPortConflicts returns the Problems of a host port that no Service has. It is not served
+// on a port that keeps the node in the cluster, or at an address that is not the node's own:
+// any author of a Pod can name any.
+func (t *Tracker) hostPortConflicts(e *service, c addressRequest) (out []model.Problem, served bool) {
+	addrs := []netip.Addr{c.key.Addr}
+	if !c.key.Addr.IsValid() {
+		addrs = t.own.addrs
+	} else if !t.own.has(c.key.Addr) {
+		return []model.Problem{model.ServiceProblem(e.name, c.field(),
+			fmt.Sprintf("hostIP %s is not an address of this node, and is not served; use one that other machines reach, or none", c.key.Addr))}, false
+	}
+	for _, a := range addrs {
+		if !c.key.Addr.IsValid() && model.FamilyOf(a) != c.key.Family {
+			continue
+		}
+		at := c
+		at.key.Addr, at.key.Family = a, 0
+		if what, ok := t.reservedConflict(at); what != "" {
+			return []model.Problem{model.ServiceProblem(e.name, c.field(), what)}, ok
+		}
+	}
+	return nil, true
+}
+
+// markHostPortsDirty makes Changes decide all host ports again.
+func (t *Tracker) markHostPortsDirty() {
+	for e := range t.podsWithHostPorts {
+		t.markDirty(e)
+	}
+}

@@ -1,0 +1,164 @@
+package intent
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// withHostPorts is a Pod of this node whose container's port is 1000 higher.
+func withHostPorts(n string, ports ...model.HostPort) *model.Pod {
+	p := podObject(n, here, nil, "10.1.0.5", "fd00:1::5")
+	for _, h := range ports {
+		h.Port = h.Host + 1000
+		p.HostPorts = append(p.HostPorts, h)
+	}
+	return p
+}
+
+// served lists the frontends and endpoints of all ports, one line for each.
+func served(tr *Tracker) (out []string) {
+	for _, p := range tr.State().Ports {
+		for _, f := range p.Frontends {
+			at := "node"
+			if f.Addr.IsValid() {
+				at = f.Addr.String()
+			}
+			line := fmt.Sprintf("%s %s:%d %s/%s", p.ID, at, f.Port, routeNames[f.ExternalRoute], routeNames[f.InternalRoute])
+			for _, e := range p.Endpoints {
+				line += " " + e.Addr.String()
+				if e.MustTraverseNetfilter {
+					line += " netfilter"
+				}
+			}
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+func wantServed(t *testing.T, what string, tr *Tracker, want ...string) {
+	t.Helper()
+	if got := served(tr); !slices.Equal(got, want) {
+		t.Errorf("%s: served\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func wantProblem(t *testing.T, what string, tr *Tracker, parts ...string) {
+	t.Helper()
+	problems := tr.Problems()
+	if len(problems) != len(parts) {
+		t.Errorf("%s: problems %v, want %d", what, problems, len(parts))
+		return
+	}
+	for i, part := range parts {
+		if !strings.Contains(problems[i].String(), part) {
+			t.Errorf("%s: problem %q, want %q", what, problems[i], part)
+		}
+	}
+}
+
+func newHostPortTracker() *Tracker {
+	tr := New(Config{NodeName: here, HostPorts: true})
+	tr.SetNodeAddrs(addrs("192.168.0.1", "fd00:2::1"))
+	tr.Apply(whole(delta(&model.Node{Name: here, Addresses: addrs("192.168.0.1", "fd00:2::1")})))
+	return tr
+}
+
+func TestHostPorts(t *testing.T) {
+	tr := newHostPortTracker()
+	tr.Apply(delta(withHostPorts("dns", model.HostPort{Protocol: model.UDP, Host: 53}, model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.168.0.1")})))
+	both := []string{
+		"ns/pod/dns:53/UDP/IPv4 node:53 local/cluster 10.1.0.5:1053",
+		"ns/pod/dns:53/UDP/IPv6 node:53 local/cluster [fd00:1::5]:1053",
+		"ns/pod/dns:80/TCP/IPv4 192.168.0.1:80 local/cluster 10.1.0.5:1080",
+	}
+	wantServed(t, "a Pod", tr, both...)
+	wantProblem(t, "a Pod", tr)
+	for i := range both {
+		both[i] += " netfilter"
+	}
+	tr.Apply(delta(&model.NetworkPolicy{Name: name("all"), Ingress: true}))
+	wantServed(t, "a NetworkPolicy selects it", tr, both...)
+	tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{name("dns"): nil}})
+	wantServed(t, "the Pod has gone", tr)
+
+	starting := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 80})
+	starting.IPs = nil
+	elsewhere := withHostPorts("far", model.HostPort{Protocol: model.TCP, Host: 81})
+	elsewhere.Node = there
+	tr.Apply(delta(starting, elsewhere))
+	wantServed(t, "Pods that start, or run elsewhere", tr)
+
+	off := New(Config{NodeName: here})
+	off.Apply(whole(delta(withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 80}))))
+	wantServed(t, "without the flag", off)
+}
+
+func TestHostPortConflicts(t *testing.T) {
+	tr := newHostPortTracker()
+	pod := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 30080})
+	pod.IPs = pod.IPs[:1]
+	tr.Apply(delta(pod))
+	alone := "ns/pod/web:30080/TCP/IPv4 node:30080 local/cluster 10.1.0.5:31080"
+	wantServed(t, "alone", tr, alone)
+	other := withHostPorts("web-2", model.HostPort{Protocol: model.TCP, Host: 30080})
+	other.IPs = addrs("10.1.0.6")
+	tr.Apply(delta(other))
+	wantServed(t, "another Pod wants the port", tr, alone)
+	wantProblem(t, "another Pod wants the port", tr, "Pod ns/web-2: hostPort 30080/TCP: NodePort 30080/TCP (IPv4) is already taken by the hostPort of Pod ns/web")
+	tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{other.Name: nil}})
+
+	svc := web()
+	svc.Type, svc.Ports[0].NodePort = model.NodePort, 30080
+	tr.Apply(delta(svc, sliceOf("s", at("10.2.0.1", there))))
+	wantServed(t, "a Service wants the port", tr, "ns/web:80/TCP/IPv4 10.96.0.1:80 cluster/cluster 10.2.0.1:8080", "ns/web:80/TCP/IPv4 node:30080 cluster/cluster 10.2.0.1:8080")
+	wantProblem(t, "a Service wants the port", tr, "Pod ns/web: hostPort 30080/TCP: NodePort 30080/TCP (IPv4) is already taken by Service ns/web")
+	tr.Apply(model.Delta{Services: map[model.Name]*model.Service{svc.Name: nil}})
+	wantServed(t, "the Service has gone", tr, alone)
+	wantProblem(t, "the Service has gone", tr)
+}
+
+func TestHostPortsThatAreNotServed(t *testing.T) {
+	for _, c := range []struct {
+		port    model.HostPort
+		served  bool
+		problem string
+	}{
+		{model.HostPort{Protocol: model.TCP, Host: 10250}, false, "is the port of the kubelet at a node's address, and is not served"},
+		{model.HostPort{Protocol: model.UDP, Host: 8472}, false, "is the port of VXLAN at a node's address, and is not served"},
+		{model.HostPort{Protocol: model.TCP, Host: 22}, true, "is the port of SSH at a node's address"},
+		{model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.0.2.9")}, false, "hostIP 192.0.2.9 is not an address of this node, and is not served"},
+		{model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("127.0.0.1")}, false, "hostIP 127.0.0.1 is not an address of this node"},
+		{model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("0.0.0.0")}, true, ""},
+	} {
+		tr := newHostPortTracker()
+		pod := withHostPorts("web", c.port)
+		pod.IPs = pod.IPs[:1]
+		tr.Apply(delta(pod))
+		what := fmt.Sprintf("%v at %v", c.port.Host, c.port.IP)
+		if n := len(served(tr)); n > 0 != c.served {
+			t.Errorf("%s: %d addresses are served", what, n)
+		}
+		if c.problem == "" {
+			wantProblem(t, what, tr)
+		} else {
+			wantProblem(t, what, tr, c.problem)
+		}
+	}
+	tr := newHostPortTracker()
+	twice := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 80}, model.HostPort{Protocol: model.TCP, Host: 80})
+	tr.Apply(delta(twice))
+	wantProblem(t, "twice", tr, "Pod ns/web: hostPort 80/TCP: repeats an earlier port")
+	gone := newHostPortTracker()
+	gone.Apply(delta(withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.168.0.1")})))
+	gone.SetNodeAddrs(addrs("192.168.0.1", "192.168.0.2"))
+	gone.Apply(delta(&model.Node{Name: here}))
+	gone.SetNodeAddrs(addrs("192.168.0.2"))
+	gone.Changes()
+	wantServed(t, "the node loses the address", gone)
+}
