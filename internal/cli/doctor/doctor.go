@@ -110,10 +110,10 @@ func (c *config) validate() error {
 func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	agent := make(chan fromAgent, 1)
 	go func() { agent <- c.askAgent(ctx) }()
-	hooked, closeHooks := hooks(c.pins.Dir())
+	hooks, closeHooks := hooksOf(c.pins.Dir())
 	defer closeHooks()
 	late := &lateProgress{w: stderr, began: time.Now()}
-	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part, Uses: c.uses, Hooked: hooked})
+	node, err := doctor.Load(ctx, doctor.Config{Namespaces: c.namespaces, Sample: c.sample, Part: late.part, Uses: c.uses, Hooks: hooks})
 	late.done()
 	if err != nil {
 		return fmt.Errorf("diagnose this node: %w", err)

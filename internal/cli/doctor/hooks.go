@@ -1,23 +1,33 @@
 package doctor
 
 import (
+	"net/netip"
 	"slices"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// hooks returns the function for doctor.Config.Hooked; nil without socket hooks for pods.
-func hooks(bpffs string) (hooked func(pid int) bool, closeView func()) {
+// hooksOf returns what the socket hooks of an instance translate, by its maps.
+func hooksOf(bpffs string) (h doctor.Hooks, closeView func()) {
 	view, err := ebpf.OpenView(bpffs)
 	if err != nil {
-		return nil, func() {} // no instance, or one of another version
+		return h, func() {} // no instance, or one of another version
 	}
 	served := attach.ServedCgroup(bpffs)
-	if len(served.Hooks) == 0 || slices.Contains(view.Settings().Flags, "hooks_host") {
-		return nil, view.Close
+	if len(served.Hooks) == 0 {
+		return h, view.Close
 	}
-	tree := kernel.FindCgroupTree()
-	return func(pid int) bool { return view.Hooked(served, &tree, tree.Of(pid)) }, view.Close
+	h.Service = func(at netip.AddrPort) bool {
+		f := view.Frontend(model.TCP, at)
+		return f != nil && !f.Has("endpoint")
+	}
+	if !slices.Contains(view.Settings().Flags, "hooks_host") {
+		tree := kernel.FindCgroupTree()
+		h.Pod = func(pid int) bool { return view.Hooked(served, &tree, tree.Of(pid)) }
+	}
+	return h, view.Close
 }

@@ -80,7 +80,7 @@ var Checks = slices.Concat(nodeChecks, agentChecks)
 var nodeChecks = []Check{
 	conntrackTableFull{}, expectationTableFull{}, snatPortsExhausted{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
 	timeoutsLong{}, timeoutsDiffer{}, helperMissing{}, bridgeNetfilter{}, iptablesBothVariants{},
-	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{}, meshWithSocketHooks{},
+	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{}, meshWithSocketHooks{}, nfsWithSocketHooks{},
 }
 
 // agentChecks are the Checks that read Node.Traffic: only a running agent knows it.

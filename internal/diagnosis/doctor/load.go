@@ -29,10 +29,18 @@ type Config struct {
 	Part       func(done, all int) // is called with the progress of Load; may be nil
 	// Uses asks an agent which Service ports have UDP addresses. It returns as many as it
 	// gets, at most usesAtOnce. May be nil: no agent is known.
-	Uses func(context.Context, []netip.AddrPort) ([]AddressUse, error)
-	// Hooked reports whether Spillway's socket hooks translate connections of a process in a
-	// pod's network namespace. May be nil: there are no such hooks.
-	Hooked func(pid int) bool
+	Uses  func(context.Context, []netip.AddrPort) ([]AddressUse, error)
+	Hooks Hooks
+}
+
+// Hooks says what Spillway's socket hooks translate.
+type Hooks struct {
+	// Pod reports whether they translate connections of a process in a pod's network
+	// namespace. Nil: there are no such hooks.
+	Pod func(pid int) bool
+	// Service reports whether they translate TCP connections of the node to an address. Nil:
+	// there are no hooks.
+	Service func(netip.AddrPort) bool
 }
 
 // usesAtOnce is the number of addresses that Uses gets at most.
@@ -65,7 +73,7 @@ func Load(ctx context.Context, c Config) (*Node, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	l := loader{node: &Node{}, uses: c.Uses, hooked: c.Hooked}
+	l := loader{node: &Node{}, uses: c.Uses, hooks: c.Hooks}
 	list, err := c.Namespaces()
 	l.addProblem("", err)
 	if len(list) == 0 {
@@ -93,7 +101,7 @@ type loader struct {
 	began time.Time // when the first counters were read
 	uses  func(context.Context, []netip.AddrPort) ([]AddressUse, error)
 
-	hooked func(pid int) bool
+	hooks Hooks
 }
 
 // addProblem notes an error of reading. The same error in several namespaces is one
@@ -123,6 +131,7 @@ func (l *loader) machine(ctx context.Context) {
 	l.addProblem("", err)
 	l.node.Log, err = conntrack.KernelLog(ctx)
 	l.addProblem("", err)
+	l.addProblem("", l.readNFS())
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
 		l.node.Up = time.Duration(now.Nano())
@@ -142,8 +151,8 @@ func (l *loader) namespace(ctx context.Context, n conntrack.Namespace) {
 		for _, err := range errs {
 			l.addProblem(name, err)
 		}
-		if l.hooked != nil && !n.Own && n.PID != 0 && len(ns.Rules.OutputRedirects()) > 0 {
-			ns.Hooked = l.hooked(n.PID)
+		if l.hooks.Pod != nil && !n.Own && n.PID != 0 && len(ns.Rules.OutputRedirects()) > 0 {
+			ns.Hooked = l.hooks.Pod(n.PID)
 		}
 		l.addProblem(name, ns.readConntrack(ctx)) // after the rules: they say which ports to count
 		if n.Own && l.uses != nil {

@@ -17,6 +17,7 @@ type Node struct {
 	Up         time.Duration // since the machine started
 	Sampled    time.Duration // between two readings of the counters; 0: read once
 	Problems   []Problem
+	NFS        []NFSMount // whose server is a Service, if there are socket hooks
 	// Traffic is what the agent knows. Load leaves it nil: without an agent it is unknown.
 	Traffic *Traffic
 }
