@@ -78,6 +78,7 @@ func TestSpillway(t *testing.T) {
 			// With eBPF it stays with its endpoint: docs/reference/limits.md. drain has another.
 			without: []string{"udp from node1"},
 			except:  []excuse{movedSocket}},
+		{name: "optional parts", do: func(t *testing.T, c *cluster.Cluster) { optionalParts(t, c, l) }},
 		{name: "node deleted and added", do: deleteNode},
 	} {
 		ok := t.Run(test.name, func(t *testing.T) {
