@@ -612,8 +612,8 @@ struct outcome {
 struct load {
 	__u32 flows;	 /* of the flow table */
 	__u32 sockets;	 /* connected sockets that a hook has translated */
-	__u32 handshake; /* microseconds, smoothed */
-	__u32 measured;	 /* seconds since boot of the last handshake; 0: none */
+	__u32 handshake; /* microseconds: the shortest one */
+	__u32 measured;	 /* seconds since boot of that handshake; 0: none */
 	__u32 lost_flows; /* flows that ended and are still in the count */
 	__u32 lost_sockets;
 };

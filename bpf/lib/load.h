@@ -13,11 +13,12 @@
 
 #include "base.h"
 
-/* Seconds after which an endpoint without a new handshake counts as unmeasured. */
+/*
+ * The shortest handshake of so many seconds counts. An average would not do: after one slow
+ * handshake on a busy machine, an endpoint would get few flows, and so no handshake that tells
+ * better. Without a handshake in this time, an endpoint counts as unmeasured.
+ */
 #define LOAD_MEASURED_SECONDS 10
-
-/* A handshake counts for an eighth of the average, as in TCP's smoothed RTT (RFC 6298). */
-#define LOAD_SMOOTHING 8
 
 static __always_inline struct load *load_of(__u32 backend)
 {
@@ -46,21 +47,26 @@ __noinline int load_add_socket(__u32 backend, int n)
 	return 0;
 }
 
-/* Adds a handshake of so many nanoseconds to an endpoint's average. */
+static __always_inline bool load_is_measured(const struct load *l, __u32 time)
+{
+	return l->measured && time - l->measured <= LOAD_MEASURED_SECONDS;
+}
+
+/* Records a handshake of so many nanoseconds. */
 __noinline int load_measure(__u32 backend, __u64 ns)
 {
 	struct load *l = load_of(backend);
-	__u64 us = ns / 1000, average;
+	__u64 us = ns / 1000;
+	__u32 time = now();
 
 	if (!l)
 		return 0;
 	if (us > 0xffffffff)
 		us = 0xffffffff;
-	average = l->handshake;
-	if (l->measured && now() - l->measured <= LOAD_MEASURED_SECONDS)
-		us = (average * (LOAD_SMOOTHING - 1) + us) / LOAD_SMOOTHING;
+	if (load_is_measured(l, time) && us > l->handshake)
+		return 0;
 	l->handshake = us ? us : 1;
-	l->measured = now();
+	l->measured = time;
 	return 0;
 }
 
@@ -70,11 +76,6 @@ static __always_inline __u64 load_active(const struct load *l)
 	__s32 n = l->flows - l->lost_flows + l->sockets - l->lost_sockets;
 
 	return n > 0 ? n : 0;
-}
-
-static __always_inline bool load_is_measured(const struct load *l, __u32 time)
-{
-	return l->measured && time - l->measured <= LOAD_MEASURED_SECONDS;
 }
 
 /*

@@ -167,6 +167,16 @@ func TestPacketLatency(t *testing.T) {
 		if shares[far2] <= shares[far] {
 			t.Errorf("the slow endpoint got %d flows, the fast one %d", shares[far], shares[far2])
 		}
+		// One slow handshake, as on a busy machine, says nothing about the endpoint.
+		n.serve(t, balanced(service(p, protoTCP, endpoint(p.far2, 8080, elsewhere)), intent.Latency))
+		port++
+		c := n.newConn(ap(p.client, port), ap(p.clusterIP, 80), far2, inTun0)
+		c.syn(t)
+		time.Sleep(50 * time.Millisecond)
+		c.talk(t, "<S.", ".")
+		if _, after := n.loadOf(t, far2); after.Handshake > fast.Handshake {
+			t.Errorf("the handshake of an endpoint is %d µs after a slow one, was %d µs", after.Handshake, fast.Handshake)
+		}
 	})
 }
 
