@@ -35,6 +35,9 @@ func (b Balance) String() string { return balanceNames[b] }
 // ByLoad says that the dataplane must know the load of endpoints.
 func (b Balance) ByLoad() bool { return b == LeastConnections || b == Latency }
 
+// ByClient says that the client's address and port choose.
+func (b Balance) ByClient() bool { return b == Maglev }
+
 // balanceOf reads the annotations of a Service about the choice of endpoints.
 func (c *Config) balanceOf(svc *model.Service, complain func(field, what string)) (Balance, *weightsAsked) {
 	name, set := svc.Annotations[BalanceAnnotation]

@@ -14,7 +14,6 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
-	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
 )
@@ -467,7 +466,7 @@ func (t *tracer) choice(fe *ebpf.FrontendEntry, route string, cookie uint64, cho
 	switch b := t.view.Balance(fe.Service); {
 	case b.ByLoad():
 		s.Found += fmt.Sprintf("; %s of two random ones: the kernel may choose another than this trace", b)
-	case b == intent.Maglev && route == "cluster" && cookie == 0:
+	case b.ByClient() && route == "cluster" && cookie == 0:
 		s.Found += "; maglev: the client's address and port choose, on each node the same"
 	}
 	if affinity > 0 {
