@@ -137,6 +137,28 @@ func TestPacketLeastAmongMany(t *testing.T) {
 	}
 }
 
+// TestPacketLeastFlood sends SYNs from many forged clients, more than the flow table keeps: all
+// endpoints must look equally busy, to the attacker's profit or not.
+func TestPacketLeastFlood(t *testing.T) {
+	n := newLoadNode(t, false)
+	p := plans["IPv4"]
+	endpoints := []intent.Endpoint{endpoint(p.far, 8080, elsewhere), endpoint(p.far, 8081, elsewhere), endpoint(p.far2, 8080, elsewhere)}
+	n.serve(t, balanced(service(p, protoTCP, endpoints...), intent.LeastConnections))
+	for i := range 3000 {
+		client := netip.AddrFrom4([4]byte{203, 0, byte(113 + i>>8), byte(i)})
+		n.newConn(ap(client, uint16(1024+i)), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0).syn(t)
+	}
+	n.sweepNow(t)
+	var loads []int
+	for _, e := range endpoints {
+		active, _ := n.loadOf(t, e.Addr)
+		loads = append(loads, active)
+	}
+	if least, most := slices.Min(loads), slices.Max(loads); least == 0 || most-least > max(5, most/5) {
+		t.Errorf("after the flood the endpoints have %v active flows", loads)
+	}
+}
+
 func TestPacketLatency(t *testing.T) {
 	n := newLoadNode(t, false)
 	eachFamily(t, n.packetNode, func(t *testing.T, p *plan) {
