@@ -73,6 +73,9 @@ func TestHostPortsWithoutPortmap(t *testing.T) {
 	e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": {"--host-ports"}}})}
 	pod := e.Load(t, flows.HostPorts{Pod: "a0", Port: hostPort})
 	e.expectHostPort(t, "by the agent", true)
+	if text := oneLine(e.spillway(t, "a", "services", pod.Scope.Namespace+"/pod/a0")); !strings.Contains(text, fmt.Sprint("*:", hostPort, " nodePort all")) || !strings.Contains(text, "the kernel holds what is wanted") {
+		t.Errorf("services shows the host port as %s", text)
+	}
 	e.restart(t, "a", syscall.SIGKILL, 0)
 	e.waitReady(t)
 	e.expectHostPort(t, "after a restart", true)

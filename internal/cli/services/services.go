@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // NewCommand returns the command services.
@@ -67,9 +68,11 @@ of a kubeconfig.`,
 	return cmd
 }
 
-// requestOf returns the request for a Service that is named as NAME or NAMESPACE/NAME.
+// requestOf returns the request for a Service that is named as NAME or NAMESPACE/NAME. Host ports
+// of a Pod are NAMESPACE/pod/NAME, or pod/NAME beside --namespace.
 func requestOf(namespace, name string) (*nodev1alpha1.GetServiceRequest, error) {
-	if before, after, both := strings.Cut(name, "/"); both {
+	before, after, both := strings.Cut(name, "/")
+	if _, ofPod := model.PodOf(model.Name{Name: name}); both && (!ofPod || namespace == "" || namespace == before) {
 		if namespace != "" && namespace != before {
 			return nil, cli.UsageErrorf("services %q: the namespace is not that of --namespace %q: give one of them", name, namespace)
 		}
@@ -78,7 +81,11 @@ func requestOf(namespace, name string) (*nodev1alpha1.GetServiceRequest, error) 
 	if namespace == "" {
 		namespace = "default"
 	}
-	if name == "" || strings.Contains(name, "/") {
+	pod, ofPod := model.PodOf(model.Name{Name: name})
+	if !ofPod {
+		pod.Name = name
+	}
+	if pod.Name == "" || strings.Contains(pod.Name, "/") {
 		return nil, cli.UsageErrorf("services: not a name: write NAME or NAMESPACE/NAME")
 	}
 	return &nodev1alpha1.GetServiceRequest{Namespace: namespace, Name: name, CountFlows: true}, nil

@@ -161,6 +161,8 @@ func TestCommand(t *testing.T) {
 		{[]string{"--api-socket", socket, "-n", "x", "y/web"}, cli.ExitUsage, "the namespace is not that of --namespace"},
 		{[]string{"--api-socket", socket, "y/"}, cli.ExitUsage, "not a name"},
 		{[]string{"--api-socket", socket, "a/b/c"}, cli.ExitUsage, "not a name"},
+		{[]string{"--api-socket", socket, "a/pod/"}, cli.ExitUsage, "not a name"},
+		{[]string{"--api-socket", socket, "a/pod/b/c"}, cli.ExitUsage, "not a name"},
 		{[]string{"--api-socket", socket, "-n", ""}, cli.ExitUsage, "--namespace: a value is empty"},
 		{[]string{"--api-socket", socket, "none"}, cli.ExitFailed, "show Service default/none: the agent at " + socket + ": this node serves no such Service"},
 		{[]string{"--api-socket", socket, "empty"}, cli.ExitFailed, "answers without it"},
@@ -183,5 +185,23 @@ func TestCommand(t *testing.T) {
 	}
 	if _, out, _ := command("--api-socket", socket, "-o", "json", "web"); json.Unmarshal([]byte(out), &one) != nil || len(one.Service.Ports) != 1 || !one.Service.Ports[0].Compared {
 		t.Errorf("JSON: %s", out)
+	}
+}
+
+func TestNamesOfServices(t *testing.T) {
+	for _, c := range []struct{ namespace, arg, want string }{
+		{"", "web", "default/web"},
+		{"shop", "web", "shop/web"},
+		{"", "shop/web", "shop/web"},
+		{"shop", "shop/web", "shop/web"},
+		{"", "shop/pod/web-0", "shop/pod/web-0"},
+		{"shop", "pod/web-0", "shop/pod/web-0"},
+		{"", "pod/web", "pod/web"}, // a namespace may have this name
+		{"pod", "pod/web", "pod/web"},
+	} {
+		req, err := requestOf(c.namespace, c.arg)
+		if err != nil || req.Namespace+"/"+req.Name != c.want {
+			t.Errorf("-n %q %q: %v, %v, want %s", c.namespace, c.arg, req, err, c.want)
+		}
 	}
 }

@@ -14,6 +14,11 @@ import (
 // Service that has one endpoint, the Pod, and externalTrafficPolicy Local: clients keep their
 // address. Its name is that of model.HostPortsOf. A Service that wants the same port gets it.
 
+// maxHostPortName bounds the names of Pods as those of Services are (RFC 1123): dataplanes write
+// them into comments, of 255 bytes at most, and the kernel refuses all of a change with a longer one.
+// Names that a controller makes have no more characters.
+const maxHostPortName = 63
+
 // hostPorts is what the host ports of a Pod are in terms of Services.
 type hostPorts struct {
 	spec   *model.Service
@@ -57,6 +62,11 @@ func (t *Tracker) hostPortsOf(p *model.Pod) *hostPorts {
 		if !slices.ContainsFunc(h.slices, func(s *store.Slice) bool { return s.Object.Family == f }) {
 			h.slices = append(h.slices, hostPortSlice(p, service, a.Unmap()))
 		}
+	}
+	if len(p.Name.Name) > maxHostPortName {
+		h.plan.problems = append(h.plan.problems, model.ServiceProblem(service, "metadata.name",
+			fmt.Sprintf("has more than %d characters, and its host ports are not served; use a shorter name", maxHostPortName)))
+		return h
 	}
 	known := map[PortID]bool{}
 	for _, port := range p.HostPorts {
