@@ -66,13 +66,13 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	}
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
-		NetworkPolicies: c.Bypass == "auto", NodePods: c.ProxyMode == "ebpf" && c.SocketHooks == ebpf.HooksAll, DoNotTrack: policies, Contact: contact, Logger: log,
+		NetworkPolicies: c.Bypass == "auto", NodePods: c.HostPorts || c.ProxyMode == "ebpf" && c.SocketHooks == ebpf.HooksAll, DoNotTrack: policies, Contact: contact, Logger: log,
 		Nodes: kube.NodesConfig{OwnOnly: c.ProxyMode != "ebpf"},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("run agent: %w", err)
 	}
-	events := kube.NewEvents(client, c.NodeName, s.ServiceUID, log)
+	events := kube.NewEvents(client, c.NodeName, s.UID, log)
 	status := kube.NewPolicyStatus(s, events)
 	return &input{
 		source: s, name: server, apiServer: addressOf(server), tell: events.Tell, event: events.TellNode, refused: events.TellRefused, policies: status.Tell,

@@ -54,7 +54,7 @@ const (
 	reporter = "spillway.dev/agent"
 )
 
-// NewEvents prepares Events of one node; uid knows the UIDs of Services.
+// NewEvents prepares Events of one node; uid knows the UIDs of Services and of Pods with host ports.
 func NewEvents(client kubernetes.Interface, node string, uid func(model.Name) string, log *slog.Logger) *Events {
 	return &Events{
 		client: client, node: node, uid: uid, log: log,
@@ -174,9 +174,11 @@ func (e *Events) write(ctx context.Context, m message) error {
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault // for Events about cluster-scoped objects
 	} else {
-		if m.about.Kind == model.KindService {
-			event.Regarding.UID = types.UID(e.uid(model.Name{Namespace: namespace, Name: m.about.Name}))
+		about := model.Name{Namespace: namespace, Name: m.about.Name}
+		if m.about.Kind == model.KindPod {
+			about = model.HostPortsOf(about)
 		}
+		event.Regarding.UID = types.UID(e.uid(about))
 	}
 	events := e.client.EventsV1().Events(namespace)
 	if m.name != "" {

@@ -56,12 +56,13 @@ func (s *Source) allKinds() []watched {
 		s.nodes,
 	}
 	if s.cfg.NetworkPolicies || s.cfg.NodePods {
-		kinds = append(kinds, &kind[*corev1.Pod, model.Pod]{
+		s.pods = &kind[*corev1.Pod, model.Pod]{
 			source: s, name: "Pod", known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, optional: true, trim: trimPod,
 			lw: listWatch(c.CoreV1().Pods("").List, c.CoreV1().Pods("").Watch,
 				metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}),
 			put: s.putPod,
-		})
+		}
+		kinds = append(kinds, s.pods)
 	}
 	if !s.cfg.NetworkPolicies {
 		return kinds

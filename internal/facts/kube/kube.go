@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -41,7 +42,7 @@ type Config struct {
 	// the server forbids either, the source delivers the rest and sets
 	// model.Delta.NetworkPoliciesUnknown.
 	NetworkPolicies bool
-	// NodePods makes the source watch the Pods of this node in any case, for their annotations.
+	// NodePods makes the source watch the Pods of this node in any case, for their annotations and host ports.
 	NodePods bool
 	// DoNotTrack reads DoNotTrackPolicies and, while any exist, the Pods and Namespaces
 	// that they select. nil disables them.
@@ -71,8 +72,9 @@ func (c Config) Validate() error {
 type Source struct {
 	cfg      Config
 	kinds    []watched
-	services *serviceKind // one of kinds
-	nodes    *nodeKind    // one of kinds
+	services *serviceKind                  // one of kinds
+	pods     *kind[*corev1.Pod, model.Pod] // one of kinds; nil: not read
+	nodes    *nodeKind                     // one of kinds
 	others   otherNodes
 
 	mu        sync.Mutex // orders deliveries

@@ -23,7 +23,7 @@ func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := NewEvents(client, "a", s.ServiceUID, slog.New(slog.DiscardHandler))
+	e := NewEvents(client, "a", s.UID, slog.New(slog.DiscardHandler))
 	p := NewPolicyStatus(s, e)
 	s.own.status["cache"] = policyObject{uid: "1"}
 	heard := func() string {

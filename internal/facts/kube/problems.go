@@ -80,10 +80,17 @@ func (s *Source) missingNode() (model.Problem, bool) {
 	), s.nodes.listed && len(s.nodes.known) == 0 && !anyOther && !bad
 }
 
-// ServiceUID returns the UID of a Service that was seen, "" if it is not known.
-func (s *Source) ServiceUID(name model.Name) string {
+// UID returns the UID of a Service that was seen, or of a Pod with host ports (model.HostPortsOf);
+// "" if it is not known.
+func (s *Source) UID(name model.Name) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if pod, is := model.PodOf(name); is {
+		if s.pods == nil || s.pods.known[pod] == nil {
+			return ""
+		}
+		return s.pods.known[pod].UID
+	}
 	if m := s.services.known[name]; m != nil {
 		return cmp.Or(s.uids[object{model.KindService, name}], m.UID)
 	}

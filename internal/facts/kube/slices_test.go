@@ -24,7 +24,7 @@ func TestABadAddressCostsOnlyItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	events := NewEvents(client, "a", s.ServiceUID, slog.New(slog.DiscardHandler))
+	events := NewEvents(client, "a", s.UID, slog.New(slog.DiscardHandler))
 	served := map[model.Name]*model.EndpointSlice{}
 	known := 0
 	s.started = true

@@ -33,7 +33,9 @@ func Pod(o *corev1.Pod) (*model.Pod, []model.Problem) {
 		}
 	}
 	p.UnhookedUID = c.unhooked(o)
-	p.HostPorts = hostPorts(o.Spec.InitContainers, hostPorts(o.Spec.Containers, nil))
+	if p.HostPorts = hostPorts(o.Spec.InitContainers, hostPorts(o.Spec.Containers, nil)); len(p.HostPorts) > 0 {
+		p.UID = string(o.UID)
+	}
 	if c.invalid {
 		return nil, c.problems
 	}

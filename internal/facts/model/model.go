@@ -181,6 +181,7 @@ type Pod struct {
 	IPs    []netip.Addr
 	// HostPorts are the container ports to which the CNI maps a port of the node.
 	HostPorts []HostPort
+	UID       string // of a Pod with HostPorts, else ""
 	// UnhookedUID is the UID by which the kubelet names the Pod's cgroup, if the Pod has no
 	// socket hooks by its annotation; else "".
 	UnhookedUID string

@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 )
 
-// withHostPort is a Pod with a host port.
+// withHostPort is a Pod with a host port, and one that is the NodePort of a Service.
 const withHostPort = `
 apiVersion: v1
 kind: Pod
@@ -21,7 +21,7 @@ metadata: {name: hostport, labels: {app: hostport}}
 spec:
   nodeName: node1
   terminationGracePeriodSeconds: 1
-  containers: [{name: hostport, image: %[1]s, imagePullPolicy: Never, args: [netexec], ports: [{containerPort: 8080, hostPort: %[2]d}]}]
+  containers: [{name: hostport, image: %[1]s, imagePullPolicy: Never, args: [netexec], ports: [{containerPort: 8080, hostPort: %[2]d}, {containerPort: 8081, hostPort: %[3]d}]}]
 `
 
 // removed is a Service that has this Pod alone, until the test removes it. Its server runs on.
@@ -61,7 +61,7 @@ func optionalParts(t *testing.T, c *cluster.Cluster, l *load) {
 	clustertest.Must(t, c.InstallSpillway(t.Context(), values...))
 	image, err := images.Reference("agnhost")
 	clustertest.Must(t, err)
-	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(withHostPort, image, hostPort)))
+	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(withHostPort, image, hostPort, clustertest.NodePort)))
 	defer kubectl(t, c, "--namespace=default", "delete", "pod/hostport", "service/removed", "endpointslice/removed", "--ignore-not-found", "--timeout=1m")
 	clustertest.WaitUntil(t, "the host port answers at its node", func() bool {
 		return get(t, c, 1, hostPort, "/hostname") == http.StatusOK
@@ -69,6 +69,11 @@ func optionalParts(t *testing.T, c *cluster.Cluster, l *load) {
 	if status := get(t, c, 0, hostPort, "/hostname"); status != 0 {
 		t.Errorf("the host port answers %d at another node", status)
 	}
+	uid := kubectl(t, c, "--namespace=default", "get", "pod/hostport", "--output=jsonpath={.metadata.uid}")
+	clustertest.WaitUntil(t, "the Pod has an Event about its other host port", func() bool {
+		return strings.Contains(kubectl(t, c, "--namespace=default", "get", "events", "--field-selector=reason=NotServedAsAsked,involvedObject.uid="+uid),
+			fmt.Sprintf("NodePort %d/TCP (IPv4) is already taken by Service default/peer", clustertest.NodePort))
+	})
 	if *proxyMode == "ebpf" {
 		l.wantEndOfSockets(t, c)
 		l.wantChoiceByLoad(t, c)
