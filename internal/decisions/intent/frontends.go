@@ -36,14 +36,13 @@ type portPlan struct {
 type addressRequest struct {
 	key   addressKey
 	kind  FrontendKind
+	ofPod bool  // a Pod requests its host port: see hostports.go
 	index int32 // in the list of the object's field
-	// hostPort says that a Pod requests it: see hostports.go.
-	hostPort bool
 }
 
 // field returns the field of the object that requests the address.
 func (c addressRequest) field() string {
-	if c.hostPort {
+	if c.ofPod {
 		return hostPortField(c.key.Port, c.key.Protocol)
 	}
 	if !c.key.Addr.IsValid() && c.key.Family == 0 {

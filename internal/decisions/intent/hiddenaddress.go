@@ -26,7 +26,7 @@ func mayConflict(kind FrontendKind) bool { return kind == ExternalIP || kind == 
 // unreachable. served is false for an externalIP that is another Service's endpoint, and
 // for a port of the nodes' own.
 func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out []model.Problem, served bool) {
-	if c.hostPort {
+	if c.ofPod {
 		return t.hostPortConflicts(e, c)
 	}
 	if !mayConflict(c.kind) {

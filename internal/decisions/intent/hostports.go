@@ -40,14 +40,11 @@ func (t *Tracker) onHostPorts(name model.Name, before, now *model.Pod) {
 	}
 	if h == nil {
 		t.replan(service, nil, plan{})
-		t.services[service].slices = nil
 		delete(t.podsWithHostPorts, e)
 		return
 	}
 	t.replan(service, h.spec, h.plan)
-	e = t.services[service]
-	e.slices = h.slices
-	t.podsWithHostPorts[e] = struct{}{}
+	t.podsWithHostPorts[t.services[service]] = h.slices
 }
 
 // hostPortsOf returns nil for a Pod without host ports on this node, or without an address.
@@ -92,10 +89,10 @@ func hostPortRequest(port model.HostPort, id PortID) addressRequest {
 	key := addressKey{Port: port.Host, Protocol: port.Protocol}
 	if !port.IP.IsValid() || port.IP.IsUnspecified() {
 		key.Family = id.Family
-		return addressRequest{key: key, kind: NodePort, hostPort: true}
+		return addressRequest{key: key, kind: NodePort, ofPod: true}
 	}
 	key.Addr = port.IP
-	return addressRequest{key: key, kind: ExternalIP, hostPort: true}
+	return addressRequest{key: key, kind: ExternalIP, ofPod: true}
 }
 
 // hostPortSlice has the Pod's address and its container's ports.

@@ -29,7 +29,7 @@ func (t *Tracker) Inspect(name model.Name) (Inspected, bool) {
 		return Inspected{}, false
 	}
 	s := e.inspected()
-	for _, slice := range e.slices {
+	for _, slice := range t.podsWithHostPorts[e] {
 		s.Slices = append(s.Slices, slice.Object)
 	}
 	for _, of := range []model.Name{name, e.plan.redirect} {
@@ -100,8 +100,8 @@ func (t *Tracker) PortAt(proto model.Protocol, at netip.AddrPort) PortID {
 func (t *Tracker) EndpointOf(proto model.Protocol, at netip.AddrPort, limit int) (ids []PortID) {
 	addr := at.Addr().Unmap()
 	all := t.facts.SlicesAt(addr)
-	for e := range t.podsWithHostPorts {
-		for _, s := range e.slices {
+	for _, list := range t.podsWithHostPorts {
+		for _, s := range list {
 			if endpointAt(s, addr) != nil {
 				all = append(all, s)
 			}

@@ -79,8 +79,8 @@ func (t *Tracker) ramp(e *service, id PortID, cs []candidate, ws []uint16) {
 		}
 		step, next := shareStep(e.starts[id][c.addr], t.now, e.plan.slowStart)
 		ws[i] *= uint16(step)
-		if !next.IsZero() && (e.nextStep.IsZero() || next.Before(e.nextStep)) {
-			e.nextStep = next
+		if !next.IsZero() && (t.nextStep.IsZero() || next.Before(t.nextStep)) {
+			t.nextStep = next
 		}
 		i++
 	}
@@ -89,7 +89,7 @@ func (t *Tracker) ramp(e *service, id PortID, cs []candidate, ws []uint16) {
 // beginStarts prepares the decision of a Service, and returns the starts of the one before.
 func (t *Tracker) beginStarts(e *service) starts {
 	before := e.starts
-	e.starts, e.nextStep = nil, time.Time{}
+	e.starts, t.nextStep = nil, time.Time{}
 	if e.spec != nil && e.plan.slowStart > 0 {
 		e.starts = starts{}
 	}
@@ -98,10 +98,10 @@ func (t *Tracker) beginStarts(e *service) starts {
 
 // noteSteps records whether shares of a decided Service will grow.
 func (t *Tracker) noteSteps(e *service) {
-	if e.nextStep.IsZero() {
+	if t.nextStep.IsZero() {
 		delete(t.starting, e)
 	} else {
-		t.starting[e] = struct{}{}
+		t.starting[e] = t.nextStep
 	}
 }
 
@@ -109,8 +109,8 @@ func (t *Tracker) noteSteps(e *service) {
 // changes. Without a call, all endpoints have their whole share.
 func (t *Tracker) SetTime(now time.Time) (changes bool) {
 	t.now = now
-	for e := range t.starting {
-		if !e.nextStep.After(now) {
+	for e, next := range t.starting {
+		if !next.After(now) {
 			t.markDirty(e)
 			changes = true
 		}
@@ -120,9 +120,9 @@ func (t *Tracker) SetTime(now time.Time) (changes bool) {
 
 // NextStep returns when a share changes next.
 func (t *Tracker) NextStep() (at time.Time, any bool) {
-	for e := range t.starting {
-		if !any || e.nextStep.Before(at) {
-			at, any = e.nextStep, true
+	for _, next := range t.starting {
+		if !any || next.Before(at) {
+			at, any = next, true
 		}
 	}
 	return at, any

@@ -30,12 +30,13 @@ type Tracker struct {
 	problemsOf   map[model.Name][]model.Problem // of Services, as decided
 	problems     []model.Problem                // of all Services and the node, sorted
 
-	now      time.Time             // see SetTime
-	starting map[*service]struct{} // those with a nextStep
+	now      time.Time              // see SetTime
+	starting map[*service]time.Time // when a share grows next
+	nextStep time.Time              // of the Service that is being decided; zero: no share grows
 
 	redirecting store.Sets[model.Name, *service] // by the Service in LocalRedirectAnnotation
 
-	podsWithHostPorts map[*service]struct{} // see hostports.go
+	podsWithHostPorts map[*service][]*store.Slice // the Store has those of Services: see hostports.go
 
 	watched map[*service]struct{} // those with outlier ejection
 	failing map[PortID][]Failing  // see SetFailing
@@ -54,13 +55,11 @@ type service struct {
 	spec *model.Service // nil while there is none that this agent serves
 	plan plan
 
-	slices []*store.Slice // of host ports; the Store has those of Services
 	ports  []*ServicePort // as decided, sorted by ID
 	health *HealthCheck   // nil: none
 	dirty  bool
 
-	starts   starts    // nil: no slow start
-	nextStep time.Time // when a share grows; zero: none does
+	starts starts // nil: no slow start
 }
 
 // healthCheck returns the health check as decided; Port 0: none.
@@ -88,10 +87,10 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		redirecting:  store.Sets[model.Name, *service]{},
 		services:     map[model.Name]*service{},
 		problemsOf:   map[model.Name][]model.Problem{},
-		starting:     map[*service]struct{}{},
+		starting:     map[*service]time.Time{},
 		watched:      map[*service]struct{}{},
 
-		podsWithHostPorts: map[*service]struct{}{},
+		podsWithHostPorts: map[*service][]*store.Slice{},
 	}
 	t.own.node = t.describeNode()
 	facts.Subscribe(store.Reader{
@@ -146,8 +145,8 @@ func (t *Tracker) markSlicesDirty(list []*store.Slice) {
 // markEndpointDirty makes Changes decide again what has an address as an endpoint.
 func (t *Tracker) markEndpointDirty(a netip.Addr) {
 	t.markSlicesDirty(t.facts.SlicesAt(a))
-	for e := range t.podsWithHostPorts {
-		if slices.ContainsFunc(e.slices, func(s *store.Slice) bool { return endpointAt(s, a) != nil }) {
+	for e, list := range t.podsWithHostPorts {
+		if slices.ContainsFunc(list, func(s *store.Slice) bool { return endpointAt(s, a) != nil }) {
 			t.markDirty(e)
 		}
 	}
@@ -208,8 +207,8 @@ func (t *Tracker) Changes() Changes {
 
 // slicesOf returns the slices of a Service, in a buffer for one decision.
 func (t *Tracker) slicesOf(e *service) []*store.Slice {
-	if e.slices != nil {
-		return e.slices
+	if list := t.podsWithHostPorts[e]; list != nil {
+		return list
 	}
 	t.slices = t.facts.SlicesOf(e.name, t.slices)
 	return t.slices
