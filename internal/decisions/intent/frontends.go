@@ -16,10 +16,10 @@ type plan struct {
 	health  *addressRequest                 // the healthCheckNodePort; nil for none
 	ranges  map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
 	balance Balance
+	eject   bool // endpoints that do not accept connections
 	weights *weightsAsked
 	// slowStart is the time in which shares of endpoints grow; 0: at once.
 	slowStart time.Duration
-	eject     bool       // endpoints that do not accept connections
 	redirect  model.Name // see LocalRedirectAnnotation; zero: none
 	problems  []model.Problem
 }
