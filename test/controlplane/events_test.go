@@ -26,7 +26,7 @@ func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
 	w := watch(t, adminKubeconfig(t), nil)
 	w.until(t, "the Service", func() bool { return w.service("events", "sick") != nil })
 
-	e := kube.NewEvents(k, "here", w.source.ServiceUID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	e := kube.NewEvents(k, "here", w.source.UID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
@@ -80,7 +80,7 @@ func TestABadAddressOfASliceIsAnEventOfItsService(t *testing.T) {
 	must[*discoveryv1.EndpointSlice](t)(k.DiscoveryV1().EndpointSlices("addresses").Update(t.Context(), s, update))
 	w.until(t, "the other endpoint", func() bool { return slices.Equal(endpoints(), []string{"10.0.0.2"}) })
 
-	e := kube.NewEvents(k, "address-node", w.source.ServiceUID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	e := kube.NewEvents(k, "address-node", w.source.UID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()

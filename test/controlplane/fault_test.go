@@ -246,7 +246,7 @@ func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t 
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	events := kube.NewEvents(c, "here", source.ServiceUID, log)
+	events := kube.NewEvents(c, "here", source.UID, log)
 	metrics, backend := telemetry.NewMetrics(telemetry.Build{}), &alone{ports: map[string]bool{}}
 	loop, err := reconcile.New(reconcile.Config{
 		Tracker: decisions.New(intent.Config{NodeName: "here"}, proxymode.PolicyConfig("here", "", "ebpf", false)), Backends: []dataplane.Backend{backend},

@@ -33,7 +33,7 @@ func speak(t *testing.T, k kubernetes.Interface, node string) *speaker {
 		c.NetworkPolicies, c.NodeName = false, node
 		c.DoNotTrack = must[dynamic.Interface](t)(kube.ConnectDynamic(kube.Access{Kubeconfig: adminKubeconfig(t)}))
 	})
-	events := kube.NewEvents(k, node, w.source.ServiceUID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	events := kube.NewEvents(k, node, w.source.UID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
 	s := &speaker{PolicyStatus: kube.NewPolicyStatus(w.source, events), w: w}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 2)
