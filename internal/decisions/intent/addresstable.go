@@ -156,20 +156,12 @@ func (t *addressTable) holder(key addressKey) PortID {
 
 // conflict returns the Problem of a Service that did not get an address and port.
 func conflict(loser model.Name, c addressRequest, holder PortID) model.Problem {
-	what := fmt.Sprintf("%s is already taken by %s; change one of the two", c.key, ownerText(holder.Service))
+	what := fmt.Sprintf("%s is already taken by %s; change one of the two", c.key, model.OwnerText(holder.Service))
 	if holder.Service == loser {
 		what = fmt.Sprintf("%s is already taken by port %s of the same Service; change one of the two",
 			c.key, portName(holder))
 	}
 	return model.ServiceProblem(loser, c.field(), what)
-}
-
-// ownerText names the Service, or the Pod with a host port.
-func ownerText(service model.Name) string {
-	if pod, is := model.PodOf(service); is {
-		return "the hostPort of Pod " + pod.String()
-	}
-	return "Service " + service.String()
 }
 
 func portName(id PortID) string {

@@ -50,8 +50,8 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out
 		for _, wide := range nodePortsAt(c.key) {
 			// A port's own NodePort has the same endpoints.
 			if holder := t.addresses.holder(wide); holder != (PortID{}) && holder != id {
-				report(fmt.Sprintf("%s is an address of this node, where it hides %s of Service %s; change one of the two",
-					c.key, wide, holder.Service))
+				report(fmt.Sprintf("%s is an address of this node, where it hides %s of %s; change one of the two",
+					c.key, wide, model.OwnerText(holder.Service)))
 			}
 		}
 	}

@@ -207,6 +207,14 @@ func PodOf(service Name) (pod Name, is bool) {
 	return Name{service.Namespace, name}, is
 }
 
+// OwnerText names what has an address, for people: a Service, or a Pod's host port.
+func OwnerText(service Name) string {
+	if pod, is := PodOf(service); is {
+		return "the hostPort of Pod " + pod.String()
+	}
+	return "Service " + service.String()
+}
+
 // NetworkPolicy holds the fields of a networking.k8s.io/v1 NetworkPolicy that decide
 // which pods it selects. The CNI enforces it.
 type NetworkPolicy struct {

@@ -49,7 +49,7 @@ func (s *Server) taken(ctx context.Context) (list []doctor.TakenPort, err error)
 	}
 	for _, a := range names {
 		if a.Service.Service.Name != "" && !slices.Contains(a.EndpointOf, a.Service) {
-			list = append(list, doctor.TakenPort{Service: portOwner(a.Service.Service), Protocol: a.Protocol.String(), Port: a.AddrPort.Port()})
+			list = append(list, doctor.TakenPort{Service: model.OwnerText(a.Service.Service), Protocol: a.Protocol.String(), Port: a.AddrPort.Port()})
 		}
 	}
 	slices.SortFunc(list, func(a, b doctor.TakenPort) int {
@@ -65,12 +65,4 @@ func hears(socket, node netip.Addr) bool {
 		return socket.Is6() || node.Is4()
 	}
 	return socket == node
-}
-
-// portOwner names a Service, or the Pod whose host ports have a name.
-func portOwner(service model.Name) string {
-	if pod, is := model.PodOf(service); is {
-		return "the hostPort of Pod " + pod.String()
-	}
-	return "Service " + service.String()
 }
