@@ -254,20 +254,20 @@ func (e *portEntries) sets(p *intent.ServicePort, have [2][]uint32) (want [2][]u
 			next++
 		}
 		ids[i] = e.backends[next].id
-		for set := range want {
-			for range shares[set][i] {
-				want[set] = append(want[set], ids[i])
-			}
-		}
 	}
 	for set := range want {
-		want[set] = arrange(have[set], want[set])
-	}
-	if p.Table != nil {
-		want[clusterSet] = make([]uint32, len(p.Table))
-		for slot, i := range p.Table {
-			want[clusterSet][slot] = ids[i]
+		if set == clusterSet && p.Table != nil {
+			for _, i := range p.Table {
+				want[set] = append(want[set], ids[i])
+			}
+			continue
 		}
+		for i, id := range ids {
+			for range shares[set][i] {
+				want[set] = append(want[set], id)
+			}
+		}
+		want[set] = arrange(have[set], want[set])
 	}
 	return want
 }

@@ -74,10 +74,9 @@ func (r *ring) fillFrom(table []uint32, p, before *ServicePort) {
 		if i == len(p.Endpoints) || p.Endpoints[i].Addr != before.Endpoints[k].Addr {
 			continue
 		}
-		switch {
-		case r.shares[i] > 0 && was[k] > 0:
+		if r.shares[i] > 0 && was[k] > 0 {
 			now[k] = uint32(i)
-		default:
+		} else {
 			added = r.appendUsed(added, i)
 		}
 		i++
