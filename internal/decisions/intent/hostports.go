@@ -77,6 +77,7 @@ func (t *Tracker) hostPortsOf(p *model.Pod) *hostPorts {
 				break
 			}
 			known[id] = true
+			s.Object.Ports = append(s.Object.Ports, model.EndpointPort{Name: id.Port, Protocol: port.Protocol, Port: port.Port})
 			h.plan.ports = append(h.plan.ports, portPlan{id: id, requests: []addressRequest{hostPortRequest(port, id)}})
 		}
 	}
@@ -95,14 +96,11 @@ func hostPortRequest(port model.HostPort, id PortID) addressRequest {
 	return addressRequest{key: key, kind: ExternalIP, ofPod: true}
 }
 
-// hostPortSlice has the Pod's address and its container's ports.
+// hostPortSlice has the Pod's address, and no port yet.
 func hostPortSlice(p *model.Pod, service model.Name, addr netip.Addr) *store.Slice {
 	s := &model.EndpointSlice{
 		Name: model.Name{Namespace: service.Namespace, Name: fmt.Sprintf("%s-%s", service.Name, model.FamilyOf(addr))}, Service: service, Family: model.FamilyOf(addr),
 		Endpoints: []model.Endpoint{{Addr: addr, Node: p.Node, Pod: p.Name, Ready: true, Serving: true}},
-	}
-	for _, port := range p.HostPorts {
-		s.Ports = append(s.Ports, model.EndpointPort{Name: strconv.Itoa(int(port.Host)), Protocol: port.Protocol, Port: port.Port})
 	}
 	return &store.Slice{Object: s, MayBeOnNode: true}
 }

@@ -154,6 +154,11 @@ func TestHostPortsThatAreNotServed(t *testing.T) {
 	twice := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 80}, model.HostPort{Protocol: model.TCP, Host: 80})
 	tr.Apply(delta(twice))
 	wantProblem(t, "twice", tr, "Pod ns/web: hostPort 80/TCP: repeats an earlier port")
+	each := newHostPortTracker()
+	byFamily := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.168.0.1")}, model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("fd00:2::1")})
+	byFamily.HostPorts[1].Port = 9090
+	each.Apply(delta(byFamily))
+	wantServed(t, "another container for each family", each, "ns/pod/web:80/TCP/IPv4 192.168.0.1:80 local/cluster 10.1.0.5:1080", "ns/pod/web:80/TCP/IPv6 fd00:2::1:80 local/cluster [fd00:1::5]:9090")
 	long := newHostPortTracker()
 	long.Apply(delta(withHostPorts(strings.Repeat("a", 64), model.HostPort{Protocol: model.TCP, Host: 80})))
 	wantServed(t, "a long name", long)

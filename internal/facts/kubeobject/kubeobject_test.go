@@ -394,7 +394,7 @@ func TestPod(t *testing.T) {
 	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, IPs: addrs("10.0.0.1")})
 	p, problems = Pod(object[corev1.Pod](t, `{metadata: {name: p}, status: {podIP: 10.0.0.1}, spec: {
 		initContainers: [{name: s, ports: [{containerPort: 7, hostPort: 8, protocol: UDP}]}],
-		containers: [{name: a, ports: [{containerPort: 80}, {containerPort: 81, hostPort: 8081, hostIP: 192.0.2.1}]}, {name: b, ports: [{containerPort: 9, hostPort: 99999}]}]}}`))
+		containers: [{name: a, ports: [{containerPort: 80}, {containerPort: 81, hostPort: 8081, hostIP: 192.0.2.1}]}, {name: b, ports: [{containerPort: 9, hostPort: 99999}, {containerPort: 10, hostPort: 8010, hostIP: 10.0.0.300}]}]}}`))
 	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, IPs: addrs("10.0.0.1"),
 		HostPorts: []model.HostPort{{Protocol: model.TCP, Port: 81, Host: 8081, IP: netip.MustParseAddr("192.0.2.1")}, {Protocol: model.UDP, Port: 7, Host: 8}}})
 	for _, text := range []string{

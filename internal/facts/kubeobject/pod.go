@@ -61,14 +61,14 @@ func (c *checker) unhooked(o *corev1.Pod) string {
 
 var podProtocols = map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP}
 
-// hostPorts adds the host ports of containers. It ignores an invalid port and keeps the
+// hostPorts adds the host ports of containers. It ignores an invalid port or hostIP and keeps the
 // Pod: the API server accepts no such port.
 func hostPorts(containers []corev1.Container, out []model.HostPort) []model.HostPort {
 	for i := range containers {
 		for _, p := range containers[i].Ports {
 			proto, known := podProtocols[cmp.Or(p.Protocol, corev1.ProtocolTCP)]
-			if known && isPort(p.HostPort) && isPort(p.ContainerPort) {
-				ip, _ := netip.ParseAddr(p.HostIP) // invalid without one
+			ip, err := netip.ParseAddr(p.HostIP) // invalid without one
+			if known && isPort(p.HostPort) && isPort(p.ContainerPort) && (err == nil || p.HostIP == "") {
 				out = append(out, model.HostPort{Protocol: proto, Port: uint16(p.ContainerPort), Host: uint16(p.HostPort), IP: ip.Unmap()})
 			}
 		}
