@@ -4,32 +4,47 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/outlier"
 )
 
 // handshakeInterval is the time between two looks at the handshakes of watched endpoints.
 const handshakeInterval = 200 * time.Millisecond
 
+// handshakeShare bounds the time for these looks: one that took 20 ms is followed by the next
+// after a second.
+const handshakeShare = 50
+
 // handshakes is when to look at the handshakes of watched endpoints.
 type handshakes struct {
-	watcher dataplane.HandshakeWatcher // nil: no backend counts them
-	at      time.Time                  // of the next look
-	failing bool                       // the last look failed
+	watchers []dataplane.HandshakeWatcher // the backends that count them
+	at       time.Time                    // of the next look
+	failing  bool                         // the last look failed
 }
 
-// newHandshakes uses the first backend that counts handshakes.
 func newHandshakes(backends []dataplane.Backend) (h handshakes) {
 	for _, b := range backends {
 		if w, ok := b.(dataplane.HandshakeWatcher); ok {
-			h.watcher = w
-			break
+			h.watchers = append(h.watchers, w)
 		}
 	}
 	return h
 }
 
+// outcomes returns what all watchers have seen.
+func (h *handshakes) outcomes() (all []outlier.Outcome, err error) {
+	for _, w := range h.watchers {
+		outcomes, err := w.Outcomes()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, outcomes...)
+	}
+	return all, nil
+}
+
 // handshakesDue returns when to look, and whether to look at all.
 func (r *Reconciler) handshakesDue() (at time.Time, any bool) {
-	return r.handshakes.at, r.handshakes.watcher != nil && r.cfg.Tracker.Services().Watching()
+	return r.handshakes.at, len(r.handshakes.watchers) > 0 && r.cfg.Tracker.Services().Watching()
 }
 
 // watchHandshakes passes the outcomes of handshakes to the tracker.
@@ -39,8 +54,9 @@ func (r *Reconciler) watchHandshakes(now time.Time) {
 	if !any || now.Before(at) {
 		return
 	}
-	h.at = now.Add(handshakeInterval)
-	outcomes, err := h.watcher.Outcomes()
+	began := time.Now()
+	outcomes, err := h.outcomes()
+	h.at = now.Add(max(handshakeInterval, handshakeShare*time.Since(began)))
 	if failing := err != nil; failing != h.failing {
 		h.failing = failing
 		if failing {

@@ -104,7 +104,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: remove kube-proxy's rules from the kernel when this agent serves and no kube-proxy runs here.")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted).")
 	f.StringVar(&c.SocketHooks, "socket-hooks", ebpf.HooksAll, "Sockets that eBPF translates when they connect: all, host (of the node's own network namespace) or off. The packets of other pods are translated one by one. With off, processes of the node have no Services.")
-	f.BoolVar(&c.OutlierEjection, "outlier-ejection", false, "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. It attaches one more program to the TCP sockets of all processes (--proxy-mode ebpf).")
+	f.BoolVar(&c.OutlierEjection, "outlier-ejection", false, "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. With --proxy-mode ebpf it attaches one more program to the TCP sockets of all processes; with nftables, rules count the handshakes of such Services; iptables cannot.")
 	f.BoolVar(&c.BalanceByLoad, "balance-by-load", false, "Let the annotation spillway.dev/balance of a Service choose endpoints by their active flows (least) or by their handshake time (latency). It attaches two more programs to the sockets of all processes (--proxy-mode ebpf).")
 	f.IntVar(&c.MaglevSize, "maglev-table-size", intent.DefaultMaglevSize, "Entries of the table of a Service port with spillway.dev/balance: maglev: a prime number, the same on all nodes, at least 100 times its endpoints (--proxy-mode ebpf).")
 	f.StringVar(&c.MaglevSeed, "maglev-seed", "", "Text that enters into the hashes of spillway.dev/balance: maglev, the same on all nodes. A client who does not know it cannot choose its endpoint by its port.")
@@ -352,7 +352,7 @@ func (c *Config) intent() intent.Config {
 
 		IgnoreNetworkPolicies: c.Bypass == "always",
 		Lingering:             c.EndSockets && c.ProxyMode == "ebpf",
-		OutlierEjection:       c.OutlierEjection && c.ProxyMode == "ebpf",
+		OutlierEjection:       c.OutlierEjection && c.ProxyMode != "iptables",
 		BalanceByLoad:         c.BalanceByLoad && c.ProxyMode == "ebpf",
 		MaglevSize:            c.maglevSize(),
 		HostPorts:             c.HostPorts,

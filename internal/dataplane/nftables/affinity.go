@@ -77,7 +77,7 @@ func (r *rendering) sticky(l *layout, b *base, key string, p *intent.ServicePort
 
 func (r *rendering) valid(to *pool, key string, p *intent.ServicePort, route intent.Route) {
 	for i := range p.Endpoints {
-		if !p.Endpoints[i].In(route) {
+		if !p.Endpoints[i].In(route) || p.Endpoints[i].Ejected {
 			continue
 		}
 		e := p.Endpoints[i].Addr

@@ -28,6 +28,10 @@
 //	announced (prerouting, mangle; announced-here in output), while FTP is served:
 //	  a helper expected it, but its port is not the announcer's   drop; see helper.go
 //
+//	handshakes (before postrouting; handshakes-here for what is for the node itself), answers
+//	(prerouting, mangle; answers-here in output), while endpoints may be ejected:
+//	  to an endpoint in handshakes4, or SYN-ACK or RST of one    count; see handshakes.go
+//
 //	forward: RSTs that conntrack finds invalid   drop; see ruleset.forward
 //
 //	remember (srcnat - 1; remember-here for what is for the node itself):

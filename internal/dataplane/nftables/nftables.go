@@ -55,12 +55,13 @@ func (c Config) withDefaults() Config {
 // Backend is the nftables dataplane of one instance.
 type Backend struct {
 	tableSync
-	turn   *semaphore.Weighted // one write or comparison at a time
-	cfg    Config
-	traits traits
-	counts counts
-	node   intent.Node // while the table is absent: for when a port is added
-	table  *table      // nil: unknown or absent
+	turn       *semaphore.Weighted // one write or comparison at a time
+	cfg        Config
+	traits     traits
+	counts     counts
+	handshakes handshakes
+	node       intent.Node // while the table is absent: for when a port is added
+	table      *table      // nil: unknown or absent
 	// Reading all elements is expensive: the agent does it at nextRead at the earliest, or
 	// after a notification.
 	nextRead time.Time

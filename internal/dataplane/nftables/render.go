@@ -47,6 +47,7 @@ func renderPort(l *layout, p *intent.ServicePort) (*rendering, error) {
 		r.add(c.hairpin, addr+addr, nft.Value{})
 	}
 	r.addHelper(l, p)
+	r.watched(c, p)
 	return r, nil
 }
 

@@ -22,6 +22,11 @@ var hooks = map[string]*nft.Hook{
 
 	chainAnnounced:       {Type: "filter", Num: unix.NF_INET_PRE_ROUTING, Priority: -150},
 	chainAnnouncedOutput: {Type: "filter", Num: unix.NF_INET_LOCAL_OUT, Priority: -150},
+
+	chainHandshakes:      {Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 96},
+	chainHandshakesInput: {Type: "nat", Num: unix.NF_INET_LOCAL_IN, Priority: 96},
+	chainAnswers:         {Type: "filter", Num: unix.NF_INET_PRE_ROUTING, Priority: -150},
+	chainAnswersOutput:   {Type: "filter", Num: unix.NF_INET_LOCAL_OUT, Priority: -150},
 }
 
 func hooked(name string, rules []*nft.Rule) *nft.Chain {
@@ -78,6 +83,7 @@ func (rs *ruleset) write() []*nft.Chain {
 	rs.remember()
 	rs.asItIs()
 	rs.expectations()
+	rs.countHandshakes()
 	return rs.chains
 }
 
@@ -182,8 +188,8 @@ func rejects() []*nft.Rule {
 	}
 }
 
-// tcpFlags is the offset of the flags in a TCP header, tcpRST one of them.
-const tcpFlags, tcpRST = 13, 4
+// tcpFlags is the offset of the flags in a TCP header; the others are flags.
+const tcpFlags, tcpFIN, tcpRST, tcpACK = 13, 1, 4, 16
 
 // forward drops RSTs that conntrack considers invalid. It does not translate a reply outside
 // the TCP window, so that the client gets it from the endpoint's address. The client's RST

@@ -87,6 +87,7 @@ type common struct {
 	// ftpEndpoints are the addresses and ports of FTP endpoints on any node.
 	ftpEndpoints *set
 	ftpBlock     *set // client . endpoint, or endpoint . client: the FTP block
+	handshakes   handshakeSets
 }
 
 // layout holds every set that the table can have. The sets of affinity timeouts are added
@@ -115,6 +116,7 @@ func newLayout() *layout {
 		c.clusterIPs.shared, c.hairpin.shared = true, true
 		c.localPods.Interval = true
 		c.clients = l.newClients(f)
+		c.handshakes = l.handshakeSets(f)
 		l.addresses[i] = l.base(f, "services"+f.Suffix, "addresses and ports of Services", addr, nft.ProtocolField, nft.PortField)
 		l.nodePorts[i] = l.base(f, "nodeports"+f.Suffix, "NodePorts of Services", nft.ProtocolField, nft.PortField)
 		l.nodePorts[i].nodePort = true

@@ -14,6 +14,7 @@ type table struct {
 	layout *layout
 	traits
 	ports   map[intent.PortID]*intent.ServicePort
+	watched map[intent.PortID]*intent.ServicePort // of ports, those whose handshakes are counted
 	node    intent.Node
 	count   map[string]int            // elements of each set
 	owners  map[string]map[string]int // of each element of a shared set
@@ -27,7 +28,7 @@ func newTable(tr traits) *table {
 	l.counting = tr.counted
 	return &table{
 		layout: l, traits: tr,
-		ports: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{}, owners: map[string]map[string]int{},
+		ports: map[intent.PortID]*intent.ServicePort{}, watched: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{}, owners: map[string]map[string]int{},
 		chains: map[string]string{}, exists: map[string]bool{}, helpers: map[string]bool{},
 	}
 }
@@ -211,6 +212,11 @@ func (c *change) done(p *plan) {
 			delete(t.ports, id)
 		} else {
 			t.ports[id] = port
+		}
+		if watches(port) {
+			t.watched[id] = port
+		} else {
+			delete(t.watched, id)
 		}
 	}
 	if c.node != nil {

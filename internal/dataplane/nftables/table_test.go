@@ -72,6 +72,7 @@ func shapes() map[string][]*intent.ServicePort {
 		"affinity-ipv6": {port("web", model.IPv6, clusterIP("fd96::1", cluster), affine(10*time.Second), endpoints("[fd44:0:0:1::2]:8080"))},
 		"tftp":          {port("boot", model.IPv4, protocol(model.UDP), helped(intent.TFTP), clusterIP("10.96.0.1", cluster), nodePort(30069, cluster, cluster), here("10.244.0.2:1069"), endpoints("10.244.1.2:1069"))},
 		"ftp":           {port("files", model.IPv6, helped(intent.FTP), clusterIP("fd96::1", cluster), nodePort(30021, cluster, cluster), here("[fd44::2]:21"))},
+		"watched":       {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), endpoints("10.244.1.2:8080"), watched)},
 		"sctp":          {port("web", model.IPv4, protocol(model.SCTP), clusterIP("10.96.0.1", cluster), nodePort(30080, cluster, cluster), endpoints("10.244.1.2:3868"))},
 	}
 }
@@ -131,7 +132,7 @@ func dropCommon(listing string, all bool) string {
 	return strings.TrimRight(strings.Join(out, "\n\n"), "\n") + "\n"
 }
 
-func replace(t *testing.T, b *Backend, s intent.State) {
+func replace(t testing.TB, b *Backend, s intent.State) {
 	t.Helper()
 	if err := b.Replace(t.Context(), s); err != nil {
 		t.Fatal(err)

@@ -87,6 +87,19 @@ func TestSharesOfARoute(t *testing.T) {
 	}
 }
 
+// Topology hints decide which endpoints a node uses, and weights which shares these get.
+func TestWeightsApplyWithinTopologyHints(t *testing.T) {
+	svc := web(clusterIPs("10.96.0.1"))
+	svc.Annotations = map[string]string{BalanceAnnotation: "weighted", WeightsAnnotation: "10.1.0.1=9 10.1.0.2=3 10.1.0.3=50"}
+	s := sliceOf("s", at("10.1.0.1", there, forZones("zone-1")), at("10.1.0.2", here, forZones("zone-1")), at("10.1.0.3", there, forZones("zone-2")))
+	for zone, want := range map[string][]int{"zone-1": {3, 1}, "zone-2": {1}, "zone-3": {9, 3, 50}} {
+		p := newTracker(svc, inZone(zone), s).State().Ports[0]
+		if got := p.Shares(ToCluster); !slices.Equal(got, want) {
+			t.Errorf("in %s, the endpoints %v have the shares %v, want %v", zone, p.Endpoints, got, want)
+		}
+	}
+}
+
 func TestTheSharesOfOneServiceAreBounded(t *testing.T) {
 	svcPorts, slicePorts := manyPortsOf(20)
 	svc := web(ports(svcPorts...))

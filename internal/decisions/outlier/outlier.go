@@ -29,7 +29,7 @@ const (
 // Outcome is what the dataplane has seen of an endpoint's handshakes since the last one that
 // it accepted.
 type Outcome struct {
-	ID       uint32 // never used for another endpoint
+	ID       uint32 // never used for another endpoint of the port
 	Port     intent.PortID
 	Endpoint netip.AddrPort
 	// Failed is the number of handshakes without an accepted connection; Refused is how many
@@ -49,7 +49,13 @@ type Ejection struct {
 
 // Detector keeps the state of endpoints between two looks at their outcomes.
 type Detector struct {
-	endpoints map[uint32]*endpoint
+	endpoints map[key]*endpoint
+}
+
+// key names an endpoint: two dataplanes, which serve different ports, may give one ID twice.
+type key struct {
+	port intent.PortID
+	id   uint32
 }
 
 // endpoint is one that was ejected at least once.
@@ -65,20 +71,21 @@ type endpoint struct {
 // Observe takes the outcomes of all watched endpoints, and reports whether Ejections has
 // changed. An endpoint that is missing has left the Service.
 func (d *Detector) Observe(now time.Time, outcomes []Outcome) (changed bool) {
-	next := make(map[uint32]*endpoint, len(d.endpoints))
+	next := make(map[key]*endpoint, len(d.endpoints))
 	for i := range outcomes {
 		o := &outcomes[i]
-		e := d.endpoints[o.ID]
+		k := key{o.Port, o.ID}
+		e := d.endpoints[k]
 		if e == nil {
 			e = &endpoint{port: o.Port, Ejection: Ejection{Endpoint: o.Endpoint}}
 		}
 		changed = e.observe(now, o) || changed
 		if e.times > 0 {
-			next[o.ID] = e
+			next[k] = e
 		}
 	}
-	for id, e := range d.endpoints {
-		changed = changed || e.ejected && next[id] == nil
+	for k, e := range d.endpoints {
+		changed = changed || e.ejected && next[k] == nil
 	}
 	d.endpoints = next
 	return changed

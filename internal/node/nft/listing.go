@@ -364,6 +364,32 @@ func (c *Conn) getElements(flags netlink.HeaderFlags, request attrs) (map[string
 	return out, err
 }
 
+// Packets returns what the elements of a set have counted; nil: there is no such set.
+func (c *Conn) Packets(ctx context.Context, t Table, set string) (packets map[string]uint64, err error) {
+	a := header(t.Family)
+	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+	a.str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	err = c.do(ctx, func() error {
+		packets = map[string]uint64{}
+		err := c.request(unix.NFT_MSG_GETSETELEM, netlink.Dump, a, func(m netlink.Message) {
+			for _, e := range Attributes(Attribute(payload(m.Data), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				key := string(Attribute(Attribute(e, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
+				counter := Attribute(Attribute(e, unix.NFTA_SET_ELEM_EXPR), unix.NFTA_EXPR_DATA)
+				packets[key] = number64(Attribute(counter, unix.NFTA_COUNTER_PACKETS))
+			}
+		})
+		if errors.Is(err, unix.ENOENT) {
+			packets = nil
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read counters of set %s: %w", set, err)
+	}
+	return packets, nil
+}
+
 func readElement(e []byte) (key string, out *Value) {
 	out = &Value{}
 	for typ, v := range Attributes(e) {
