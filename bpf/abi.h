@@ -77,6 +77,7 @@ enum service_flags {
 	SERVICE_LEAST = 1 << 1,	  /* of two endpoints, the one with fewer active flows */
 	SERVICE_LATENCY = 1 << 2, /* of two endpoints, the one with less expected delay */
 	SERVICE_MAGLEV = 1 << 3,  /* the slots of ROUTE_CLUSTER are a table that is the same on all nodes */
+	SERVICE_DSR = 1 << 4,	  /* with SERVICE_MAGLEV: endpoints on other nodes answer clients directly */
 };
 
 struct service {
@@ -188,6 +189,7 @@ enum flow_flags {
 	FLOW_REPORTED = 1 << 12, /* its events are stored in the ring events */
 	FLOW_WATCHED = 1 << 13, /* its endpoint has BACKEND_WATCHED */
 	FLOW_COUNTED = 1 << 14, /* its endpoint's load counts it */
+	FLOW_DSR = 1 << 15, /* its endpoint's node answers the client: special/dsr.h */
 };
 
 /*
@@ -687,6 +689,8 @@ enum verdict {
 	DROP_XFRM,		/* an IPsec policy selects it, and a redirect would bypass IPsec */
 	DROP_ICMP_RATE,		/* the answer would exceed the rate of ICMP errors */
 	DROP_SOURCE,		/* to a Service or of a flow, and the source does not belong to the device */
+	DSR_ANNOUNCED,		/* a packet told the endpoint's node which Service the client asked for */
+	DROP_DSR,		/* an option that announces a Service, and no node of the cluster wrote it */
 	VERDICTS,
 };
 

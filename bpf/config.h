@@ -33,6 +33,16 @@ volatile const __u32 hash_seed = 0;
  */
 volatile const __u32 maglev_seed = 0;
 
+/*
+ * Are there keys for the options of DSR (lookup/dsr.h)? The present key, and the one before it, or
+ * 0: none. Their bytes are in SipHash's order.
+ */
+volatile const __u8 dsr = 0;
+volatile const __u64 dsr_key0 = 0;
+volatile const __u64 dsr_key1 = 0;
+volatile const __u64 dsr_previous_key0 = 0;
+volatile const __u64 dsr_previous_key1 = 0;
+
 /* Number of words of port_filter, minus one. The number is a power of two. */
 volatile const __u32 port_filter_mask = 0;
 

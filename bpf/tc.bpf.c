@@ -37,6 +37,8 @@
  *                icmp_error.h  ICMP errors about translated packets
  *                egress.h      packets of the node's own stack
  *                stray.h       TCP and SCTP packets to a Service without a flow
+ *                dsr.h         an endpoint's node answers clients of another node;
+ *                              lookup/dsr.h, act/dsr.h: the option that tells it so
  *
  * Replies of flows through the stack are rewritten at egress, after the stack, and so are its
  * packets whose source port a flow has. All other packets are rewritten at ingress. sock.bpf.c has the socket hooks (lib/socket.h), and

@@ -31,7 +31,7 @@ static __always_inline int handle_flow(struct __sk_buff *skb, struct scratch *m,
 {
 	if (unlikely(!flow_applies(f, hook)))
 		return pass(PASS_OTHER);
-	if (count_bytes || service_metrics)
+	if ((count_bytes || service_metrics) && !dsr_one_way(f))
 		report_packet(skb, f);
 	if (unlikely(flow_is_request(f)))
 		tftp_request_repeated(f, &m->packet.tuple, &m->pair.reply_key);
@@ -46,6 +46,8 @@ static __always_inline int handle_first(struct __sk_buff *skb, const struct pack
 {
 	int ret;
 
+	if (dsr && unlikely(p->flags & PACKET_TRANSLATED))
+		return serve_dsr(skb, s);
 	if (p->tuple.proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER)) {
 		ret = serve_tftp_answer(skb, s, hook);
 		if (ret != SERVE_NOT_MINE)
@@ -64,7 +66,12 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 	struct packet *p = &m->packet;
 	struct flow *f;
 
-	switch (flow_find(skb, p, s, hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook), &f)) {
+	__u32 device = hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook);
+	enum flow_miss miss = flow_find(skb, p, s, device, &f);
+
+	if (dsr && hook == FROM_NETWORK && miss == MISS_NONE && dsr_follow(m))
+		miss = flow_find(skb, p, s, device, &f);
+	switch (miss) {
 	case FLOW_FOUND:
 		return f ? handle_flow(skb, m, f, hook) : NEXT;
 	case MISS_SUPERSEDED:
@@ -106,7 +113,12 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l
 		return relay_error(skb, hook);
 	if (unlikely(p->flags & PACKET_NO_L4) && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
-	if (!filter_passes(p))
+	if (dsr && unlikely(p->flags & PACKET_DSR) && hook == FROM_NETWORK) {
+		ret = dsr_receive(skb);
+		if (ret)
+			return drop(ret);
+	}
+	if (!(p->flags & PACKET_TRANSLATED) && !filter_passes(p))
 		return pass(PASS_OTHER);
 	/* Without a flow for egress, only a first packet may need another source port. */
 	if (hook == EGRESS && !packet_begins(p) &&

@@ -4,6 +4,7 @@
 #define SPILLWAY_SCRATCH_H
 
 #include "act/answer.h"
+#include "lookup/dsr.h"
 #include "lookup/next_hop.h"
 
 /* The lists of source ports that may replace a client's port. */
@@ -50,6 +51,10 @@ struct scratch {
 		struct icmp_answer answer;
 		struct tcp_answer rst;
 		struct icmp_scratch icmp;
+		struct {
+			struct dsr_claim claim;
+			union dsr_header header;
+		} dsr;
 	};
 };
 

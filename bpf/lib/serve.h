@@ -7,6 +7,7 @@
 #include "flow/plan.h"
 #include "lookup/source.h"
 #include "special/bypass.h"
+#include "special/dsr.h"
 #include "special/stray.h"
 
 /*
@@ -121,6 +122,8 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 				     const struct found *found, enum hook hook, struct settings *s)
 {
+	bool direct = dsr && found->choice.dsr && hook == FROM_NETWORK &&
+		      dsr_possible(&m->packet);
 	struct packet *p = &m->packet;
 	struct port_plan port;
 	enum verdict verdict;
@@ -131,7 +134,7 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		feature_mark(FEATURE_HELPER);
 		count(HELPER_ASKED);
 	}
-	verdict = flow_plan(skb, m, found->choice.backend, hook, s);
+	verdict = flow_plan(skb, m, found->choice.backend, hook, direct, s);
 	if (found->choice.counted)
 		m->pair.flow.flags |= FLOW_COUNTED;
 	if (verdict == FLOW_CREATED)
@@ -140,14 +143,19 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		return refuse(skb, m);
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
-	flow_record_first(skb, m);
-	report_plan(s, &m->pair.flow);
+	if (dsr_one_way(&m->pair.flow)) {
+		m->pair.flow.state = packet_syn(p) ? FLOW_NEW : FLOW_ESTABLISHED;
+	} else {
+		flow_record_first(skb, m);
+		report_plan(s, &m->pair.flow);
+	}
 	port = plan_port(p, &m->pair.flow, hook);
 	m->pair.ports = port.list;
 	verdict = flow_create(skb, &p->tuple, &m->pair, port.source, s);
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
-	report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
+	if (!dsr_one_way(&m->pair.flow))
+		report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
 	return flow_forward(skb, m, hook, NULL);
 }
 
@@ -195,14 +203,17 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		return serve_reject(skb, m, s);
 	case ENDPOINT_GONE:
 		return drop_reported(s, found.fe->service, DROP_NO_BACKEND, REPORT_PACKET);
-	case NEW_FLOW:
-		m->pair.flow.backend = found.choice.id;
-		return serve_new(skb, m, &found, hook, s);
 	case STRAY:
 		m->pair.flow.backend = found.choice.id;
-		return SERVE_STRAY;
+		/* With DSR it may have begun at another node, or have lost its flow here. */
+		if (!dsr || !found.choice.dsr || hook != FROM_NETWORK || !dsr_possible(&m->packet))
+			return SERVE_STRAY;
+		break;
+	case NEW_FLOW:
+		m->pair.flow.backend = found.choice.id;
+		break;
 	}
-	return NEXT;
+	return serve_new(skb, m, &found, hook, s);
 }
 
 #endif

@@ -42,8 +42,9 @@ type Config struct {
 	OutlierEjection   bool // --outlier-ejection
 	BalanceByLoad     bool // --balance-by-load
 	MaglevSeed        string
-	ServiceMetrics    bool // --service-metrics is not off
-	ServiceMetricsTop int  // 0: all
+	DSRKeys           []ebpf.DSRKey // of --dsr-key-file
+	ServiceMetrics    bool          // --service-metrics is not off
+	ServiceMetricsTop int           // 0: all
 	// Refused receives a text for each address of a pod that is refused; may be nil.
 	Refused func(note string)
 	// Takeover keeps connections that netfilter translates; nil for --cleanup.

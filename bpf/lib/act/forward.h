@@ -6,6 +6,7 @@
 #include "../flow/table.h"
 #include "../hook.h"
 #include "../parse/fragment.h"
+#include "dsr.h"
 #include "nat.h"
 #include "redirect.h"
 
@@ -111,6 +112,14 @@ static __noinline int frame_for_node(struct __sk_buff *skb, const struct packet 
 				   ETH_ALEN, 0);
 }
 
+/* Has the packet room for the option? A SYN has: it is short. */
+static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct packet *p,
+				     const struct next_hop *hop)
+{
+	return packet_syn(p) || (!skb->gso_size &&
+				 packet_size(skb, p) + dsr_room(p->tuple.family) <= hop->mtu);
+}
+
 /*
  * Rewrites a packet as pair->flow says, and forwards it. entry is the flow's entry in the
  * map, or NULL for a new flow.
@@ -144,6 +153,11 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH) ||
 	    (hop->kind == NEXT_HOP_STACK && hook == FROM_POD && frame_for_node(skb, p)))
 		return drop(DROP_REWRITE);
+	if (dsr_one_way(f) && (!entry || packet_syn(p)) && dsr_fits(skb, p, hop)) {
+		if (dsr_add(skb))
+			return drop(DROP_REWRITE);
+		count(DSR_ANNOUNCED);
+	}
 	return redirect_packet(skb, p, hop, TRANSLATED_DIRECT);
 }
 

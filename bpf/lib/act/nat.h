@@ -310,6 +310,8 @@ __noinline int nat_rewrite_by_helpers(struct __sk_buff *skb, const struct packet
 static __always_inline int nat_rewrite(struct __sk_buff *skb, const struct packet *p,
 				       const struct flow *f, __u8 hops)
 {
+	if (dsr && unlikely(p->flags & PACKET_TRANSLATED))
+		return hops ? nat_addrs(skb, p, &f->saddr, &f->daddr, 0, hops) : 0;
 	if (!nat_rewrite_in_place(skb, p, f, hops))
 		return 0;
 	return nat_rewrite_by_helpers(skb, p, f, hops);

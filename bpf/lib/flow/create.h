@@ -273,6 +273,7 @@ __noinline int reply_contested(struct __sk_buff *skb)
 enum source_port {
 	SOURCE_PORT_KEEP, /* the client's, unless another flow to the endpoint has it */
 	SOURCE_PORT_RANDOM,
+	SOURCE_PORT_EXACT, /* the client's, or none */
 };
 
 /* Tries reply tuples until one is ours. Returns -1 if none is. */
@@ -284,6 +285,8 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 	for (int i = 0; i < PORT_TRIES; i++) {
 		if (!reply_try(skb, key, s, first + i) && !reply_contested(skb))
 			return 0;
+		if (source == SOURCE_PORT_EXACT)
+			break;
 	}
 	return -1;
 }

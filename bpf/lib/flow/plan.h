@@ -92,11 +92,11 @@ static __always_inline void flow_record_first(struct __sk_buff *skb, struct scra
 /*
  * Fills the flow towards an endpoint. Replaces the source address where the replies would
  * not come back through this node: the endpoint and the client are on other machines, or
- * the endpoint is the client.
+ * the endpoint is the client. With direct, the replies go to the client without this node.
  */
 static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scratch *m,
 					      const struct backend *b, enum hook hook,
-					      const struct settings *s)
+					      bool direct, const struct settings *s)
 {
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
@@ -128,6 +128,10 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 			!bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
 	}
 	f->flags = (on_this_node ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_REVERSE_TO_POD : 0);
+	if (direct && !on_this_node) {
+		f->flags |= FLOW_DSR;
+		return FLOW_CREATED;
+	}
 	if (b->flags & BACKEND_WATCHED && p->tuple.proto == IPPROTO_TCP)
 		f->flags |= FLOW_WATCHED;
 	if (!hairpin && needs_stack(p, b, on_this_node, hook, s)) {
@@ -162,6 +166,10 @@ static __always_inline struct port_plan plan_port(const struct packet *p, const 
 
 	if (f->flags & FLOW_SNAT)
 		return plan;
+	if (f->flags & FLOW_DSR) {
+		plan.source = SOURCE_PORT_EXACT;
+		return plan;
+	}
 	if (hook == FROM_POD) {
 		if (bpf_ntohs(p->tuple.sport) < 1024 || p->flags & PACKET_SCTP)
 			plan.source = SOURCE_PORT_KEEP;

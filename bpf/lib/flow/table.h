@@ -151,7 +151,7 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 	reverse->state = f->state;
 	reverse->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
 				      FLOW_CONFIRMED | FLOW_TRACKED | FLOW_REPORTED |
-				      FLOW_WATCHED | FLOW_COUNTED)) |
+				      FLOW_WATCHED | FLOW_COUNTED | FLOW_DSR)) |
 		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
 	if (f->flags & FLOW_TO_POD)
 		reverse->flags |= FLOW_REVERSE_TO_POD;
@@ -238,6 +238,33 @@ __noinline int flow_sctp(struct flow *f, const struct packet *p)
 	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
 		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
 	return sctp_advance(f, reverse, p);
+}
+
+/* Is this a flow of a node that sees the client's packets alone? */
+static __always_inline bool dsr_one_way(const struct flow *f)
+{
+	return dsr && (f->flags & (FLOW_DSR | FLOW_TO_POD | FLOW_REVERSE_TO_POD)) == FLOW_DSR;
+}
+
+/*
+ * Applies a client's packet whose answers this node does not see. Nothing proves that the client
+ * exists, or that the endpoint has accepted it: the state decides the timeout alone. After it,
+ * the table leads to the same endpoint.
+ */
+static __always_inline enum tcp_verdict flow_one_way(struct flow *f, const struct packet *p)
+{
+	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
+
+	if (packet_syn(p))
+		return f->state > FLOW_ESTABLISHED || !bpf_map_lookup_elem(&backends, &backend) ?
+		       TCP_RENEWS : TCP_COUNTS;
+	if (p->flags & PACKET_RST)
+		f->state = FLOW_LAST_ACK;
+	else if (p->flags & PACKET_FIN)
+		f->state = FLOW_CLOSING;
+	else if (f->state != FLOW_CLOSING)
+		f->state = FLOW_ESTABLISHED;
+	return TCP_COUNTS;
 }
 
 /* Marks a UDP flow as answered. */
@@ -373,6 +400,9 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		/* A later fragment has no sequence numbers. */
 		counts = p->flags & PACKET_NO_L4 ? TCP_IGNORED : flow_sctp(f, p);
 		if (counts == TCP_RENEWS)
+			return MISS_STALE;
+	} else if (dsr_one_way(f)) {
+		if (flow_one_way(f, p) == TCP_RENEWS)
 			return MISS_STALE;
 	} else if (!tcp_plain(f, p)) {
 		if (flow_reopens(f, p))

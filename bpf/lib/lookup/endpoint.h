@@ -29,6 +29,7 @@ struct backend_choice {
 	__u32 id;
 	bool counted;  /* its load counts the flow */
 	bool measured; /* and has the time of the flow's handshake */
+	bool dsr;      /* the Service asks for special/dsr.h */
 };
 
 /* Returns the id in a slot of a set, or NULL. */
@@ -176,8 +177,11 @@ backend_select(__u32 service, __u8 route, __u32 hash, const struct tuple *t,
 		return choice;
 	if (balance_by_load && s->flags & (SERVICE_LEAST | SERVICE_LATENCY))
 		return backend_by_load(s, service, route, n, hash);
-	if (t && s->flags & SERVICE_MAGLEV && route == ROUTE_CLUSTER)
-		return backend_at(service, route, n, flow_hash(t));
+	if (t && s->flags & SERVICE_MAGLEV && route == ROUTE_CLUSTER) {
+		choice = backend_at(service, route, n, flow_hash(t));
+		choice.dsr = s->flags & SERVICE_DSR;
+		return choice;
+	}
 	if (!s->affinity)
 		return backend_at(service, route, n, hash);
 

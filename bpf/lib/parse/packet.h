@@ -20,6 +20,9 @@ enum packet_flags {
 	PACKET_OPTIONS = 1 << 11,    /* IPv4 options or IPv6 extension headers */
 	PACKET_DF = 1 << 12,	     /* must not be fragmented; always set for IPv6 */
 	PACKET_SCTP = 1 << 13,	     /* SCTP, and not a later fragment */
+	PACKET_DSR = 1 << 14,	     /* the option of lookup/dsr.h comes first */
+	/* The destination is the endpoint already, while the tuple has the Service's: special/dsr.h. */
+	PACKET_TRANSLATED = 1 << 15,
 };
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)
@@ -64,6 +67,12 @@ struct packet {
 	__u16 header; /* bytes of the TCP header */
 	struct sctp_start sctp; /* valid only with PACKET_SCTP */
 };
+
+/* The option of lookup/dsr.h. */
+#define DSR_OPTION_V4 0x9e
+#define DSR_OPTION_V4_LEN 16
+#define DSR_OPTION_V6 0x1e
+#define DSR_OPTION_V6_LEN 26
 
 enum parse_result {
 	PARSE_OK,
@@ -208,6 +217,14 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 	return PARSE_OK;
 }
 
+/* Is this the start of an IPv4 header's first option, of this type and length? */
+static __always_inline int option_v4(struct __sk_buff *skb, __u32 off, __u8 type, __u8 len)
+{
+	__u8 option[2];
+
+	return !load(skb, off, option, sizeof(option)) && option[0] == type && option[1] == len;
+}
+
 static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 {
 	struct iphdr *ip = header(skb, p->l3_off, sizeof(*ip));
@@ -246,6 +263,9 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 	}
 	if (frag & 0x2000)
 		p->flags |= PACKET_FIRST_FRAGMENT;
+	if (dsr && unlikely(hdr_len >= sizeof(*ip) + DSR_OPTION_V4_LEN) &&
+	    option_v4(skb, p->l3_off + sizeof(*ip), DSR_OPTION_V4, DSR_OPTION_V4_LEN))
+		p->flags |= PACKET_DSR;
 	/* The datagram is shorter than its header (RFC 1858). */
 	if (p->l3_len < hdr_len + (ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : 8))
 		return PARSE_MALFORMED;
@@ -295,6 +315,9 @@ static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet
 			 */
 			if (next == IPPROTO_ROUTING && ext[3])
 				return PARSE_OTHER;
+			if (dsr && !i && next == IPPROTO_DSTOPTS && ext[1] == 3 &&
+			    ext[2] == DSR_OPTION_V6 && ext[3] == DSR_OPTION_V6_LEN)
+				p->flags |= PACKET_DSR;
 			p->l4_off += (ext[1] + 1) * 8;
 			next = ext[0];
 		} else {

@@ -101,12 +101,19 @@ type Config struct {
 	// MaglevSeed enters into the hashes of packets to Services that choose by tables
 	// (intent.ServicePort.Table). It must be the same on all nodes.
 	MaglevSeed string
+	// DSRKeys authenticate what the nodes of a cluster tell each other about connections whose
+	// endpoint answers the client directly (bpf/lib/lookup/dsr.h): the present key, and
+	// optionally the one before it. Without a key, this node takes part in no such connection.
+	DSRKeys []DSRKey
 	// LeavePrevious has Close leave the maps and programs of the release before, for a
 	// rollback to it. The maps whose layout differs exist twice until then.
 	LeavePrevious bool
 	// ForceClsact attaches as on kernels before 6.6.
 	ForceClsact bool
 }
+
+// DSRKey is a key of SipHash.
+type DSRKey [16]byte
 
 // Defaults of Config.
 const (

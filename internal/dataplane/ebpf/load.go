@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -223,6 +224,11 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	}
 	for name, value := range cfg.eventConstants() {
 		c[name] = value
+	}
+	for i, key := range cfg.DSRKeys[:min(len(cfg.DSRKeys), 2)] {
+		names := [][2]string{{tcVarDsrKey0, tcVarDsrKey1}, {tcVarDsrPreviousKey0, tcVarDsrPreviousKey1}}[i]
+		c[tcVarDsr] = uint8(1)
+		c[names[0]], c[names[1]] = binary.LittleEndian.Uint64(key[:8]), binary.LittleEndian.Uint64(key[8:])
 	}
 	if f.SetRetval {
 		c[tcVarHasSetRetval] = uint8(1)

@@ -28,13 +28,16 @@ func (c *Config) loads() uint32 {
 	return 1
 }
 
-func balanceFlags(b intent.Balance) tcServiceFlags {
-	switch b {
+func balanceFlags(p *intent.ServicePort) tcServiceFlags {
+	switch p.Balance {
 	case intent.LeastConnections:
 		return tcServiceFlagsSERVICE_LEAST
 	case intent.Latency:
 		return tcServiceFlagsSERVICE_LATENCY
 	case intent.Maglev:
+		if p.Direct {
+			return tcServiceFlagsSERVICE_MAGLEV | tcServiceFlagsSERVICE_DSR
+		}
 		return tcServiceFlagsSERVICE_MAGLEV
 	}
 	return 0

@@ -211,7 +211,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 		}
 		sp := &intent.ServicePort{
 			ID: id, Affinity: time.Duration(p.entries.header.Affinity) * time.Second,
-			Frontends: p.intentFrontends(), Balance: balanceOf(p.entries.header.Flags),
+			Frontends: p.intentFrontends(), Balance: balanceOf(p.entries.header.Flags), Direct: tcServiceFlags(p.entries.header.Flags)&tcServiceFlagsSERVICE_DSR != 0,
 		}
 		sp.Endpoints, sp.Weights = p.intentEndpoints()
 		if sp.Balance == intent.Maglev {

@@ -318,7 +318,7 @@ func onSlot(c *change, k tcSlotKey, id uint32) {
 
 // newHeader returns the header of a decision, without the sizes of its sets.
 func (e *portEntries) newHeader(p *intent.ServicePort) tcService {
-	header := tcService{Affinity: seconds(p.Affinity), Flags: uint32(balanceFlags(p.Balance))}
+	header := tcService{Affinity: seconds(p.Affinity), Flags: uint32(balanceFlags(p))}
 	if e.tftp {
 		header.Flags |= uint32(tcServiceFlagsSERVICE_TFTP)
 	}

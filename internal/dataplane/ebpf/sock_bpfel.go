@@ -92,6 +92,11 @@ const (
 	sockVarBalanceByLoad    = "balance_by_load"
 	sockVarClientFlowsMax   = "client_flows_max"
 	sockVarCountBytes       = "count_bytes"
+	sockVarDsr              = "dsr"
+	sockVarDsrKey0          = "dsr_key0"
+	sockVarDsrKey1          = "dsr_key1"
+	sockVarDsrPreviousKey0  = "dsr_previous_key0"
+	sockVarDsrPreviousKey1  = "dsr_previous_key1"
 	sockVarEndSockets       = "end_sockets"
 	sockVarEventInterval    = "event_interval"
 	sockVarEventSample      = "event_sample"
@@ -219,6 +224,11 @@ type sockVariableSpecs struct {
 	BalanceByLoad    *ebpf.VariableSpec `ebpf:"balance_by_load"`
 	ClientFlowsMax   *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.VariableSpec `ebpf:"count_bytes"`
+	Dsr              *ebpf.VariableSpec `ebpf:"dsr"`
+	DsrKey0          *ebpf.VariableSpec `ebpf:"dsr_key0"`
+	DsrKey1          *ebpf.VariableSpec `ebpf:"dsr_key1"`
+	DsrPreviousKey0  *ebpf.VariableSpec `ebpf:"dsr_previous_key0"`
+	DsrPreviousKey1  *ebpf.VariableSpec `ebpf:"dsr_previous_key1"`
 	EndSockets       *ebpf.VariableSpec `ebpf:"end_sockets"`
 	EventInterval    *ebpf.VariableSpec `ebpf:"event_interval"`
 	EventSample      *ebpf.VariableSpec `ebpf:"event_sample"`
@@ -349,6 +359,11 @@ type sockVariables struct {
 	BalanceByLoad    *ebpf.Variable `ebpf:"balance_by_load"`
 	ClientFlowsMax   *ebpf.Variable `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.Variable `ebpf:"count_bytes"`
+	Dsr              *ebpf.Variable `ebpf:"dsr"`
+	DsrKey0          *ebpf.Variable `ebpf:"dsr_key0"`
+	DsrKey1          *ebpf.Variable `ebpf:"dsr_key1"`
+	DsrPreviousKey0  *ebpf.Variable `ebpf:"dsr_previous_key0"`
+	DsrPreviousKey1  *ebpf.Variable `ebpf:"dsr_previous_key1"`
 	EndSockets       *ebpf.Variable `ebpf:"end_sockets"`
 	EventInterval    *ebpf.Variable `ebpf:"event_interval"`
 	EventSample      *ebpf.Variable `ebpf:"event_sample"`

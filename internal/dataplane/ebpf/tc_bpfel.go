@@ -176,6 +176,7 @@ const (
 	tcFlowFlagsFLOW_REPORTED       tcFlowFlags = 4096
 	tcFlowFlagsFLOW_WATCHED        tcFlowFlags = 8192
 	tcFlowFlagsFLOW_COUNTED        tcFlowFlags = 16384
+	tcFlowFlagsFLOW_DSR            tcFlowFlags = 32768
 )
 
 type tcFlowHelper uint32
@@ -351,6 +352,7 @@ const (
 	tcServiceFlagsSERVICE_LEAST   tcServiceFlags = 2
 	tcServiceFlagsSERVICE_LATENCY tcServiceFlags = 4
 	tcServiceFlagsSERVICE_MAGLEV  tcServiceFlags = 8
+	tcServiceFlagsSERVICE_DSR     tcServiceFlags = 16
 )
 
 type tcSettings struct {
@@ -521,7 +523,9 @@ const (
 	tcVerdictDROP_XFRM            tcVerdict = 39
 	tcVerdictDROP_ICMP_RATE       tcVerdict = 40
 	tcVerdictDROP_SOURCE          tcVerdict = 41
-	tcVerdictVERDICTS             tcVerdict = 42
+	tcVerdictDSR_ANNOUNCED        tcVerdict = 42
+	tcVerdictDROP_DSR             tcVerdict = 43
+	tcVerdictVERDICTS             tcVerdict = 44
 )
 
 // Names of all BPF objects in the ELF.
@@ -576,6 +580,11 @@ const (
 	tcVarBalanceByLoad         = "balance_by_load"
 	tcVarClientFlowsMax        = "client_flows_max"
 	tcVarCountBytes            = "count_bytes"
+	tcVarDsr                   = "dsr"
+	tcVarDsrKey0               = "dsr_key0"
+	tcVarDsrKey1               = "dsr_key1"
+	tcVarDsrPreviousKey0       = "dsr_previous_key0"
+	tcVarDsrPreviousKey1       = "dsr_previous_key1"
 	tcVarEndSockets            = "end_sockets"
 	tcVarEventInterval         = "event_interval"
 	tcVarEventSample           = "event_sample"
@@ -717,6 +726,11 @@ type tcVariableSpecs struct {
 	BalanceByLoad         *ebpf.VariableSpec `ebpf:"balance_by_load"`
 	ClientFlowsMax        *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	CountBytes            *ebpf.VariableSpec `ebpf:"count_bytes"`
+	Dsr                   *ebpf.VariableSpec `ebpf:"dsr"`
+	DsrKey0               *ebpf.VariableSpec `ebpf:"dsr_key0"`
+	DsrKey1               *ebpf.VariableSpec `ebpf:"dsr_key1"`
+	DsrPreviousKey0       *ebpf.VariableSpec `ebpf:"dsr_previous_key0"`
+	DsrPreviousKey1       *ebpf.VariableSpec `ebpf:"dsr_previous_key1"`
 	EndSockets            *ebpf.VariableSpec `ebpf:"end_sockets"`
 	EventInterval         *ebpf.VariableSpec `ebpf:"event_interval"`
 	EventSample           *ebpf.VariableSpec `ebpf:"event_sample"`
@@ -868,6 +882,11 @@ type tcVariables struct {
 	BalanceByLoad         *ebpf.Variable `ebpf:"balance_by_load"`
 	ClientFlowsMax        *ebpf.Variable `ebpf:"client_flows_max"`
 	CountBytes            *ebpf.Variable `ebpf:"count_bytes"`
+	Dsr                   *ebpf.Variable `ebpf:"dsr"`
+	DsrKey0               *ebpf.Variable `ebpf:"dsr_key0"`
+	DsrKey1               *ebpf.Variable `ebpf:"dsr_key1"`
+	DsrPreviousKey0       *ebpf.Variable `ebpf:"dsr_previous_key0"`
+	DsrPreviousKey1       *ebpf.Variable `ebpf:"dsr_previous_key1"`
 	EndSockets            *ebpf.Variable `ebpf:"end_sockets"`
 	EventInterval         *ebpf.Variable `ebpf:"event_interval"`
 	EventSample           *ebpf.Variable `ebpf:"event_sample"`

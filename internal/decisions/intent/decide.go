@@ -102,6 +102,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 		Lingering:         t.lingering(cs),
 		Affinity:          e.spec.Affinity,
 		Balance:           e.plan.balance,
+		Direct:            e.plan.direct && p.id.Protocol == model.TCP,
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,
 		Triggered:         newestTrigger(from.slices, p.id.Family),

@@ -16,6 +16,7 @@ type plan struct {
 	health  *addressRequest                 // the healthCheckNodePort; nil for none
 	ranges  map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
 	balance Balance
+	direct  bool // see ServicePort.Direct
 	eject   bool // endpoints that do not accept connections
 	weights *weightsAsked
 	// slowStart is the time in which shares of endpoints grow; 0: at once.
@@ -88,6 +89,7 @@ func planService(svc *model.Service, cfg *Config) plan {
 	addrs := frontendAddrs(svc, external, families, complain)
 	helpers := helpersOf(svc, complain)
 	p.balance, p.weights = cfg.balanceOf(svc, complain)
+	p.direct = cfg.directOf(svc, p.balance, complain)
 	p.slowStart = slowStartOf(svc, complain)
 	p.eject = cfg.ejectsOutliers(svc, complain)
 	p.redirect = redirectOf(svc, complain)

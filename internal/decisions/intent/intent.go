@@ -105,6 +105,9 @@ type ServicePort struct {
 	Affinity  time.Duration // 0: none
 	// Balance says how a new flow gets one of the endpoints, among their shares.
 	Balance Balance
+	// Direct says that an endpoint on another node answers clients outside the cluster itself,
+	// with the Service's address. Only with the balance Maglev.
+	Direct bool
 	// Helper is the protocol whose expected connections of this port the dataplane must
 	// allow.
 	Helper Helper
@@ -265,6 +268,10 @@ type Config struct {
 	// MaglevSize is the length of ServicePort.Table, one of MaglevSizes; 0: the dataplane
 	// cannot use it.
 	MaglevSize int
+	// Forwarding is one of Forwardings, for Services without ForwardingAnnotation; "" is SNAT.
+	// CanForwardDirectly says that the dataplane can do without SNAT.
+	Forwarding         string
+	CanForwardDirectly bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode
 	// LocalInterface is the device name or prefix for DetectLocal.

@@ -47,6 +47,8 @@ var meanings = map[string]meaning{
 	"pass_vlan":            {stepPacket, Decided, "tagged: the VLAN's own device handles the packet"},
 	"pass_source":          {stepSource, Decided, "the source address does not belong to the device: the stack handles the packet unchanged"},
 	"drop_source":          {stepSource, Refused, ""},
+	"drop_dsr":             {stepPacket, Refused, ""},
+	"dsr_announced":        {"", Passed, "the packet tells the endpoint's node which Service the client asked for"},
 	"pass_conntrack":       {stepNetfilter, Decided, "netfilter knows the connection and handles it by its own entry"},
 	"passed_direct":        {stepNextHop, Decided, "forwarded unchanged, past netfilter"},
 	"passed_untracked":     {stepNextHop, Decided, "forwarded unchanged, past netfilter: a do-not-track policy allows it"},

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/* Adds the option of lookup/dsr.h to a packet, and removes it. */
+#ifndef SPILLWAY_ACT_DSR_H
+#define SPILLWAY_ACT_DSR_H
+
+#include "../scratch.h"
+#include "csum.h"
+
+/* The memory has no other bytes than the header: the sum covers all of them. */
+static __always_inline __u16 dsr_check(const struct dsr_ipv4 *h, __u32 len)
+{
+	return ~csum_fold16((__u32)bpf_csum_diff(NULL, 0, (__be32 *)h, len, 0));
+}
+
+/* Makes the IPv4 header longer, and adds the option. Returns 0, or -1. */
+static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet *p,
+				      struct dsr_ipv4 *h, const struct tuple *to_service,
+				      __u64 tag)
+{
+	if (load(skb, p->l3_off, &h->ip, sizeof(h->ip)) ||
+	    bpf_skb_adjust_room(skb, DSR_ROOM_V4, BPF_ADJ_ROOM_NET, 0))
+		return -1;
+	h->ip.ihl += DSR_ROOM_V4 / 4;
+	h->ip.tot_len = bpf_htons(bpf_ntohs(h->ip.tot_len) + DSR_ROOM_V4);
+	h->ip.check = 0;
+	h->type = DSR_OPTION_V4;
+	h->len = DSR_ROOM_V4;
+	h->port = to_service->dport;
+	h->addr = to_service->daddr.w[0];
+	__builtin_memcpy(h->tag, &tag, sizeof(tag));
+	h->ip.check = dsr_check(h, sizeof(*h));
+	return bpf_skb_store_bytes(skb, p->l3_off, h, sizeof(*h), BPF_F_RECOMPUTE_CSUM);
+}
+
+/* Adds the Destination Options header after the IPv6 header. Returns 0, or -1. */
+static __always_inline int dsr_add_v6(struct __sk_buff *skb, const struct packet *p,
+				      struct dsr_ipv6 *h, const struct tuple *to_service,
+				      __u64 tag)
+{
+	if (load(skb, p->l3_off, &h->ip, sizeof(h->ip)) ||
+	    bpf_skb_adjust_room(skb, DSR_ROOM_V6, BPF_ADJ_ROOM_NET, 0))
+		return -1;
+	h->next = h->ip.nexthdr;
+	h->ip.nexthdr = IPPROTO_DSTOPTS;
+	h->ip.payload_len = bpf_htons(bpf_ntohs(h->ip.payload_len) + DSR_ROOM_V6);
+	h->words = DSR_ROOM_V6 / 8 - 1;
+	h->type = DSR_OPTION_V6;
+	h->len = DSR_OPTION_V6_LEN;
+	h->port = to_service->dport;
+	__builtin_memcpy(&h->addr, &to_service->daddr, sizeof(h->addr));
+	__builtin_memcpy(h->tag, &tag, sizeof(tag));
+	h->pad[0] = 1;
+	h->pad[1] = 0;
+	return bpf_skb_store_bytes(skb, p->l3_off, h, sizeof(*h), BPF_F_RECOMPUTE_CSUM);
+}
+
+/*
+ * Tells the endpoint's node which Service the packet in scratch memory asked for. The packet has
+ * the endpoint's address by now. Returns 0, or -1 if the packet cannot grow.
+ */
+__noinline int dsr_add(struct __sk_buff *skb)
+{
+	struct scratch *m = get_scratch();
+	struct packet *p;
+	__u64 tag;
+
+	if (!m)
+		return -1;
+	p = &m->packet;
+	dsr_claim(&m->dsr.claim, &p->tuple, &m->pair.flow.daddr, m->pair.flow.dport);
+	tag = dsr_tag(&m->dsr.claim, 0);
+	if (p->tuple.family == FAMILY_V4)
+		return dsr_add_v4(skb, p, &m->dsr.header.v4, &p->tuple, tag);
+	return dsr_add_v6(skb, p, &m->dsr.header.v6, &p->tuple, tag);
+}
+
+/* Removes the option, whose header is in memory. Returns 0, or -1. */
+static __always_inline int dsr_remove(struct __sk_buff *skb, const struct packet *p,
+				      union dsr_header *h)
+{
+	if (bpf_skb_adjust_room(skb, -(__s32)dsr_room(p->tuple.family), BPF_ADJ_ROOM_NET, 0))
+		return -1;
+	if (p->tuple.family == FAMILY_V4) {
+		h->v4.ip.ihl -= DSR_ROOM_V4 / 4;
+		h->v4.ip.tot_len = bpf_htons(bpf_ntohs(h->v4.ip.tot_len) - DSR_ROOM_V4);
+		h->v4.ip.check = 0;
+		h->v4.ip.check = dsr_check(&h->v4, sizeof(h->v4.ip));
+		return bpf_skb_store_bytes(skb, p->l3_off, &h->v4.ip, sizeof(h->v4.ip),
+					   BPF_F_RECOMPUTE_CSUM);
+	}
+	h->v6.ip.nexthdr = h->v6.next;
+	h->v6.ip.payload_len = bpf_htons(bpf_ntohs(h->v6.ip.payload_len) - DSR_ROOM_V6);
+	return bpf_skb_store_bytes(skb, p->l3_off, &h->v6.ip, sizeof(h->v6.ip),
+				   BPF_F_RECOMPUTE_CSUM);
+}
+
+#endif

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * The option by which the node that receives a client's SYN tells the endpoint's node which
+ * address of a Service the client asked for. It comes first: in IPv4 as the first option, in
+ * IPv6 as a Destination Options header of its own. The numbers are for experiments (RFC 4727).
+ *
+ * The tag proves that a node of this cluster has chosen the endpoint for this client: it is
+ * SipHash-2-4 (Aumasson and Bernstein, 2012) by the key of --dsr-key-file. Without it, any host
+ * could have an endpoint answer with the address of its choice.
+ */
+#ifndef SPILLWAY_LOOKUP_DSR_H
+#define SPILLWAY_LOOKUP_DSR_H
+
+#include "../parse/packet.h"
+
+/* What an option says about a connection, as SipHash reads it. */
+struct dsr_claim {
+	struct addr client;
+	struct addr endpoint;
+	struct addr service;
+	__be16 client_port;
+	__be16 endpoint_port;
+	__be16 service_port;
+	__u8 proto;
+	__u8 family;
+};
+
+#define DSR_CLAIM_WORDS (sizeof(struct dsr_claim) / sizeof(__u64))
+
+/* The IP header with the option, as it is read and written. */
+struct dsr_ipv4 {
+	struct iphdr ip;
+	__u8 type;
+	__u8 len;
+	__be16 port;
+	__be32 addr;
+	__u8 tag[8];
+} __attribute__((packed));
+
+struct dsr_ipv6 {
+	struct ipv6hdr ip;
+	__u8 next;
+	__u8 words; /* of 8 bytes after the first */
+	__u8 type;
+	__u8 len;
+	__be16 port;
+	struct in6_addr addr;
+	__u8 tag[8];
+	__u8 pad[2]; /* PadN */
+} __attribute__((packed));
+
+union dsr_header {
+	struct dsr_ipv4 v4;
+	struct dsr_ipv6 v6;
+};
+
+#define DSR_ROOM_V4 (sizeof(struct dsr_ipv4) - sizeof(struct iphdr))
+#define DSR_ROOM_V6 (sizeof(struct dsr_ipv6) - sizeof(struct ipv6hdr))
+
+static __always_inline __u32 dsr_room(__u8 family)
+{
+	return family == FAMILY_V4 ? DSR_ROOM_V4 : DSR_ROOM_V6;
+}
+
+static __always_inline __u64 rotl64(__u64 x, int n)
+{
+	return x << n | x >> (64 - n);
+}
+
+static __always_inline void sip_round(__u64 v[4])
+{
+	v[0] += v[1];
+	v[1] = rotl64(v[1], 13) ^ v[0];
+	v[0] = rotl64(v[0], 32);
+	v[2] += v[3];
+	v[3] = rotl64(v[3], 16) ^ v[2];
+	v[0] += v[3];
+	v[3] = rotl64(v[3], 21) ^ v[0];
+	v[2] += v[1];
+	v[1] = rotl64(v[1], 17) ^ v[2];
+	v[2] = rotl64(v[2], 32);
+}
+
+static __always_inline void sip_word(__u64 v[4], __u64 word)
+{
+	v[3] ^= word;
+	sip_round(v);
+	sip_round(v);
+	v[0] ^= word;
+}
+
+/* Returns the tag of a claim by the present key, or by the one before it. */
+__noinline __u64 dsr_tag(const struct dsr_claim *c, __u32 previous)
+{
+	__u64 k0 = previous ? dsr_previous_key0 : dsr_key0;
+	__u64 k1 = previous ? dsr_previous_key1 : dsr_key1;
+	__u64 v[4] = {
+		k0 ^ 0x736f6d6570736575ULL,
+		k1 ^ 0x646f72616e646f6dULL,
+		k0 ^ 0x6c7967656e657261ULL,
+		k1 ^ 0x7465646279746573ULL,
+	};
+
+	if (!c)
+		return 0;
+	for (__u32 i = 0; i < DSR_CLAIM_WORDS; i++)
+		sip_word(v, ((const __u64 *)c)[i]);
+	sip_word(v, (__u64)sizeof(*c) << 56);
+	v[2] ^= 0xff;
+	for (int i = 0; i < 4; i++)
+		sip_round(v);
+	return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* Fills the claim of a connection from client to service, to an endpoint. */
+static __always_inline void dsr_claim(struct dsr_claim *c, const struct tuple *to_service,
+				      const struct addr *endpoint, __be16 endpoint_port)
+{
+	c->client = to_service->saddr;
+	c->service = to_service->daddr;
+	c->endpoint = *endpoint;
+	c->client_port = to_service->sport;
+	c->service_port = to_service->dport;
+	c->endpoint_port = endpoint_port;
+	c->proto = to_service->proto;
+	c->family = to_service->family;
+}
+
+/*
+ * Reads the option of a packet with PACKET_DSR. Changes the tuple into that of the packet at
+ * the node that received it first, and fills the claim. Returns the tag.
+ */
+static __always_inline __u64 dsr_read(const union dsr_header *h, struct tuple *t,
+				      struct dsr_claim *c)
+{
+	struct addr endpoint = t->daddr;
+	__be16 endpoint_port = t->dport;
+	__u64 tag;
+
+	if (t->family == FAMILY_V4) {
+		t->daddr.w[0] = h->v4.addr;
+		t->dport = h->v4.port;
+		__builtin_memcpy(&tag, h->v4.tag, sizeof(tag));
+	} else {
+		__builtin_memcpy(&t->daddr, &h->v6.addr, sizeof(t->daddr));
+		t->dport = h->v6.port;
+		__builtin_memcpy(&tag, h->v6.tag, sizeof(tag));
+	}
+	dsr_claim(c, t, &endpoint, endpoint_port);
+	return tag;
+}
+
+#endif

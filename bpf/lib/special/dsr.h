@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
+/*
+ * Direct server return (DSR) of TCP: an endpoint on another node gets the client's own address,
+ * and its node answers the client, without the node that received the connection.
+ *
+ *   receiving node   client -> service    becomes  client -> endpoint, a SYN with an option
+ *   endpoint's node  client -> endpoint   belongs to the flow  client -> service
+ *                    endpoint -> client   becomes  service -> client
+ *
+ * The receiving node sees one direction. It cannot tell an honest client from a forged one, so its
+ * flows stay unconfirmed (flow/unconfirmed.h), and a flood may delete them. The Service therefore
+ * chooses by a table (SERVICE_MAGLEV): the connection's next packet leads to the same endpoint,
+ * also at another node. The endpoint's node has the flow as if the packets had arrived there. It
+ * sees both directions, and so the state, counters and events are there.
+ */
+#ifndef SPILLWAY_SPECIAL_DSR_H
+#define SPILLWAY_SPECIAL_DSR_H
+
+#include "../act/forward.h"
+#include "../flow/plan.h"
+#include "../lookup/source.h"
+
+/*
+ * Can the packet's new flow be one of DSR? The client must be outside the cluster: this node, or a
+ * node or pod that the endpoint's node knows, would take the answer for a forged one. Another flow
+ * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart.
+ */
+__noinline int dsr_possible(const struct packet *p)
+{
+	struct flow_pair *pair = get_flow_pair();
+	struct backend *b;
+	struct flow *other;
+
+	if (!p || !pair || p->tuple.proto != IPPROTO_TCP ||
+	    p->flags & (PACKET_OPTIONS | PACKET_NO_L4 | PACKET_FIRST_FRAGMENT) ||
+	    in_cluster(&p->tuple.saddr, p->tuple.family))
+		return 0;
+	b = bpf_map_lookup_elem(&backends, &pair->flow.backend);
+	if (!b || b->flags & BACKEND_ON_THIS_NODE)
+		return 0;
+	tuple_mirror(&pair->reply_key, &p->tuple);
+	pair->reply_key.saddr = b->addr;
+	pair->reply_key.sport = b->port;
+	other = bpf_map_lookup_elem(&flows, &pair->reply_key);
+	return !other || flow_is_reverse(other, &p->tuple);
+}
+
+/* Is the option true? */
+static __always_inline bool dsr_valid(const struct dsr_claim *c, __u64 tag)
+{
+	if (dsr_tag(c, 0) == tag)
+		return true;
+	return dsr_previous_key0 | dsr_previous_key1 && dsr_tag(c, 1) == tag;
+}
+
+/*
+ * Reads and removes the option of a packet for an endpoint of this node. The packet in scratch
+ * memory then has the tuple that it had at the receiving node, and PACKET_TRANSLATED. A packet for
+ * an endpoint elsewhere stays as it is. Returns 0, or the verdict to drop it.
+ */
+__noinline int dsr_receive(struct __sk_buff *skb)
+{
+	struct scratch *m = get_scratch();
+	struct addr_key key;
+	struct packet *p;
+	struct tuple t;
+	__u32 l3_off;
+	__u64 tag;
+
+	if (!m)
+		return DROP_REWRITE;
+	p = &m->packet;
+	key.addr = p->tuple.daddr;
+	key.family = p->tuple.family;
+	if (!bpf_map_lookup_elem(&pods, &key) && !bpf_map_lookup_elem(&node_addrs, &key))
+		return 0;
+	if (p->tuple.family == FAMILY_V4 ?
+	    load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv4)) :
+	    load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv6)))
+		return DROP_REWRITE;
+	t = p->tuple;
+	tag = dsr_read(&m->dsr.header, &t, &m->dsr.claim);
+	if (p->flags & PACKET_NO_L4 || !dsr_valid(&m->dsr.claim, tag))
+		return DROP_DSR;
+	if (dsr_remove(skb, p, &m->dsr.header))
+		return DROP_REWRITE;
+	l3_off = p->l3_off;
+	__builtin_memset(&p->tuple, 0, sizeof(p->tuple));
+	p->flags = 0;
+	p->l3_off = l3_off;
+	if (parse(skb, p) != PARSE_OK)
+		return DROP_REWRITE;
+	p->tuple = t;
+	p->flags |= PACKET_DSR | PACKET_TRANSLATED;
+	return 0;
+}
+
+/*
+ * Finds the flow of a later packet, which has no option: it goes to an endpoint whose answers to
+ * this client have another source. Changes the tuple as dsr_receive does. Returns 1 if it did.
+ */
+static __always_inline int dsr_follow(struct scratch *m)
+{
+	struct tuple *t = &m->packet.tuple, *key = &m->pair.reply_key;
+	struct flow *reply;
+
+	if (t->proto != IPPROTO_TCP || packet_syn(&m->packet))
+		return 0;
+	tuple_mirror(key, t);
+	reply = bpf_map_lookup_elem(&flows, key);
+	if (!reply || (reply->flags & (FLOW_DSR | FLOW_REPLY)) != (FLOW_DSR | FLOW_REPLY) ||
+	    !addr_equal(&reply->daddr, &t->saddr) || reply->dport != t->sport)
+		return 0;
+	t->daddr = reply->saddr;
+	t->dport = reply->sport;
+	m->packet.flags |= PACKET_TRANSLATED;
+	return 1;
+}
+
+/* Fills the endpoint that the option of the packet in scratch memory names. */
+static __always_inline void dsr_backend(const struct scratch *m, struct backend *b)
+{
+	const struct dsr_claim *c = &m->dsr.claim;
+	struct addr_key key = { .addr = c->endpoint, .family = c->family };
+	struct frontend *fe;
+
+	b->addr = c->endpoint;
+	b->port = c->endpoint_port;
+	b->family = c->family;
+	b->flags = BACKEND_ON_THIS_NODE;
+	if (bpf_map_lookup_elem(&node_addrs, &key))
+		b->flags |= BACKEND_HOST_NETWORK;
+	/* This agent may learn of the Service later than the other one. */
+	fe = frontend_exact(&c->service, c->service_port, c->proto, c->family);
+	if (!fe)
+		fe = frontend_nodeport(c->service_port, c->proto, c->family);
+	b->service = fe ? fe->service : 0;
+}
+
+/*
+ * Creates the flow of a packet with an option. One that is no SYN belongs to a connection that this
+ * node does not know: it was lost here, or ended. The endpoint answers, with data or an RST.
+ */
+__noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
+{
+	struct scratch *m = get_scratch();
+	struct backend b = {};
+	enum verdict verdict;
+	struct flow *f;
+
+	if (!m || !s)
+		return NEXT;
+	f = &m->pair.flow;
+	if (!(m->packet.flags & PACKET_DSR)) /* its flow is over */
+		return pass(PASS_OTHER);
+	if (!source_belongs(skb, &m->packet.tuple, FROM_NETWORK))
+		return drop(DROP_SOURCE);
+	dsr_backend(m, &b);
+	if (!is_endpoint(&b.addr, b.port, IPPROTO_TCP, b.family))
+		return drop_reported(s, b.service, DROP_NO_BACKEND, REPORT_PACKET);
+	f->backend = 0;
+	f->helper = HELPER_NONE;
+	f->end = END_UNKNOWN;
+	verdict = flow_plan(skb, m, &b, FROM_NETWORK, false, s);
+	if (verdict == FLOW_CREATED)
+		verdict = xfrm_plan(s, &m->packet, f);
+	if (verdict != FLOW_CREATED)
+		return drop_reported(s, f->service, verdict, REPORT_PLANNED);
+	f->flags |= FLOW_DSR;
+	if (packet_syn(&m->packet))
+		flow_record_first(skb, m);
+	else
+		f->state = FLOW_ESTABLISHED;
+	report_plan(s, f);
+	verdict = flow_create(skb, &m->packet.tuple, &m->pair, SOURCE_PORT_EXACT, s);
+	if (verdict != FLOW_CREATED)
+		return drop_reported(s, f->service, verdict, REPORT_PLANNED);
+	report_opened(skb, s, &m->pair, false);
+	return flow_forward(skb, m, FROM_NETWORK, NULL);
+}
+
+#endif

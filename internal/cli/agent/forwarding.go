@@ -1,0 +1,66 @@
+package agent
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/decisions/intent"
+)
+
+// minSecret is the least length of a line of --dsr-key-file, in bytes.
+const minSecret = 16
+
+// maxSecrets is the number of lines that count: the present secret and the one before it.
+const maxSecrets = 2
+
+// validateForwarding checks --forwarding, and reads --dsr-key-file.
+func (c *Config) validateForwarding() (err error) {
+	c.Forwarding = cmp.Or(c.Forwarding, intent.SNAT)
+	if !slices.Contains(intent.Forwardings, c.Forwarding) {
+		return cli.UsageErrorf("--forwarding %q: not a way to forward packets: use %s", c.Forwarding, strings.Join(intent.Forwardings, " or "))
+	}
+	switch {
+	case c.Forwarding == intent.SNAT && c.DSRKeyFile == "":
+		return nil
+	case c.ProxyMode != "ebpf":
+		return cli.UsageErrorf("--forwarding hybrid and --dsr-key-file need --proxy-mode ebpf: leave them out")
+	case c.DSRKeyFile == "":
+		return cli.UsageErrorf("--forwarding hybrid needs --dsr-key-file, with the same secret on all nodes")
+	case c.MasqueradeAll:
+		return cli.UsageErrorf("--masquerade-all and --dsr-key-file: an endpoint gets either the node's address or the client's: give one of them")
+	}
+	c.dsrKeys, err = readSecrets(c.DSRKeyFile)
+	return err
+}
+
+// readSecrets makes keys of the lines of a file.
+func readSecrets(file string) ([]ebpf.DSRKey, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read --dsr-key-file: %w", err)
+	}
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) == 0 || len(lines) > maxSecrets {
+		return nil, fmt.Errorf("--dsr-key-file %s: has %d lines: write one secret, or two while the nodes change to a new one", file, len(lines))
+	}
+	var keys []ebpf.DSRKey
+	for i, line := range lines {
+		if len(line) < minSecret {
+			return nil, fmt.Errorf("--dsr-key-file %s: line %d has %d characters: write at least %d", file, i+1, len(line), minSecret)
+		}
+		sum := sha256.Sum256([]byte(line))
+		keys = append(keys, ebpf.DSRKey(sum[:len(ebpf.DSRKey{})]))
+	}
+	return keys, nil
+}

@@ -1,0 +1,53 @@
+package intent
+
+import (
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+func TestDirectForwarding(t *testing.T) {
+	can := Config{NodeName: here, MaglevSize: 251, CanForwardDirectly: true}
+	hybrid := can
+	hybrid.Forwarding = Hybrid
+	cannot := Config{NodeName: here, MaglevSize: 251}
+	for _, c := range []struct {
+		name         string
+		cfg          Config
+		balance, way string
+		want         bool
+		problem      string // part of the only one; "" for none
+	}{
+		{"by default", can, "maglev", "", false, ""},
+		{"by flag", hybrid, "maglev", "", true, ""},
+		{"by flag, without a table", hybrid, "", "", false, ""},
+		{"by annotation", can, "maglev", "hybrid", true, ""},
+		{"against the flag", hybrid, "maglev", "snat", false, ""},
+		{"on a node that cannot", cannot, "maglev", "hybrid", false, "needs --proxy-mode ebpf and --dsr-key-file"},
+		{"unknown", can, "maglev", "fast", false, `"fast" is not a way to forward packets`},
+		{"random", can, "", "hybrid", false, "it needs spillway.dev/balance: maglev"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Name: "web", Protocol: model.TCP, Port: 80}, model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}))
+			svc.Annotations = map[string]string{}
+			if c.balance != "" {
+				svc.Annotations[BalanceAnnotation] = c.balance
+			}
+			if c.way != "" {
+				svc.Annotations[ForwardingAnnotation] = c.way
+			}
+			tr := New(c.cfg)
+			tr.Apply(delta(svc, sliceOf("s", at("10.1.0.1", there))))
+			for _, p := range tr.State().Ports {
+				if want := c.want && p.ID.Protocol == model.TCP; p.Direct != want {
+					t.Errorf("%s is forwarded directly: %v, want %v", p.ID, p.Direct, want)
+				}
+			}
+			problems := tr.Problems()
+			if (c.problem == "") != (len(problems) == 0) || c.problem != "" && !strings.Contains(problems[0].What, c.problem) {
+				t.Errorf("problems %v, want %q", problems, c.problem)
+			}
+		})
+	}
+}

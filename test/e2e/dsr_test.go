@@ -1,0 +1,114 @@
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
+)
+
+// TestDSR sends a client's connections through node a to endpoints of node b. The endpoints must
+// see the client's address, and a connection must go on when node a dies and the client's router
+// uses node c.
+func TestDSR(t *testing.T) {
+	t.Parallel()
+	for _, network := range []string{topology.Routed, topology.VXLAN} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			secret := filepath.Join(t.TempDir(), "secret")
+			must(t, os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600))
+			spec := topology.DefaultSpec("e2e-dsr-" + network)
+			spec.Nodes, spec.PodNetwork = 3, network
+			flags := []string{"--forwarding", "hybrid", "--dsr-key-file", secret}
+			if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
+				flags = nil
+			}
+			e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})}
+			if e.Mode != "ebpf" {
+				t.Skip("the other dataplanes forward with their node's address")
+			}
+			e.dsr(t)
+		})
+	}
+}
+
+func (e *env) dsr(t *testing.T) {
+	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1", "b"),
+		Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
+	client := e.MustProbe(t, "client0")
+	own := e.MustHost(t, "client0")
+	for _, combo := range flows.AllCombos {
+		for _, to := range []flows.Target{flows.NodePort("a"), flows.LoadBalancer("a")} {
+			servers := map[string]bool{}
+			for _, a := range ask(t, client, s.MustAddress(t, to, combo), combo, 20) {
+				seen, err := netip.ParseAddrPort(a.Source)
+				kept := seen.Addr().Unmap() == own.IPv4 || seen.Addr() == own.IPv6
+				if err != nil || kept != (combo.Protocol() == "tcp") {
+					t.Errorf("%s by %s: answer %+v", combo, to, a)
+				}
+				servers[a.Server] = true
+			}
+			if len(servers) != 3 {
+				t.Errorf("%s by %s: answers of %v", combo, to, servers)
+			}
+		}
+	}
+	e.surviveReceiver(t, s, client)
+}
+
+// surviveReceiver keeps connections busy while the node that received them dies.
+func (e *env) surviveReceiver(t *testing.T, s *suite.File, client *probe.Process) {
+	const each = 50
+	name := func(combo flows.Combo, i int) string { return fmt.Sprintf("%s %d", combo, i) }
+	combos := []flows.Combo{flows.TCP4, flows.TCP6}
+	for _, combo := range combos {
+		for i := range each {
+			_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(combo, i), Proto: combo.Protocol(),
+				Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 50, TimeoutMS: 5000})
+			must(t, err)
+		}
+	}
+	time.Sleep(time.Second)
+	e.setLink(t, "a", "down")
+	for _, combo := range combos {
+		dst, err := netip.ParseAddrPort(s.MustAddress(t, flows.LoadBalancer("a"), combo))
+		must(t, err)
+		c := e.MustHost(t, "c")
+		via := c.IPv4
+		if dst.Addr().Is6() {
+			via = c.IPv6
+		}
+		e.Run(t, "client0", "ip", "route", "replace", dst.Addr().String(), "via", via.String())
+	}
+	time.Sleep(3 * time.Second)
+	ended, sent := 0, 0
+	for _, combo := range combos {
+		for i := range each {
+			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: name(combo, i)})
+			must(t, err)
+			r := resp.Report
+			sent += r.Sent
+			if r.Ended > 0 || r.Sent != r.Answered || r.Sent < 20 {
+				ended++
+				t.Logf("%s: %+v", name(combo, i), r)
+			}
+		}
+	}
+	t.Logf("%d questions by %d connections", sent, each*len(combos))
+	if ended > 0 {
+		t.Errorf("%d of %d connections did not go on when node a died", ended, each*len(combos))
+	}
+}
