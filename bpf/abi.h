@@ -620,6 +620,21 @@ struct load {
 	__u32 lost_sockets;
 };
 
+/*
+ * dsr_paths: whether endpoints on other nodes reach clients directly, by the endpoint's id. The
+ * network may drop packets with the option, or with a source that is not the sender's.
+ */
+#define DSR_FAILURES 5	     /* repeated SYNs after which the path counts as broken */
+#define DSR_TRUST_SECONDS 10 /* unless a client was answered within this time */
+#define DSR_RETRY_SECONDS 60 /* until the next attempt */
+
+struct dsr_path {
+	__u32 failures; /* repeated SYNs since the last answer */
+	__u32 failed;	/* seconds since boot of the last one */
+	__u32 answered; /* seconds since boot of the last answer; 0: none yet */
+	__u32 pad;
+};
+
 /* flow_bytes: the packets of one direction of a flow, by the key of its entry. */
 struct traffic {
 	__u64 packets;
@@ -691,6 +706,7 @@ enum verdict {
 	DROP_SOURCE,		/* to a Service or of a flow, and the source does not belong to the device */
 	DSR_ANNOUNCED,		/* a packet told the endpoint's node which Service the client asked for */
 	DROP_DSR,		/* an option that announces a Service, and no node of the cluster wrote it */
+	DSR_UNANSWERED,		/* a client repeated its SYN to an endpoint that should answer directly */
 	VERDICTS,
 };
 

@@ -124,6 +124,7 @@ ARRAY(event_counts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, EVENT_COUNTS);
 LRU(event_rates, struct event_rate_key, struct event_rate, 1 << 13);
 ARRAY(handshakes, BPF_MAP_TYPE_ARRAY, struct handshake, 1 << 16);
 LRU(outcomes, __u32, struct outcome, 1 << 14);
+LRU(dsr_paths, __u32, struct dsr_path, 1 << 14);
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

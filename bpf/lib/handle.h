@@ -79,6 +79,8 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 	case MISS_SOURCE:
 		return drop(DROP_SOURCE);
 	case MISS_STALE:
+		if (dsr && f && dsr_one_way(f) && f->state == FLOW_NEW)
+			p->flags |= PACKET_REPEATED;
 		flow_forget(p);
 		break;
 	case MISS_NONE:

@@ -249,15 +249,24 @@ static __always_inline bool dsr_one_way(const struct flow *f)
 /*
  * Applies a client's packet whose answers this node does not see. Nothing proves that the client
  * exists, or that the endpoint has accepted it: the state decides the timeout alone. After it,
- * the table leads to the same endpoint.
+ * the table leads to the same endpoint. A client that repeats its SYN in another second has got no
+ * answer: its new flow has the node's address.
  */
 static __always_inline enum tcp_verdict flow_one_way(struct flow *f, const struct packet *p)
 {
 	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
 
-	if (packet_syn(p))
+	if (packet_syn(p)) {
+		if (f->state == FLOW_NEW && f->seen != p->time) {
+			count(DSR_UNANSWERED);
+			dsr_path_failed(backend, p->time);
+			return TCP_RENEWS;
+		}
 		return f->state > FLOW_ESTABLISHED || !bpf_map_lookup_elem(&backends, &backend) ?
 		       TCP_RENEWS : TCP_COUNTS;
+	}
+	if (f->state == FLOW_NEW && !(p->flags & PACKET_RST))
+		dsr_path_answered(backend, p->time);
 	if (p->flags & PACKET_RST)
 		f->state = FLOW_LAST_ACK;
 	else if (p->flags & PACKET_FIN)

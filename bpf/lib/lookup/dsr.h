@@ -150,4 +150,40 @@ static __always_inline __u64 dsr_read(const union dsr_header *h, struct tuple *t
 	return tag;
 }
 
+/* Can the endpoint answer clients, as far as is known? */
+static __always_inline bool dsr_path_works(__u32 backend, __u32 time)
+{
+	struct dsr_path *path = bpf_map_lookup_elem(&dsr_paths, &backend);
+
+	return !path || path->failures < DSR_FAILURES ||
+	       (path->answered && time - path->answered <= DSR_TRUST_SECONDS) ||
+	       time - path->failed > DSR_RETRY_SECONDS;
+}
+
+/* Notes that a client has got an answer of the endpoint. */
+__noinline int dsr_path_answered(__u32 backend, __u32 time)
+{
+	struct dsr_path *path = bpf_map_lookup_elem(&dsr_paths, &backend);
+	struct dsr_path first = { .answered = time };
+
+	if (!path)
+		return bpf_map_update_elem(&dsr_paths, &backend, &first, BPF_NOEXIST);
+	path->failures = 0;
+	path->answered = time;
+	return 0;
+}
+
+/* Notes that a client has repeated its SYN. */
+__noinline int dsr_path_failed(__u32 backend, __u32 time)
+{
+	struct dsr_path *path = bpf_map_lookup_elem(&dsr_paths, &backend);
+	struct dsr_path first = { .failures = 1, .failed = time };
+
+	if (!path)
+		return bpf_map_update_elem(&dsr_paths, &backend, &first, BPF_NOEXIST);
+	__sync_fetch_and_add(&path->failures, 1);
+	path->failed = time;
+	return 0;
+}
+
 #endif

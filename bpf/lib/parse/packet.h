@@ -23,6 +23,7 @@ enum packet_flags {
 	PACKET_DSR = 1 << 14,	     /* the option of lookup/dsr.h comes first */
 	/* The destination is the endpoint already, while the tuple has the Service's: special/dsr.h. */
 	PACKET_TRANSLATED = 1 << 15,
+	PACKET_REPEATED = 1 << 16, /* a SYN whose endpoint did not answer directly: special/dsr.h */
 };
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)

@@ -23,7 +23,8 @@
 /*
  * Can the packet's new flow be one of DSR? The client must be outside the cluster: this node, or a
  * node or pod that the endpoint's node knows, would take the answer for a forged one. Another flow
- * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart.
+ * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart. A path
+ * on which clients got no answers is left alone for a while.
  */
 __noinline int dsr_possible(const struct packet *p)
 {
@@ -32,7 +33,8 @@ __noinline int dsr_possible(const struct packet *p)
 	struct flow *other;
 
 	if (!p || !pair || p->tuple.proto != IPPROTO_TCP ||
-	    p->flags & (PACKET_OPTIONS | PACKET_NO_L4 | PACKET_FIRST_FRAGMENT) ||
+	    p->flags & (PACKET_OPTIONS | PACKET_NO_L4 | PACKET_FIRST_FRAGMENT | PACKET_REPEATED) ||
+	    !dsr_path_works(pair->flow.backend, p->time) ||
 	    in_cluster(&p->tuple.saddr, p->tuple.family))
 		return 0;
 	b = bpf_map_lookup_elem(&backends, &pair->flow.backend);

@@ -201,6 +201,7 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 			tcMapHandshakes: cfg.handshakes(),
 			tcMapFlowBytes:  cfg.countedFlows(),
 			tcMapLoads:      cfg.loads(),
+			tcMapDsrPaths:   cfg.dsrPaths(),
 		} {
 			if m := spec.Maps[name]; m != nil {
 				m.MaxEntries = size
@@ -240,6 +241,17 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 		c[tcVarHasCsumIpv6] = uint8(1)
 	}
 	return c, nil
+}
+
+// maxDSRPaths is the number of endpoints on other nodes whose paths to clients are watched.
+const maxDSRPaths = 1 << 14
+
+// dsrPaths returns the number of entries of the map of this name.
+func (c *Config) dsrPaths() uint32 {
+	if len(c.DSRKeys) > 0 {
+		return maxDSRPaths
+	}
+	return 1
 }
 
 // unconfirmedShare is the number of confirmed flows for each unconfirmed one.

@@ -375,6 +375,62 @@ func TestPacketDSRNotPossible(t *testing.T) {
 	})
 }
 
+// TestPacketDSRUnanswered has clients repeat SYNs, because the network drops those with an option.
+// They must get through with the node's address, and later clients at once.
+func TestPacketDSRUnanswered(t *testing.T) {
+	d := newDSRNodes(t)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		empty[uint32, tcDsrPath](t, d.first.m(tcMapDsrPaths))
+		syn := func(port uint16) result {
+			return d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: ap(p.externalIP, 80), flags: "S", seq: 1})
+		}
+		later := func(port uint16) { // by a second
+			key := tupleOf(protoTCP, ap(p.client, port), ap(p.externalIP, 80))
+			f := d.first.flowAt(t, key)
+			f.Seen--
+			ok(t, d.first.m(tcMapFlows).Update(key, f, 0))
+		}
+		unanswered := func(from, n uint16) {
+			for port := from; port < from+n; port++ {
+				if r := syn(port); !announced(r) {
+					t.Fatalf("SYN %d: %s", port-from, verdictList(r.verdicts))
+				}
+				later(port)
+				r := syn(port)
+				if announced(r) || r.v.src.Addr() != p.tun0 || r.verdicts[tcVerdictDSR_UNANSWERED] != 1 {
+					t.Fatalf("repeated SYN %d from %s: %s", port-from, r.v.src, verdictList(r.verdicts))
+				}
+				d.first.send(t, inTun0, back(r.v, "S.", nil)).wantPath(t, ap(p.externalIP, 80), ap(p.client, port))
+			}
+		}
+		unanswered(40000, 4)
+		c := d.conn(p, 41000)
+		c.establish(t) // the path works: the others were lost by chance
+		unanswered(42000, 5)
+		if r := syn(43000); !announced(r) {
+			t.Errorf("a client was answered a moment ago, and the next one is not: %s", verdictList(r.verdicts))
+		}
+		var id uint32
+		var path tcDsrPath
+		change := func(by func(*tcDsrPath)) {
+			it := d.first.m(tcMapDsrPaths).Iterate()
+			if !it.Next(&id, &path) {
+				t.Fatal("nothing is known of the path")
+			}
+			by(&path)
+			ok(t, d.first.m(tcMapDsrPaths).Update(id, path, 0))
+		}
+		change(func(path *tcDsrPath) { path.Answered = 0 })
+		if r := syn(44000); announced(r) || r.v.src.Addr() != p.tun0 {
+			t.Errorf("after five failures: %s", verdictList(r.verdicts))
+		}
+		change(func(path *tcDsrPath) { path.Failed -= 61 })
+		if r := syn(45000); !announced(r) {
+			t.Errorf("a minute later: %s", verdictList(r.verdicts))
+		}
+	})
+}
+
 // TestPacketDSRKeys rotates keys: a node that has the new key takes the old one too, and not a
 // third one.
 func TestPacketDSRKeys(t *testing.T) {

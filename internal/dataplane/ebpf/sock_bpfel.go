@@ -42,6 +42,7 @@ const (
 	sockMapAffinities       = "affinities"
 	sockMapBackends         = "backends"
 	sockMapConnections      = "connections"
+	sockMapDsrPaths         = "dsr_paths"
 	sockMapEventCounts      = "event_counts"
 	sockMapEventRates       = "event_rates"
 	sockMapEvents           = "events"
@@ -180,6 +181,7 @@ type sockMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -272,6 +274,7 @@ type sockMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -314,6 +317,7 @@ func (m *sockMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.DsrPaths,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,

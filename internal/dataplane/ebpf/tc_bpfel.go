@@ -61,6 +61,14 @@ const (
 	tcBackendFlagsBACKEND_EJECTED             tcBackendFlags = 128
 )
 
+type tcDsrPath struct {
+	_        structs.HostLayout
+	Failures uint32
+	Failed   uint32
+	Answered uint32
+	Pad      uint32
+}
+
 type tcEvent struct {
 	_            structs.HostLayout
 	Time         uint64
@@ -525,7 +533,8 @@ const (
 	tcVerdictDROP_SOURCE          tcVerdict = 41
 	tcVerdictDSR_ANNOUNCED        tcVerdict = 42
 	tcVerdictDROP_DSR             tcVerdict = 43
-	tcVerdictVERDICTS             tcVerdict = 44
+	tcVerdictDSR_UNANSWERED       tcVerdict = 44
+	tcVerdictVERDICTS             tcVerdict = 45
 )
 
 // Names of all BPF objects in the ELF.
@@ -535,6 +544,7 @@ const (
 	tcMapAffinities            = "affinities"
 	tcMapBackends              = "backends"
 	tcMapConnections           = "connections"
+	tcMapDsrPaths              = "dsr_paths"
 	tcMapEventCounts           = "event_counts"
 	tcMapEventRates            = "event_rates"
 	tcMapEvents                = "events"
@@ -681,6 +691,7 @@ type tcMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -793,6 +804,7 @@ type tcMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -836,6 +848,7 @@ func (m *tcMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.DsrPaths,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,

@@ -48,6 +48,7 @@ var meanings = map[string]meaning{
 	"pass_source":          {stepSource, Decided, "the source address does not belong to the device: the stack handles the packet unchanged"},
 	"drop_source":          {stepSource, Refused, ""},
 	"drop_dsr":             {stepPacket, Refused, ""},
+	"dsr_unanswered":       {"", Passed, "the endpoint has not answered the client directly: the packet gets the node's address"},
 	"dsr_announced":        {"", Passed, "the packet tells the endpoint's node which Service the client asked for"},
 	"pass_conntrack":       {stepNetfilter, Decided, "netfilter knows the connection and handles it by its own entry"},
 	"passed_direct":        {stepNextHop, Decided, "forwarded unchanged, past netfilter"},

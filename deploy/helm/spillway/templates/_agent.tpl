@@ -73,6 +73,12 @@
 {{- if .hostPorts }}
 - --host-ports
 {{- end }}
+{{- if .forwardingSecretName }}
+- --dsr-key-file=/etc/spillway/forwarding/secret
+{{- end }}
+{{- if eq (toString .forwarding) "hybrid" }}
+- --forwarding=hybrid
+{{- end }}
 {{- if .masqueradeAll }}
 - --masquerade-all
 {{- end }}
@@ -196,6 +202,11 @@ readOnlyRootFilesystem: true
 {{- if and (.Values.otlp).endpoint (.Values.otlp).secretName }}
 - name: otlp
   mountPath: /etc/spillway/otlp
+  readOnly: true
+{{- end }}
+{{- if .Values.forwardingSecretName }}
+- name: forwarding
+  mountPath: /etc/spillway/forwarding
   readOnly: true
 {{- end }}
 {{- if eq (toString .Values.endSockets) "all" }}
