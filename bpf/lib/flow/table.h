@@ -246,6 +246,13 @@ static __always_inline bool dsr_one_way(const struct flow *f)
 	return dsr && (f->flags & (FLOW_DSR | FLOW_TO_POD | FLOW_REVERSE_TO_POD)) == FLOW_DSR;
 }
 
+/* Does a packet leave the state of such a flow as it is? */
+static __always_inline int one_way_plain(const struct flow *f, const struct packet *p)
+{
+	return f->state == FLOW_ESTABLISHED &&
+	       !(p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4));
+}
+
 /*
  * Applies a client's packet whose answers this node does not see. Nothing proves that the client
  * exists, or that the endpoint has accepted it: the state decides the timeout alone. After it,
@@ -377,7 +384,8 @@ static __always_inline int source_moved(struct flow *f, const struct tuple *t, _
 static __always_inline int flow_is_busy(struct flow *f, const struct packet *p, __u32 device)
 {
 	return f->seen == p->time && (device == ANY_DEVICE || f->in_ifindex == device) &&
-	       p->tuple.proto == IPPROTO_TCP && tcp_plain(f, p);
+	       p->tuple.proto == IPPROTO_TCP &&
+	       (dsr_one_way(f) ? one_way_plain(f, p) : tcp_plain(f, p));
 }
 
 /* Applies a packet to the state of its flow. A flow that is over gives way to a new one. */

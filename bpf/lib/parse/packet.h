@@ -264,7 +264,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 	}
 	if (frag & 0x2000)
 		p->flags |= PACKET_FIRST_FRAGMENT;
-	if (dsr && unlikely(hdr_len >= sizeof(*ip) + DSR_OPTION_V4_LEN) &&
+	if (dsr && unlikely(hdr_len == sizeof(*ip) + DSR_OPTION_V4_LEN) &&
 	    option_v4(skb, p->l3_off + sizeof(*ip), DSR_OPTION_V4, DSR_OPTION_V4_LEN))
 		p->flags |= PACKET_DSR;
 	/* The datagram is shorter than its header (RFC 1858). */

@@ -20,11 +20,11 @@ var dsrKeys = []DSRKey{{1, 2, 3}, {4, 5, 6}}
 
 func withKeys(keys ...DSRKey) func(*Config) { return func(c *Config) { c.DSRKeys = keys } }
 
-func newDSRNodes(t *testing.T) *dsrNodes {
+func newDSRNodes(t testing.TB) *dsrNodes {
 	return &dsrNodes{newPacketNode(t, withKeys(dsrKeys...)), newPacketNode(t, withKeys(dsrKeys...)), newDSRHome(t, dsrKeys...)}
 }
 
-func newDSRHome(t *testing.T, keys ...DSRKey) *packetNode {
+func newDSRHome(t testing.TB, keys ...DSRKey) *packetNode {
 	n := newPacketNode(t, withKeys(keys...))
 	pods := map[netip.Addr]attach.Pod{}
 	for _, p := range plans {
@@ -36,7 +36,7 @@ func newDSRHome(t *testing.T, keys ...DSRKey) *packetNode {
 }
 
 // serve makes a Service with DSR on all nodes, and forgets all flows.
-func (d *dsrNodes) serve(t *testing.T, p *plan) {
+func (d *dsrNodes) serve(t testing.TB, p *plan) {
 	for _, n := range []*packetNode{d.first, d.second} {
 		n.forget(t)
 		n.serve(t, dsrService(p, endpoint(p.far, 8080, elsewhere)))
@@ -55,7 +55,7 @@ func dsrService(p *plan, e ...intent.Endpoint) *intent.ServicePort {
 }
 
 // pass gives what left one node to another one, as a device of that one receives it.
-func (d *dsrNodes) pass(t *testing.T, to *packetNode, r result) result {
+func (d *dsrNodes) pass(t testing.TB, to *packetNode, r result) result {
 	t.Helper()
 	if r.code != actRedirect || r.v == nil {
 		t.Fatalf("code %d, verdicts %s: nothing was sent", r.code, verdictList(r.verdicts))
@@ -503,4 +503,74 @@ func TestSipHashOfReference(t *testing.T) {
 	if got, want := sipHash(key, []byte{0, 1, 2, 3, 4, 5, 6, 7}), uint64(0x93f5f5799a932462); got != want {
 		t.Errorf("SipHash %#x, want %#x", got, want)
 	}
+}
+
+// BenchmarkPacketDSR compares the two ways to an endpoint on another node, at the node that gets
+// the packets and at the endpoint's node.
+func BenchmarkPacketDSR(b *testing.B) {
+	d := newDSRNodes(b)
+	empty := func(p *plan) *packetCase {
+		return &packetCase{name: "empty program", code: actNext, frame: frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.eth0, 22), flags: "P.", payload: []byte{0}}}
+	}
+	// open establishes a connection of a port.
+	open := func(p *plan, port uint16) *dsrConn {
+		c := d.conn(p, port)
+		for _, flags := range []string{"S", "<S.", "."} {
+			hook, f := c.frame(flags, nil)
+			if flags == "<S." {
+				d.home.send(b, inPod1, f)
+			} else {
+				d.pass(b, d.home, d.first.send(b, hook, f))
+			}
+			c.count(f, flags == "<S.")
+		}
+		return c
+	}
+	first := func(p *plan) frame {
+		return frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.externalIP, 80), flags: "S", payload: []byte{0}}
+	}
+	b.Run("receiving", func(b *testing.B) {
+		benchPackets(b, d.first, func(b *testing.B, p *plan) []*packetCase {
+			d.serve(b, p)
+			_, direct := open(p, 40000).frame("P.", []byte{0})
+			snat := dsrService(p, endpoint(p.far, 8080, elsewhere))
+			snat.ID.Service.Name, snat.Direct = "snat", false
+			for i := range snat.Frontends {
+				if f := &snat.Frontends[i]; f.Addr.IsValid() {
+					f.Addr = f.Addr.Next()
+				}
+				snat.Frontends[i].Port += 1
+			}
+			d.first.serve(b, dsrService(p, endpoint(p.far, 8080, elsewhere)), snat)
+			other := d.first.openTo(b, ap(p.client, 40000), ap(p.externalIP.Next(), 81), ap(p.far, 8080), inTun0)
+			_, in := other.frame("P.", []byte{0})
+			_, out := other.frame("<P.", []byte{0})
+			firstSNAT := first(p)
+			firstSNAT.dst = ap(p.externalIP.Next(), 81)
+			return []*packetCase{empty(p),
+				{name: "SNAT, known flow", hook: inEth0, code: actRedirect, frame: in},
+				{name: "SNAT, known flow (A/A)", hook: inEth0, code: actRedirect, frame: in},
+				{name: "SNAT, reply", hook: inTun0, code: actRedirect, frame: out},
+				{name: "direct, known flow", hook: inEth0, code: actRedirect, frame: direct},
+				{name: "SNAT, first packet", hook: inEth0, code: actRedirect, frame: firstSNAT, fresh: true},
+				{name: "direct, first packet, with the option", hook: inEth0, code: actRedirect, frame: first(p), fresh: true, grows: true},
+			}
+		})
+	})
+	b.Run("endpoint's", func(b *testing.B) {
+		benchPackets(b, d.home, func(b *testing.B, p *plan) []*packetCase {
+			d.serve(b, p)
+			c := open(p, 40000)
+			_, in := c.frame("P.", []byte{0})
+			in.dst = c.server
+			_, out := c.frame("<P.", []byte{0})
+			passing := in
+			passing.src = ap(p.far2, 1000)
+			return []*packetCase{empty(p),
+				{name: "direct pass to the pod, as with SNAT", hook: inTun0, code: actRedirect, frame: passing},
+				{name: "of a direct flow, to the pod", hook: inTun0, code: actRedirect, frame: in},
+				{name: "reply of a direct flow", hook: inPod1, code: actRedirect, frame: out},
+			}
+		})
+	})
 }
