@@ -14,7 +14,7 @@ import (
 
 // The agents must accept the benchmark's manifests without a problem.
 func TestManifestsAreWhatAnAgentReads(t *testing.T) {
-	cluster, delta := fixture.Manifests(t, "pathtest", func(r *harness.Harness) (string, error) { return writeManifests(r, false) })
+	cluster, delta := fixture.Manifests(t, "pathtest", func(r *harness.Harness) (string, error) { return writeManifests(r, false, false) })
 	if len(delta.Nodes) != 2 || len(delta.Services) != 2 || len(delta.Slices) != 2 {
 		t.Errorf("found %d Nodes, %d Services, %d slices; want 2 each", len(delta.Nodes), len(delta.Services), len(delta.Slices))
 	}
@@ -22,7 +22,7 @@ func TestManifestsAreWhatAnAgentReads(t *testing.T) {
 	if there == nil || there.Endpoints[0].Node != "node1" || there.Endpoints[0].Addr != cluster.Pod(1, 0).IPv4 {
 		t.Errorf("the slice of web-there is %+v", there)
 	}
-	checkPlans(t, plans(cluster))
+	checkPlans(t, plans(cluster, true))
 	checkOnly(t, cluster)
 	for _, proxy := range Proxies {
 		checkPlans(t, filePlans(cluster, proxy, true))
@@ -39,7 +39,7 @@ func checkOnly(t *testing.T, cluster *topology.Cluster) {
 		"no such":                 nil,
 	} {
 		var got []string
-		for _, p := range wanted(plans(cluster), regexp.MustCompile(only)) {
+		for _, p := range wanted(plans(cluster, false), regexp.MustCompile(only)) {
 			got = append(got, p.name+", "+loadName(p))
 		}
 		if !slices.Equal(got, want) {

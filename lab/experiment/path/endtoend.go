@@ -215,7 +215,7 @@ func (e *endToEnd) serve(ctx context.Context, h *harness.Harness) (err error) {
 	if err := h.RoutePodBy(c.Client(0), c.Pod(1, 1), c.Node(0)); err != nil {
 		return err
 	}
-	e.dirs[h], err = writeManifests(h, false)
+	e.dirs[h], err = writeManifests(h, false, false)
 	return err
 }
 

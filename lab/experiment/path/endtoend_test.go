@@ -18,7 +18,7 @@ import (
 // Both sides of a row must send the same load from the same place, and the sides without a
 // Service must need no agent.
 func TestEndToEndRows(t *testing.T) {
-	cluster, _ := fixture.Manifests(t, "endtoend", func(r *harness.Harness) (string, error) { return writeManifests(r, false) })
+	cluster, _ := fixture.Manifests(t, "endtoend", func(r *harness.Harness) (string, error) { return writeManifests(r, false, false) })
 	names := map[string]bool{}
 	for _, r := range endRows(cluster, cluster) {
 		if name := r.name + ", " + r.loadName(); names[name] {

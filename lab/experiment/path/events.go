@@ -199,7 +199,7 @@ func (e *events) start(ctx context.Context, h *harness.Harness, s eventsSide) (*
 			return nil, err
 		}
 	}
-	dir, err := writeManifests(h, false)
+	dir, err := writeManifests(h, false, false)
 	if err != nil {
 		return nil, err
 	}

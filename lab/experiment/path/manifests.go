@@ -10,19 +10,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/topology"
 )
 
-// The measured Services: one with its pod on node0, one with its pod on node1.
+// The measured Services: one with its pod on node0, one with its pod on node1, and one whose node
+// answers clients directly.
 const (
-	hereNodePort  = 30080
-	thereNodePort = 30081
+	hereNodePort   = 30080
+	thereNodePort  = 30081
+	directNodePort = 30082
 )
 
 var (
-	hereClusterIP  = netip.MustParseAddr("10.96.0.10")
-	thereClusterIP = netip.MustParseAddr("10.96.0.11")
+	hereClusterIP   = netip.MustParseAddr("10.96.0.10")
+	thereClusterIP  = netip.MustParseAddr("10.96.0.11")
+	directClusterIP = netip.MustParseAddr("10.96.0.12")
 )
 
 // benchService is one of them.
@@ -40,9 +44,10 @@ func benchServices(c *topology.Cluster) []benchService {
 	}
 }
 
-// writeManifests writes the agents' manifests and returns the directory.
-func writeManifests(r *harness.Harness, tftp bool) (string, error) {
-	text, err := manifests(r.Cluster, tftp)
+// writeManifests writes the agents' manifests and returns the directory. direct adds the Service
+// of direct replies, which eBPF alone has.
+func writeManifests(r *harness.Harness, tftp, direct bool) (string, error) {
+	text, err := manifests(r.Cluster, tftp, direct)
 	if err != nil {
 		return "", err
 	}
@@ -53,7 +58,7 @@ func writeManifests(r *harness.Harness, tftp bool) (string, error) {
 }
 
 // manifests returns the Nodes, Services and EndpointSlices of the cluster.
-func manifests(c *topology.Cluster, tftp bool) ([]byte, error) {
+func manifests(c *topology.Cluster, tftp, direct bool) ([]byte, error) {
 	port, protocol := int32(podPort), corev1.ProtocolTCP
 	if tftp {
 		port, protocol = tftpPort, corev1.ProtocolUDP
@@ -67,6 +72,11 @@ func manifests(c *topology.Cluster, tftp bool) ([]byte, error) {
 	var objects []any
 	for _, s := range benchServices(c) {
 		objects = append(objects, service(s.name, s.clusterIP, s.nodePort, port, protocol), slice(s.name, s.pod, port, protocol))
+	}
+	if direct {
+		svc := service("web-direct", directClusterIP, directNodePort, port, protocol)
+		svc.Annotations = map[string]string{intent.BalanceAnnotation: intent.Maglev.String(), intent.ForwardingAnnotation: intent.Hybrid}
+		objects = append(objects, svc, slice(svc.Name, c.Pod(1, 0), port, protocol))
 	}
 	for _, o := range objects {
 		text, err := yaml.Marshal(o)

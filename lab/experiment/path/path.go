@@ -101,7 +101,7 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	b := &bench{cfg: cfg, saturation: map[load.Kind]float64{}, report: report}
 	spec := topology.DefaultSpec(cfg.Name)
 	spec.Masquerade, spec.Conntrack = !cfg.Untracked, !cfg.Untracked
-	return report, b.run(ctx, spec, plans)
+	return report, b.run(ctx, spec, func(c *topology.Cluster) []plan { return plans(c, cfg.Mode == "ebpf") })
 }
 
 // noneError reports that there is nothing to measure.
@@ -171,14 +171,22 @@ func (b *bench) serveServices(ctx context.Context) error {
 	if b.cfg.Mode == KubeProxy {
 		return b.serveByKubeProxy(ctx)
 	}
-	dir, err := writeManifests(b.harness, b.cfg.Files != nil)
+	dir, err := writeManifests(b.harness, b.cfg.Files != nil, b.cfg.Mode == "ebpf" && b.cfg.Files == nil)
 	if err != nil {
 		return err
+	}
+	var flags []string
+	if b.cfg.Mode == "ebpf" {
+		secret, err := b.harness.WriteFile("secret", []byte("secret of the benchmark"))
+		if err != nil {
+			return err
+		}
+		flags = []string{"--dsr-key-file", secret}
 	}
 	b.cfg.Progress.Step("starting an agent on each node")
 	c := b.harness.Cluster
 	for i := range c.Spec.Nodes {
-		if err := b.harness.Agent(ctx, c.Node(i), dir, b.cfg.Mode); err != nil {
+		if err := b.harness.Agent(ctx, c.Node(i), dir, b.cfg.Mode, flags...); err != nil {
 			return err
 		}
 	}
@@ -209,7 +217,7 @@ type plan struct {
 
 // plans lists the comparisons. Open loops come after the closed loops that find their
 // rate.
-func plans(c *topology.Cluster) []plan {
+func plans(c *topology.Cluster, ebpf bool) []plan {
 	client, node, pod := c.Client(0), c.Node(0), c.Pod(0, 1)
 	metal := way{client, netip.AddrPortFrom(node.IPv4, metalPort)}
 	here := way{client, netip.AddrPortFrom(node.IPv4, hereNodePort)}
@@ -219,7 +227,8 @@ func plans(c *topology.Cluster) []plan {
 	clusterIP := way{pod, netip.AddrPortFrom(hereClusterIP, podPort)}
 	least := func(v float64) *experiment.Target { return &experiment.Target{Limit: v} }
 	most := func(v float64) *experiment.Target { return &experiment.Target{Limit: v, AtMost: true} }
-	return []plan{
+	direct := way{client, netip.AddrPortFrom(node.IPv4, directNodePort)}
+	all := []plan{
 		{name: "NodePort, pod on this node ÷ metal", kind: load.HTTP, base: metal, service: here,
 			saturates: true, control: true, target: least(0.97)},
 		{name: "NodePort, pod on this node ÷ metal", kind: load.Conn, base: metal, service: here,
@@ -235,6 +244,14 @@ func plans(c *topology.Cluster) []plan {
 		{name: "NodePort, pod on this node ÷ metal", kind: load.Conn, base: metal, service: here,
 			tail: true, control: true, target: most(1.10)},
 	}
+	if !ebpf {
+		return all
+	}
+	return append(all,
+		plan{name: "direct replies ÷ pod address", kind: load.HTTP, base: podThere, service: direct, target: least(0.97)},
+		plan{name: "direct replies ÷ pod address", kind: load.Conn, base: podThere, service: direct, target: least(0.97)},
+		plan{name: "direct replies ÷ SNAT", kind: load.HTTP, base: there, service: direct},
+		plan{name: "direct replies ÷ SNAT", kind: load.Conn, base: there, service: direct})
 }
 
 // wanted returns the plans that only matches, in their order, and with an open
