@@ -51,9 +51,14 @@ func (e *env) dsr(t *testing.T) {
 	client := e.MustProbe(t, "client0")
 	own := e.MustHost(t, "client0")
 	for _, combo := range flows.AllCombos {
-		for _, to := range []flows.Target{flows.NodePort("a"), flows.LoadBalancer("a")} {
+		for n, to := range []flows.Target{flows.NodePort("a"), flows.LoadBalancer("a")} {
 			servers := map[string]bool{}
-			for _, a := range ask(t, client, s.MustAddress(t, to, combo), combo, 20) {
+			for i := range 20 {
+				// The same ports would get the same endpoints at both addresses, which could not tell the
+				// connections apart.
+				resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, to, combo), LocalPort: 20000 + 1000*n + i})
+				must(t, err)
+				a := resp.Answers[0]
 				seen, err := netip.ParseAddrPort(a.Source)
 				kept := seen.Addr().Unmap() == own.IPv4 || seen.Addr() == own.IPv6
 				if err != nil || kept != (combo.Protocol() == "tcp") {
