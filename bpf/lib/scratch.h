@@ -22,6 +22,7 @@ struct flow_pair {
 	struct tuple reverse_key;	 /* key of that flow's reverse entry */
 	__u32 seq;		 /* of the first packet, if it is a SYN */
 	enum port_list ports;
+	__u32 exact; /* 1: with SOURCE_PORT_EXACT */
 	/* The best flow to replace that the search for a port has found. */
 	__u32 victim_slot;
 	__u32 victim_rank;

@@ -144,7 +144,7 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
 	if (dsr_one_way(&m->pair.flow)) {
-		m->pair.flow.state = packet_syn(p) ? FLOW_NEW : FLOW_ESTABLISHED;
+		m->pair.flow.state = packet_syn(p) ? FLOW_NEW : one_way_state(FLOW_NEW, p);
 	} else {
 		flow_record_first(skb, m);
 		report_plan(s, &m->pair.flow);

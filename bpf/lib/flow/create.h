@@ -178,6 +178,8 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
 	if (flow_is_reverse(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
 		return reply_replace(pair, holder->slot);
 	spare = flow_victim_rank(holder, key, reply->seen, pair->seq, s);
+	if (pair->exact && spare == VICTIM_REUSABLE)
+		return reply_replace(pair, holder->slot);
 	if (spare > pair->victim_rank) {
 		pair->victim_rank = spare;
 		pair->victim_slot = holder->slot;
@@ -321,6 +323,7 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	flow_reverse_key(&pair->reply_key, f, key);
 	pair->victim_port = 0;
 	pair->victim_rank = 0;
+	pair->exact = source == SOURCE_PORT_EXACT;
 	if (reply_search(skb, key, s, source))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;

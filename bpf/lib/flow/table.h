@@ -253,6 +253,16 @@ static __always_inline int one_way_plain(const struct flow *f, const struct pack
 	       !(p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4));
 }
 
+/* Returns the state of such a flow after a packet that is no SYN. */
+static __always_inline __u8 one_way_state(__u8 state, const struct packet *p)
+{
+	if (p->flags & PACKET_RST)
+		return FLOW_LAST_ACK;
+	if (p->flags & PACKET_FIN || state == FLOW_CLOSING)
+		return FLOW_CLOSING;
+	return FLOW_ESTABLISHED;
+}
+
 /*
  * Applies a client's packet whose answers this node does not see. Nothing proves that the client
  * exists, or that the endpoint has accepted it: the state decides the timeout alone. After it,
@@ -274,12 +284,7 @@ static __always_inline enum tcp_verdict flow_one_way(struct flow *f, const struc
 	}
 	if (f->state == FLOW_NEW && !(p->flags & PACKET_RST))
 		dsr_path_answered(backend, p->time);
-	if (p->flags & PACKET_RST)
-		f->state = FLOW_LAST_ACK;
-	else if (p->flags & PACKET_FIN)
-		f->state = FLOW_CLOSING;
-	else if (f->state != FLOW_CLOSING)
-		f->state = FLOW_ESTABLISHED;
+	f->state = one_way_state(f->state, p);
 	return TCP_COUNTS;
 }
 

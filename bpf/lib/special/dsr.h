@@ -21,6 +21,23 @@
 #include "../lookup/source.h"
 
 /*
+ * Deletes the flow with this reply entry, pair->reply_key, if its client has ended the connection.
+ * The forward entry knows that: no reply passes here. Returns 1 if it did.
+ */
+static __always_inline int dsr_forget_ended(struct flow_pair *pair, const struct flow *reply)
+{
+	struct flow *f;
+
+	if (!dsr_one_way(reply))
+		return 0;
+	flow_reverse_key(&pair->holder_key, reply, &pair->reply_key);
+	f = bpf_map_lookup_elem(&flows, &pair->holder_key);
+	if (f && f->state <= FLOW_ESTABLISHED)
+		return 0;
+	return !flow_delete(&pair->reply_key, reply->slot, &pair->reverse_key);
+}
+
+/*
  * Can the packet's new flow be one of DSR? The client must be outside the cluster: this node, or a
  * node or pod that the endpoint's node knows, would take the answer for a forged one. Another flow
  * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart. A path
@@ -44,7 +61,7 @@ __noinline int dsr_possible(const struct packet *p)
 	pair->reply_key.saddr = b->addr;
 	pair->reply_key.sport = b->port;
 	other = bpf_map_lookup_elem(&flows, &pair->reply_key);
-	return !other || flow_is_reverse(other, &p->tuple);
+	return !other || flow_is_reverse(other, &p->tuple) || dsr_forget_ended(pair, other);
 }
 
 /* Is the option true? */

@@ -431,6 +431,34 @@ func TestPacketDSRUnanswered(t *testing.T) {
 	})
 }
 
+// TestPacketDSRSamePort uses a client's port again, for another address of the Service, when the
+// first connection is over and while it is not.
+func TestPacketDSRSamePort(t *testing.T) {
+	d := newDSRNodes(t)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		c := d.conn(p, 40000)
+		c.establish(t)
+		again := d.conn(p, 40000)
+		again.front = ap(p.eth0, 30080)
+		_, f := again.frame("S", nil)
+		if r := d.first.send(t, inEth0, f); announced(r) || r.v.src.Addr() != p.tun0 {
+			t.Fatalf("while the port is in use: %s", verdictList(r.verdicts))
+		}
+		d.first.forget(t) // the flow with the node's address
+		c.ask(t, d.first, "F.")
+		c.answer(t, "F.")
+		c.ask(t, d.first, ".")
+		again.sent += 1 << 20 // beyond the first connection: RFC 6191
+		if r := again.ask(t, d.first, "S"); !announced(r) {
+			t.Errorf("when the first connection is over: %s", verdictList(r.verdicts))
+		}
+		again.answer(t, "S.")
+		again.ask(t, d.first, ".")
+		again.ask(t, d.first, "P.", 'x')
+		again.answer(t, "P.", 'y')
+	})
+}
+
 // TestPacketDSRKeys rotates keys: a node that has the new key takes the old one too, and not a
 // third one.
 func TestPacketDSRKeys(t *testing.T) {
