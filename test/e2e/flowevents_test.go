@@ -7,9 +7,13 @@ import (
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
 	"spillway.dev/spillway/test/harness"
 )
+
+// firstUDPPort is the local port of askAnew's first UDP socket.
+const firstUDPPort = 45000
 
 // TestEventsCountConnections: each connection through a node makes one event of each kind,
 // and each refused one an event with the reason.
@@ -51,12 +55,20 @@ func TestEventsCountConnections(t *testing.T) {
 	}
 }
 
-// askAnew asks, each time from another socket, and returns the number of sockets.
+// askAnew asks, each time from another socket, and returns the number of sockets. UDP
+// sockets get a port each: the kernel may give one the port of a former flow, which goes on.
 func (e *env) askAnew(t *testing.T, s *suite.File, f flows.Flow, combos []flows.Combo, each int, err string) (sockets int) {
 	t.Helper()
+	p := e.MustProbe(t, f.From)
 	for _, combo := range combos {
-		for _, a := range ask(t, e.MustProbe(t, f.From), s.MustAddress(t, f.To, combo), combo, each) {
-			if string(a.Err) != err {
+		req := probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, f.To, combo), TimeoutMS: patienceMS}
+		for range each {
+			if combo.Protocol() == "udp" {
+				req.LocalPort = firstUDPPort + sockets
+			}
+			resp, doErr := p.Do(t.Context(), req)
+			must(t, doErr)
+			if a := resp.Answers[0]; string(a.Err) != err {
 				t.Fatalf("%s: answer %+v, want error %q", combo, a, err)
 			}
 			sockets++
@@ -70,12 +82,17 @@ func (e *env) waitMetric(t *testing.T, name, labels string, want int) {
 	t.Helper()
 	node := e.MustHost(t, "a")
 	var last float64
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s %s is %v, want %d", name, labels, last, want)
+		}
+	}()
 	waitFor(t, e.Agent("a"), name+" "+labels, func() bool {
 		var err error
 		last, err = agent.Metric(t.Context(), node, name, labels)
 		must(t, err)
 		if last > float64(want) {
-			t.Fatalf("%s %s is %v, want %d", name, labels, last, want)
+			t.FailNow()
 		}
 		return last == float64(want)
 	})
