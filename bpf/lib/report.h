@@ -40,13 +40,22 @@ static __always_inline void event_of_flow(struct event *e, const struct flow *f,
 	}
 }
 
-/* Adds the packet in scratch memory to the counters of its direction of the flow. */
-static __always_inline void flow_bytes_add(struct __sk_buff *skb, struct scratch *m)
+/* Returns what a packet counts: a GSO packet is several. */
+static __always_inline struct traffic traffic_of(const struct __sk_buff *skb,
+						 const struct packet *p)
 {
-	struct traffic *n, first = {
+	struct traffic t = {
 		.packets = skb->gso_segs ? skb->gso_segs : 1,
-		.bytes = skb->len - m->packet.l3_off,
+		.bytes = skb->len - p->l3_off,
 	};
+
+	return t;
+}
+
+/* Adds to the counters of the flow of the packet in scratch memory, in its direction. */
+static __always_inline void flow_bytes_add(struct scratch *m, struct traffic first)
+{
+	struct traffic *n;
 
 	n = bpf_map_lookup_elem(&flow_bytes, &m->packet.tuple);
 	if (!n && !bpf_map_update_elem(&flow_bytes, &m->packet.tuple, &first, BPF_NOEXIST))
@@ -66,24 +75,29 @@ static __always_inline void flow_bytes_add(struct __sk_buff *skb, struct scratch
  * Per-CPU counters would multiply the memory of each flow by the number of CPUs. Those of a
  * Service are per CPU, because all its flows share them.
  */
-__noinline int report_packet(struct __sk_buff *skb, struct flow *f)
+static __always_inline void traffic_add(struct scratch *m, struct flow *f, struct traffic t)
 {
-	struct scratch *m = get_scratch();
 	struct service_counts *n;
 	__u32 dir;
 
-	if (!m || !f)
-		return 0;
 	if (count_bytes && f->flags & FLOW_REPORTED)
-		flow_bytes_add(skb, m);
+		flow_bytes_add(m, t);
 	if (!service_metrics || !f->service)
-		return 0;
+		return;
 	n = service_counters_get(f->service);
 	if (!n)
-		return 0;
+		return;
 	dir = f->flags & FLOW_REPLY ? TO_CLIENT : TO_ENDPOINT;
-	n->packets[dir] += skb->gso_segs ? skb->gso_segs : 1;
-	n->bytes[dir] += skb->len - m->packet.l3_off;
+	n->packets[dir] += t.packets;
+	n->bytes[dir] += t.bytes;
+}
+
+__noinline int report_packet(struct __sk_buff *skb, struct flow *f)
+{
+	struct scratch *m = get_scratch();
+
+	if (m && f)
+		traffic_add(m, f, traffic_of(skb, &m->packet));
 	return 0;
 }
 
@@ -222,7 +236,7 @@ __noinline int report_change(struct __sk_buff *skb, struct flow *f, const struct
 		if (!reported)
 			return 0;
 		if (count_bytes)
-			flow_bytes_add(skb, m);
+			flow_bytes_add(m, traffic_of(skb, &m->packet));
 		report_closed(m, f, m->packet.flags & PACKET_RST ? EVENT_END_RST : EVENT_END_FIN);
 		return 0;
 	}

@@ -33,24 +33,16 @@ static __noinline struct frontend *frontend_of_socket(struct __sk_buff *skb,
 	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family).fe;
 }
 
-/* Is this the address of a Service, and not only an endpoint's own? */
-static __always_inline bool is_service(const struct frontend *fe)
-{
-	return fe && !(fe->flags & FRONTEND_ENDPOINT);
-}
-
 /* What happens to a packet of no flow. */
 enum decision {
 	NOT_OURS,
 	FORGED,	       /* the source does not belong to the device */
 	TO_NETFILTER,  /* netfilter knows the connection */
 	PASS_BY,       /* to or from an endpoint's own address, or by a do-not-track policy */
-	OUT_OF_RANGE,  /* loadBalancerSourceRanges */
-	NOT_ON_NODE,   /* Local traffic policy, no endpoint on this node */
+	DROPPED,       /* by the Service's source ranges or traffic policy */
 	NO_ENDPOINT,
 	ENDPOINT_GONE, /* during the choice */
-	NEW_FLOW,
-	STRAY,	       /* TCP or SCTP, and not the first packet of a connection */
+	CHOSEN,	       /* an endpoint, for a packet that need not be the first of a flow */
 };
 
 /* What the lookups of a packet of no flow have found. */
@@ -58,7 +50,8 @@ struct found {
 	struct frontend *fe; /* NULL: none */
 	bool by_socket;	     /* see frontend_of_socket */
 	bool from_endpoint;
-	struct backend_choice choice; /* for NEW_FLOW and STRAY */
+	enum verdict drop; /* for DROPPED */
+	struct backend_choice choice; /* for CHOSEN */
 };
 
 /* Decides by the frontend of a Service. */
@@ -78,18 +71,15 @@ static __always_inline enum decision decide_service(struct __sk_buff *skb, const
 		return TO_NETFILTER;
 	if (packet_syn(p) && s->flags & SETTING_ASK_CONNTRACK && conntrack_runs(skb, t))
 		return TO_NETFILTER;
-	if (fe->flags & FRONTEND_RANGES && !range_contains(fe->service, &t->saddr, t->family))
-		return OUT_OF_RANGE;
-	if (route == ROUTE_DROP)
-		return NOT_ON_NODE;
+	found->drop = service_drops(fe, t, route);
+	if (found->drop)
+		return DROPPED;
 	if (route == ROUTE_REJECT)
 		return NO_ENDPOINT;
 	found->choice = backend_select(fe->service, route, tuple_hash(t), t, &t->saddr, t->family, 0,
 				       t->proto == IPPROTO_UDP ? AFFINITY_AT_ONCE :
 				       AFFINITY_ON_CONFIRM);
-	if (!found->choice.backend)
-		return ENDPOINT_GONE;
-	return packet_begins(p) ? NEW_FLOW : STRAY;
+	return found->choice.backend ? CHOSEN : ENDPOINT_GONE;
 }
 
 /* Looks up a packet of no flow, and decides. */
@@ -111,19 +101,21 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 	found->from_endpoint = !found->fe && is_endpoint(&t->saddr, t->sport, t->proto, t->family);
 	if (!found->fe && !found->from_endpoint && !(s->flags & SETTING_UNTRACKED))
 		return NOT_OURS;
-	if (!source_belongs(skb, t, hook))
+	if (!source_belongs(t, hook_device(skb, hook)))
 		return FORGED;
 	if (!is_service(found->fe))
 		return PASS_BY;
 	return decide_service(skb, p, s, hook, found);
 }
 
-/* Creates the flow of a Service's first packet to an endpoint, and forwards the packet. */
+/*
+ * Creates the flow of a Service's first packet to an endpoint, and forwards the packet. direct: the
+ * endpoint answers the client itself (special/dsr.h).
+ */
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
-				     const struct found *found, enum hook hook, struct settings *s)
+				     const struct found *found, enum hook hook, bool direct,
+				     struct settings *s)
 {
-	bool direct = dsr && found->choice.dsr && hook == FROM_NETWORK &&
-		      dsr_possible(&m->packet);
 	struct packet *p = &m->packet;
 	struct port_plan port;
 	enum verdict verdict;
@@ -173,6 +165,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 {
 	struct scratch *m = get_scratch();
 	struct found found = {};
+	bool direct = false;
 
 	if (!m || !s)
 		return NEXT;
@@ -192,10 +185,8 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 	case PASS_BY:
 		return serve_bypass(skb, m, s, hook, found.fe != NULL, found.from_endpoint,
 				    found.fe && found.fe->flags & FRONTEND_TFTP);
-	case OUT_OF_RANGE:
-		return drop_reported(s, found.fe->service, DROP_SOURCE_RANGE, REPORT_PACKET);
-	case NOT_ON_NODE:
-		return drop_reported(s, found.fe->service, DROP_POLICY_LOCAL, REPORT_PACKET);
+	case DROPPED:
+		return drop_reported(s, found.fe->service, found.drop, REPORT_PACKET);
 	case NO_ENDPOINT:
 		report_refusal(s, found.fe->service,
 			       m->packet.tuple.proto == IPPROTO_UDP ? REJECTED_ICMP : REJECTED_RST,
@@ -203,17 +194,15 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		return serve_reject(skb, m, s);
 	case ENDPOINT_GONE:
 		return drop_reported(s, found.fe->service, DROP_NO_BACKEND, REPORT_PACKET);
-	case STRAY:
+	case CHOSEN:
 		m->pair.flow.backend = found.choice.id;
+		direct = dsr && found.choice.dsr && hook == FROM_NETWORK && dsr_possible(&m->packet);
 		/* With DSR it may have begun at another node, or have lost its flow here. */
-		if (!dsr || !found.choice.dsr || hook != FROM_NETWORK || !dsr_possible(&m->packet))
+		if (!direct && !packet_begins(&m->packet))
 			return SERVE_STRAY;
 		break;
-	case NEW_FLOW:
-		m->pair.flow.backend = found.choice.id;
-		break;
 	}
-	return serve_new(skb, m, &found, hook, s);
+	return serve_new(skb, m, &found, hook, direct, s);
 }
 
 #endif

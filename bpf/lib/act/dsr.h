@@ -24,7 +24,7 @@ static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet
 	h->ip.tot_len = bpf_htons(bpf_ntohs(h->ip.tot_len) + DSR_ROOM_V4);
 	h->ip.check = 0;
 	h->type = DSR_OPTION_V4;
-	h->len = DSR_ROOM_V4;
+	h->len = DSR_OPTION_V4_LEN;
 	h->port = to_service->dport;
 	h->addr = to_service->daddr.w[0];
 	__builtin_memcpy(h->tag, &tag, sizeof(tag));
@@ -43,7 +43,7 @@ static __always_inline int dsr_add_v6(struct __sk_buff *skb, const struct packet
 	h->next = h->ip.nexthdr;
 	h->ip.nexthdr = IPPROTO_DSTOPTS;
 	h->ip.payload_len = bpf_htons(bpf_ntohs(h->ip.payload_len) + DSR_ROOM_V6);
-	h->words = DSR_ROOM_V6 / 8 - 1;
+	h->words = DSR_HEADER_V6_WORDS;
 	h->type = DSR_OPTION_V6;
 	h->len = DSR_OPTION_V6_LEN;
 	h->port = to_service->dport;

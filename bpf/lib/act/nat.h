@@ -131,30 +131,19 @@ static __always_inline __u16 l4_check(__u16 check, __u8 proto, int partial, __u3
 }
 
 /*
- * nat_rewrite by stores into the packet, because a helper call costs more than its work.
- * Handles packets with headers in the linear part and without CHECKSUM_COMPLETE. Returns 0,
- * or -1 if it has written nothing and the helpers must be used.
+ * Rewrites a packet between data and end as its flow entry says. partial: its checksum is that of
+ * CHECKSUM_PARTIAL. Returns 0, or -1 if it has written nothing: the headers are elsewhere.
  */
-__noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *p,
-				    const struct flow *f, __u8 hops)
+static __always_inline int nat_store(void *data, void *end, const struct packet *p,
+				     const struct flow *f, __u8 hops, bool partial)
 {
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	__u32 addrs, l3_off, l4_off;
+	__u32 addrs, l3_off = p->l3_off, l4_off = p->l4_off;
 	union ports old, new, *ports;
 	struct ipv6hdr *ip6;
 	struct iphdr *ip;
 	__u16 *check;
-	int summed;
 
-	if (!p || !f)
-		return -1;
-	l3_off = p->l3_off;
-	l4_off = p->l4_off;
-	if (!bpf_cast_to_kern_ctx || p->flags & (PACKET_NO_L4 | PACKET_SCTP) || l3_off > ETH_HLEN ||
-	    l4_off > HEADERS_MAX)
-		return -1;
-	summed = ip_summed(skb);
-	if (summed == CHECKSUM_COMPLETE)
+	if (l3_off > ETH_HLEN || l4_off > HEADERS_MAX)
 		return -1;
 	ports = data + l4_off;
 	if (p->tuple.proto == IPPROTO_TCP) {
@@ -192,9 +181,28 @@ __noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *
 	new.p[0] = f->sport;
 	new.p[1] = f->dport;
 	*ports = new;
-	*check = l4_check(*check, p->tuple.proto, summed == CHECKSUM_PARTIAL, addrs,
+	*check = l4_check(*check, p->tuple.proto, partial, addrs,
 			  csum_change(&old.word, &new.word, 1));
 	return 0;
+}
+
+/*
+ * nat_rewrite by stores into the packet, because a helper call costs more than its work.
+ * Handles packets with headers in the linear part and without CHECKSUM_COMPLETE. Returns 0,
+ * or -1 if it has written nothing and the helpers must be used.
+ */
+__noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *p,
+				    const struct flow *f, __u8 hops)
+{
+	int summed;
+
+	if (!p || !f || !bpf_cast_to_kern_ctx || p->flags & (PACKET_NO_L4 | PACKET_SCTP))
+		return -1;
+	summed = ip_summed(skb);
+	if (summed == CHECKSUM_COMPLETE)
+		return -1;
+	return nat_store((void *)(long)skb->data, (void *)(long)skb->data_end, p, f, hops,
+			 summed == CHECKSUM_PARTIAL);
 }
 
 /*

@@ -385,11 +385,29 @@ static __always_inline int source_moved(struct flow *f, const struct tuple *t, _
 	return 1;
 }
 
-/* Is the packet in the middle of a TCP connection that had a packet in the same second? */
-static __always_inline int flow_is_busy(struct flow *f, const struct packet *p, __u32 device)
+/* Does a datagram of the same second as the last one leave the state of its flow as it is? */
+static __always_inline int udp_plain(const struct flow *f, const struct settings *s)
 {
-	return f->seen == p->time && (device == ANY_DEVICE || f->in_ifindex == device) &&
-	       p->tuple.proto == IPPROTO_TCP &&
+	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
+
+	if (f->state == FLOW_NEW || f->helper != HELPER_NONE)
+		return 0;
+	return f->flags & FLOW_REPLY ? !(s->flags & SETTING_ASK_CONNTRACK) :
+	       bpf_map_lookup_elem(&backends, &backend) != NULL;
+}
+
+/*
+ * Is the packet in the middle of a flow that had a packet in the same second? It then changes
+ * nothing but the bounds of TCP in its own entry.
+ */
+static __always_inline int flow_is_busy(struct flow *f, const struct packet *p,
+					const struct settings *s, __u32 device)
+{
+	if (f->seen != p->time || (device != ANY_DEVICE && f->in_ifindex != device))
+		return 0;
+	if (p->tuple.proto == IPPROTO_UDP)
+		return udp_plain(f, s);
+	return p->tuple.proto == IPPROTO_TCP &&
 	       (dsr_one_way(f) ? one_way_plain(f, p) : tcp_plain(f, p));
 }
 
@@ -460,7 +478,7 @@ static __always_inline enum flow_miss flow_find(struct __sk_buff *skb, const str
 	*found = f;
 	if (!f)
 		return MISS_NONE;
-	if (likely(flow_is_busy(f, p, device)))
+	if (likely(flow_is_busy(f, p, s, device)))
 		return FLOW_FOUND;
 	before = f->state;
 	miss = flow_advance(skb, f, p, s, device);

@@ -12,6 +12,7 @@
 #define SPILLWAY_LOOKUP_DSR_H
 
 #include "../parse/packet.h"
+#include "../siphash.h"
 
 /* What an option says about a connection, as SipHash reads it. */
 struct dsr_claim {
@@ -57,36 +58,12 @@ union dsr_header {
 #define DSR_ROOM_V4 (sizeof(struct dsr_ipv4) - sizeof(struct iphdr))
 #define DSR_ROOM_V6 (sizeof(struct dsr_ipv6) - sizeof(struct ipv6hdr))
 
+_Static_assert(DSR_ROOM_V4 == DSR_OPTION_V4_LEN, "the option fills the IPv4 options");
+_Static_assert(DSR_ROOM_V6 == (DSR_HEADER_V6_WORDS + 1) * 8, "the option fills the IPv6 header");
+
 static __always_inline __u32 dsr_room(__u8 family)
 {
 	return family == FAMILY_V4 ? DSR_ROOM_V4 : DSR_ROOM_V6;
-}
-
-static __always_inline __u64 rotl64(__u64 x, int n)
-{
-	return x << n | x >> (64 - n);
-}
-
-static __always_inline void sip_round(__u64 v[4])
-{
-	v[0] += v[1];
-	v[1] = rotl64(v[1], 13) ^ v[0];
-	v[0] = rotl64(v[0], 32);
-	v[2] += v[3];
-	v[3] = rotl64(v[3], 16) ^ v[2];
-	v[0] += v[3];
-	v[3] = rotl64(v[3], 21) ^ v[0];
-	v[2] += v[1];
-	v[1] = rotl64(v[1], 17) ^ v[2];
-	v[2] = rotl64(v[2], 32);
-}
-
-static __always_inline void sip_word(__u64 v[4], __u64 word)
-{
-	v[3] ^= word;
-	sip_round(v);
-	sip_round(v);
-	v[0] ^= word;
 }
 
 /* Returns the tag of a claim by the present key, or by the one before it. */
@@ -94,22 +71,8 @@ __noinline __u64 dsr_tag(const struct dsr_claim *c, __u32 previous)
 {
 	__u64 k0 = previous ? dsr_previous_key0 : dsr_key0;
 	__u64 k1 = previous ? dsr_previous_key1 : dsr_key1;
-	__u64 v[4] = {
-		k0 ^ 0x736f6d6570736575ULL,
-		k1 ^ 0x646f72616e646f6dULL,
-		k0 ^ 0x6c7967656e657261ULL,
-		k1 ^ 0x7465646279746573ULL,
-	};
 
-	if (!c)
-		return 0;
-	for (__u32 i = 0; i < DSR_CLAIM_WORDS; i++)
-		sip_word(v, ((const __u64 *)c)[i]);
-	sip_word(v, (__u64)sizeof(*c) << 56);
-	v[2] ^= 0xff;
-	for (int i = 0; i < 4; i++)
-		sip_round(v);
-	return v[0] ^ v[1] ^ v[2] ^ v[3];
+	return c ? siphash((const __u64 *)c, DSR_CLAIM_WORDS, k0, k1) : 0;
 }
 
 /* Fills the claim of a connection from client to service, to an endpoint. */

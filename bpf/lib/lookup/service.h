@@ -86,6 +86,21 @@ static __always_inline int range_contains(__u32 scope, const struct addr *addr, 
 	return bpf_map_lookup_elem(&source_ranges, &key) != NULL;
 }
 
+/* Is this the address of a Service, and not only an endpoint's own? */
+static __always_inline bool is_service(const struct frontend *fe)
+{
+	return fe && !(fe->flags & FRONTEND_ENDPOINT);
+}
+
+/* Does a Service drop the packets of this client? Returns the verdict, or PASS_OTHER: it does not. */
+static __always_inline enum verdict service_drops(const struct frontend *fe, const struct tuple *t,
+						  __u8 route)
+{
+	if (fe->flags & FRONTEND_RANGES && !range_contains(fe->service, &t->saddr, t->family))
+		return DROP_SOURCE_RANGE;
+	return route == ROUTE_DROP ? DROP_POLICY_LOCAL : PASS_OTHER;
+}
+
 /* Is this the address of a pod or of another node? */
 static __always_inline int in_cluster(const struct addr *addr, __u8 family)
 {

@@ -7,16 +7,15 @@
 #include "../parse/packet.h"
 #include "pod.h"
 
-/* May packets of this hook have this source? */
-static __always_inline int source_belongs(struct __sk_buff *skb, const struct tuple *t,
-					  enum hook hook)
+/* May packets that come by this device (hook_device) have this source? */
+static __always_inline int source_belongs(const struct tuple *t, __u32 device)
 {
 	struct addr_key own = {
 		.addr = t->saddr,
 		.family = t->family,
 	};
 
-	return !martian_source(t) && source_device(t) == hook_device(skb, hook) &&
+	return !martian_source(t) && source_device(t) == device &&
 	       !bpf_map_lookup_elem(&node_addrs, &own);
 }
 

@@ -69,11 +69,12 @@ struct packet {
 	struct sctp_start sctp; /* valid only with PACKET_SCTP */
 };
 
-/* The option of lookup/dsr.h. */
+/* The option of lookup/dsr.h: types and lengths, and the length of the IPv6 header around it. */
 #define DSR_OPTION_V4 0x9e
 #define DSR_OPTION_V4_LEN 16
 #define DSR_OPTION_V6 0x1e
 #define DSR_OPTION_V6_LEN 26
+#define DSR_HEADER_V6_WORDS 3 /* of 8 bytes after the first */
 
 enum parse_result {
 	PARSE_OK,
@@ -119,14 +120,14 @@ static __always_inline int icmp_is_error(__u8 family, __u8 type)
 	return type < ICMPV6_INFOMSG_MASK; /* RFC 4443: errors have the high bit clear */
 }
 
-static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
+/* Fills what a TCP header says. The caller has set the offsets. */
+static __always_inline int parse_tcp(struct packet *p, const struct tcphdr *tcp)
 {
-	struct tcphdr *tcp = header(skb, p->l4_off, sizeof(*tcp));
 	__u32 flags;
 
 	if (!tcp || tcp->doff < 5 || p->l4_off + tcp->doff * 4 > p->l3_off + p->l3_len)
 		return PARSE_MALFORMED;
-	flags = ((__u8 *)tcp)[TCP_FLAGS_OFF] & PACKET_TCP_FLAGS;
+	flags = ((const __u8 *)tcp)[TCP_FLAGS_OFF] & PACKET_TCP_FLAGS;
 	p->flags |= flags;
 	p->header = tcp->doff * 4;
 	p->seq = bpf_ntohl(tcp->seq);
@@ -136,6 +137,16 @@ static __always_inline int parse_tcp(struct __sk_buff *skb, struct packet *p)
 	p->window = bpf_ntohs(tcp->window);
 	p->tuple.sport = tcp->source;
 	p->tuple.dport = tcp->dest;
+	return PARSE_OK;
+}
+
+/* Fills what a UDP header says. RFC 768: the length includes the header. */
+static __always_inline int parse_udp(struct packet *p, const struct udphdr *udp)
+{
+	if (!udp || bpf_ntohs(udp->len) < sizeof(*udp))
+		return PARSE_MALFORMED;
+	p->tuple.sport = udp->source;
+	p->tuple.dport = udp->dest;
 	return PARSE_OK;
 }
 
@@ -194,19 +205,11 @@ static __always_inline int martian_source(const struct tuple *t)
 static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 {
 	struct icmphdr *icmp;
-	struct udphdr *udp;
 
 	if (p->tuple.proto == IPPROTO_TCP)
-		return parse_tcp(skb, p);
-	if (p->tuple.proto == IPPROTO_UDP) {
-		/* RFC 768: the length includes the header. */
-		udp = header(skb, p->l4_off, sizeof(*udp));
-		if (!udp || bpf_ntohs(udp->len) < sizeof(*udp))
-			return PARSE_MALFORMED;
-		p->tuple.sport = udp->source;
-		p->tuple.dport = udp->dest;
-		return PARSE_OK;
-	}
+		return parse_tcp(p, header(skb, p->l4_off, sizeof(struct tcphdr)));
+	if (p->tuple.proto == IPPROTO_UDP)
+		return parse_udp(p, header(skb, p->l4_off, sizeof(struct udphdr)));
 	if (unlikely(p->tuple.proto == IPPROTO_SCTP))
 		return parse_sctp(skb, p);
 	icmp = header(skb, p->l4_off, sizeof(*icmp));
@@ -316,7 +319,7 @@ static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet
 			 */
 			if (next == IPPROTO_ROUTING && ext[3])
 				return PARSE_OTHER;
-			if (dsr && !i && next == IPPROTO_DSTOPTS && ext[1] == 3 &&
+			if (dsr && !i && next == IPPROTO_DSTOPTS && ext[1] == DSR_HEADER_V6_WORDS &&
 			    ext[2] == DSR_OPTION_V6 && ext[3] == DSR_OPTION_V6_LEN)
 				p->flags |= PACKET_DSR;
 			p->l4_off += (ext[1] + 1) * 8;

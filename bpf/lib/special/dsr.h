@@ -172,7 +172,7 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 	f = &m->pair.flow;
 	if (!(m->packet.flags & PACKET_DSR)) /* its flow is over */
 		return pass(PASS_OTHER);
-	if (!source_belongs(skb, &m->packet.tuple, FROM_NETWORK))
+	if (!source_belongs(&m->packet.tuple, 0))
 		return drop(DROP_SOURCE);
 	dsr_backend(m, &b);
 	if (!is_endpoint(&b.addr, b.port, IPPROTO_TCP, b.family))

@@ -193,7 +193,7 @@ __noinline int relay_error(struct __sk_buff *skb, enum hook hook)
 		f = request_of_error(&m->icmp.key, &m->pair.reply_key);
 	if (!f || flow_dead(f, m->icmp.key.proto, s, now()) || !flow_applies(f, hook))
 		return pass(PASS_OTHER);
-	if (hook != EGRESS && !source_belongs(skb, &p->tuple, hook))
+	if (hook != EGRESS && !source_belongs(&p->tuple, hook_device(skb, hook)))
 		return pass(PASS_SOURCE);
 	if (hook != EGRESS && !error_may_bypass(&p->tuple, &m->icmp.key))
 		return pass(PASS_OTHER);
