@@ -17,7 +17,7 @@ import (
 // Three sets count the TCP handshakes of watched endpoints (intent.Endpoint.Watched), of all
 // connections that this node translated:
 //
-//	handshakes4   first packets: chains of type nat see no SYN again
+//	handshakes4   SYNs: chains of type nat see a connection's first packet alone
 //	accepted4     SYN-ACKs
 //	refused4      RSTs that answer a SYN
 //
@@ -40,7 +40,7 @@ func (l *layout) handshakeSets(f *nft.IP) handshakeSets {
 		})
 	}
 	return handshakeSets{
-		begun:    counted("handshakes", "first packets to watched endpoints"),
+		begun:    counted("handshakes", "first SYNs to watched endpoints"),
 		accepted: counted("accepted", "SYN-ACKs of watched endpoints"),
 		refused:  counted("refused", "RSTs of watched endpoints that answer a SYN"),
 	}
@@ -67,7 +67,8 @@ func (rs *ruleset) countHandshakes() {
 		if !rs.exists(c.handshakes.begun) {
 			continue
 		}
-		to := translatedTCP(c.family).Addr(c.family, nft.Destination, nft.Reg)
+		// Conntrack also begins a connection with a later packet of one that it does not know.
+		to := translated(withTCPFlags(c.family, tcpSYN)).Addr(c.family, nft.Destination, nft.Reg)
 		begun = append(begun, to.Port(nft.Destination, nft.Reg+c.family.Regs()).In(c.handshakes.begun.Name, nft.Reg))
 		answers = append(answers, answer(c.family, tcpSYN|tcpACK).In(c.handshakes.accepted.Name, nft.Reg))
 		refusal := answer(c.family, tcpRST|tcpACK)
@@ -81,22 +82,27 @@ func (rs *ruleset) countHandshakes() {
 		hooked(chainAnswers, answers), hooked(chainAnswersOutput, answers))
 }
 
-// translatedTCP goes on with TCP packets of connections that were translated to an endpoint.
-func translatedTCP(f *nft.IP) *nft.Rule {
-	return (&nft.Rule{}).Version(f).Protocol(unix.NFT_CMP_EQ, unix.IPPROTO_TCP).Ct(unix.NFT_CT_STATUS, nft.Reg).AnyBit(nft.Reg, nft.CtStatusDNAT)
+// withTCPFlags goes on with packets that have exactly these of the flags SYN, ACK, RST and FIN.
+func withTCPFlags(f *nft.IP, flags byte) *nft.Rule {
+	r := (&nft.Rule{}).Version(f).Protocol(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
+	return r.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, tcpFlags, 1, nft.Reg).And(nft.Reg, []byte{tcpSYN | tcpACK | tcpRST | tcpFIN}).
+		Cmp(unix.NFT_CMP_EQ, nft.Reg, []byte{flags})
+}
+
+// translated goes on with packets of connections that were translated to an endpoint.
+func translated(r *nft.Rule) *nft.Rule {
+	return r.Ct(unix.NFT_CT_STATUS, nft.Reg).AnyBit(nft.Reg, nft.CtStatusDNAT)
 }
 
 // answer goes on with replies that have exactly these of the flags SYN, ACK, RST and FIN, and,
 // if RST is one of them, sequence number 0. It loads the endpoint.
 func answer(f *nft.IP, flags byte) *nft.Rule {
 	const sequence = 4 // its offset in a TCP header
-	r := (&nft.Rule{}).Version(f).Protocol(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
-	r.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, tcpFlags, 1, nft.Reg).And(nft.Reg, []byte{tcpSYN | tcpACK | tcpRST | tcpFIN}).
-		Cmp(unix.NFT_CMP_EQ, nft.Reg, []byte{flags})
+	r := withTCPFlags(f, flags)
 	if flags&tcpRST != 0 {
 		r.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, sequence, 4, nft.Reg).Cmp(unix.NFT_CMP_EQ, nft.Reg, make([]byte, 4))
 	}
-	r.Ct(unix.NFT_CT_STATUS, nft.Reg).AnyBit(nft.Reg, nft.CtStatusDNAT)
+	translated(r)
 	r.Ct(unix.NFT_CT_DIRECTION, nft.Reg).Cmp(unix.NFT_CMP_EQ, nft.Reg, []byte{1})
 	return r.Addr(f, nft.Source, nft.Reg).Port(nft.Source, nft.Reg+f.Regs())
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket/layers"
+
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/outlier"
 	"spillway.dev/spillway/internal/facts/model"
@@ -36,8 +38,31 @@ func outcomes(t *testing.T, b *Backend) map[string]string {
 	return out
 }
 
+// Conntrack begins a connection with any packet, and any host can send it. Only a SYN counts.
+func TestPacketsOfUnknownConnectionsAreNoHandshakes(t *testing.T) {
+	m := newMachines(t)
+	m.serve("pod1")
+	b := open(t)
+	const endpoint = "10.244.0.2:8080"
+	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{
+		port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), here(endpoint), watched),
+	}})
+	m.ask("lan", "10.96.0.1:80")
+	for i := range 30 {
+		m.send("lan", "172.30.0.99", "10.96.0.1", &layers.TCP{SrcPort: layers.TCPPort(40000 + i), DstPort: 80, Seq: 1000, Ack: 2000, ACK: true, Window: 1000})
+	}
+	m.ask("lan", "10.96.0.1:80") // after the others
+	if out := run(t, "nft", "list", "set", "inet", "spillway", "handshakes4"); !strings.Contains(out, "counter packets 2 ") {
+		t.Errorf("two SYNs were sent:\n%s", out)
+	}
+	if got := outcomes(t, b); got["web "+endpoint] != "0 0 true" {
+		t.Errorf("failed, refused, accepted: %v", got)
+	}
+}
+
 // Connections to three watched endpoints are counted: one accepts, one refuses, and one does
-// not answer. Those to the same endpoint of another Service, and without a Service, are not.
+// not answer. Another Service with the same endpoint has its counters. Connections without a
+// Service are not counted.
 func TestHandshakesOfWatchedEndpointsAreCounted(t *testing.T) {
 	m := newMachines(t)
 	m.serve("pod1")

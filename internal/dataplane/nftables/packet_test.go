@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -132,6 +134,30 @@ func (m *machines) ask(from, to string) (answer string) {
 		answer = string(b)
 	})
 	return answer
+}
+
+// send sends one segment from a namespace.
+func (m *machines) send(from, src, dst string, tcp *layers.TCP) {
+	m.t.Helper()
+	ip := &layers.IPv4{SrcIP: net.ParseIP(src), DstIP: net.ParseIP(dst), Protocol: layers.IPProtocolTCP}
+	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
+		m.t.Fatal(err)
+	}
+	buf := gopacket.NewSerializeBuffer()
+	if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{ComputeChecksums: true, FixLengths: true}, tcp); err != nil {
+		m.t.Fatal(err)
+	}
+	m.in(from, func() {
+		c, err := net.Dial("ip4:tcp", dst)
+		if err != nil {
+			m.t.Error(err)
+			return
+		}
+		defer c.Close()
+		if _, err := c.Write(buf.Bytes()); err != nil {
+			m.t.Error(err)
+		}
+	})
 }
 
 func TestWhoIsMasqueradedFollowsTheModeThatTellsPods(t *testing.T) {
