@@ -83,7 +83,8 @@ enum service_flags {
 struct service {
 	__u32 count[2]; /* of ROUTE_CLUSTER and of ROUTE_LOCAL */
 	__u32 affinity; /* timeout in seconds; 0: no affinity */
-	__u32 flags;	/* enum service_flags */
+	__u16 flags;	/* enum service_flags */
+	__u16 syn_limit; /* SYNs a second that a CPU takes before clients must prove their address; 0: all */
 };
 
 /* slots: one for each endpoint of a set. SLOT_LOCAL in slot marks the local set. */
@@ -476,6 +477,19 @@ struct socket_flow {
 	__u8 pad[3];
 };
 
+/* edge_devices: the devices with the program of xdp.bpf.c, and those that it may send to. */
+struct edge_device {
+	__u8 mac[6];
+	__u16 redirects; /* 1: the driver can send frames of other devices (ndo_xdp_xmit) */
+};
+
+/* syn_rates: SYNs of a second, by Service, modulo SYN_RATES. */
+#define SYN_RATES 1024
+struct syn_rate {
+	__u32 second;
+	__u32 syns;
+};
+
 /* node_settings: settings that may change while the programs run. */
 struct settings {
 	__u32 snat_ports;      /* length of the list PORTS_SNAT in snat_ports */
@@ -707,6 +721,9 @@ enum verdict {
 	DSR_ANNOUNCED,		/* a packet told the endpoint's node which Service the client asked for */
 	DROP_DSR,		/* an option that announces a Service, and no node of the cluster wrote it */
 	DSR_UNANSWERED,		/* a client repeated its SYN to an endpoint that should answer directly */
+	TRANSLATED_XDP,		/* rewritten and sent before the kernel had an skb for it */
+	SYN_CHALLENGED,		/* a SYN of a flood: its client must prove its address */
+	SYN_PROVED,		/* a client has proved its address */
 	VERDICTS,
 };
 

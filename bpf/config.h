@@ -43,6 +43,10 @@ volatile const __u64 dsr_key1 = 0;
 volatile const __u64 dsr_previous_key0 = 0;
 volatile const __u64 dsr_previous_key1 = 0;
 
+/* The key of the cookies of edge/syn_filter.h, which the agent draws at each start. */
+volatile const __u64 syn_key0 = 0;
+volatile const __u64 syn_key1 = 0;
+
 /* Number of words of port_filter, minus one. The number is a power of two. */
 volatile const __u32 port_filter_mask = 0;
 

@@ -54,6 +54,7 @@ HASH(pods, struct addr_key, struct pod, 1 << 14);
 HASH(node_addrs, struct addr_key, __u32, 1 << 12);
 HASH(uplinks, __u32, struct uplink, 1 << 10);
 HASH(l3_devices, __u32, __u8, 1 << 10);
+HASH(edge_devices, __u32, struct edge_device, 1 << 10); /* by ifindex */
 HASH(untracked_ports, struct frontend_key, struct untracked_port, 1 << 14);
 HASH(untracked_pods, struct untracked_pod_key, __u8, 1 << 16);
 HASH(unhooked_cgroups, __u64, __u8, 1 << 12); /* by the id of a pod's cgroup */
@@ -125,6 +126,8 @@ LRU(event_rates, struct event_rate_key, struct event_rate, 1 << 13);
 ARRAY(handshakes, BPF_MAP_TYPE_ARRAY, struct handshake, 1 << 16);
 LRU(outcomes, __u32, struct outcome, 1 << 14);
 LRU(dsr_paths, __u32, struct dsr_path, 1 << 14);
+LRU(syn_clients, struct addr_key, __u32, 1 << 16); /* seconds since boot of their proof */
+ARRAY(syn_rates, BPF_MAP_TYPE_PERCPU_ARRAY, struct syn_rate, SYN_RATES);
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

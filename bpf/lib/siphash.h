@@ -32,8 +32,8 @@ static __always_inline void sip_word(__u64 v[4], __u64 word)
 	v[0] ^= word;
 }
 
-/* Returns the hash of n words. */
-static __always_inline __u64 siphash(const __u64 *words, __u32 n, __u64 k0, __u64 k1)
+/* Returns the hash of n words of 8 bytes each. */
+static __always_inline __u64 siphash(const void *data, __u32 n, __u64 k0, __u64 k1)
 {
 	__u64 v[4] = {
 		k0 ^ 0x736f6d6570736575ULL,
@@ -41,10 +41,13 @@ static __always_inline __u64 siphash(const __u64 *words, __u32 n, __u64 k0, __u6
 		k0 ^ 0x6c7967656e657261ULL,
 		k1 ^ 0x7465646279746573ULL,
 	};
+	__u64 word;
 
-	for (__u32 i = 0; i < n; i++)
-		sip_word(v, words[i]);
-	sip_word(v, (__u64)n * sizeof(*words) << 56);
+	for (__u32 i = 0; i < n; i++) {
+		__builtin_memcpy(&word, data + i * sizeof(word), sizeof(word));
+		sip_word(v, word);
+	}
+	sip_word(v, (__u64)n * sizeof(word) << 56);
 	v[2] ^= 0xff;
 	for (int i = 0; i < 4; i++)
 		sip_round(v);

@@ -43,6 +43,7 @@ type Config struct {
 	BalanceByLoad     bool // --balance-by-load
 	MaglevSeed        string
 	DSRKeys           []ebpf.DSRKey // of --dsr-key-file
+	XDP               string        // ebpf.XDPModes
 	ServiceMetrics    bool          // --service-metrics is not off
 	ServiceMetricsTop int           // 0: all
 	// Refused receives a text for each address of a pod that is refused; may be nil.

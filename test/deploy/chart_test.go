@@ -234,6 +234,9 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"extraArgs: [--forwarding=hybrid]", "set forwarding instead"},
 		{"{forwarding: hybrid, k8sServiceHost: 10.1.2.3}", "set forwardingSecretName too"},
 		{"{forwardingSecretName: s, proxyMode: nftables, k8sServiceHost: 10.1.2.3}", "only proxyMode: ebpf forwards without SNAT"},
+		{"{xdp: auto, proxyMode: nftables, k8sServiceHost: 10.1.2.3}", "only proxyMode: ebpf has an XDP program"},
+		{"extraArgs: [--xdp=auto]", "set xdp instead"},
+		{"xdp: generic", "xdp"},
 		{"{forwardingSecretName: s, masqueradeAll: true, k8sServiceHost: 10.1.2.3}", "either the client's address or the node's"},
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
 		{"detectLocalMode: InterfaceNamePrefix", "podInterfaceNamePrefix"},
@@ -261,7 +264,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "xdp", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",
@@ -291,6 +294,7 @@ func TestGoodValuesAreRendered(t *testing.T) {
 			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/56,1:2:3:4:5:6:7:8/128,::/0,0.0.0.0/0,192.0.2.255/32,64:ff9b::10.0.0.0/104\n"},
 		{"endSockets: host", "- --drop-capabilities\n            - --end-sockets\n"},
 		{"forwarding: hybrid\nforwardingSecretName: s", "- --dsr-key-file=/etc/spillway/forwarding/secret\n            - --forwarding=hybrid\n"},
+		{"xdp: auto", "- --xdp=auto\n"},
 		{"forwardingSecretName: s", "secret: {secretName: \"s\", defaultMode: 0400}\n"},
 		{"endSockets: all", "- --v=0\n            - --end-sockets\n"},
 		{"{endSockets: all, k8sServiceHost: 10.1.2.3}", "hostPath: {path: /run/netns, type: DirectoryOrCreate}\n"},

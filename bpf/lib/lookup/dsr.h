@@ -72,7 +72,7 @@ __noinline __u64 dsr_tag(const struct dsr_claim *c, __u32 previous)
 	__u64 k0 = previous ? dsr_previous_key0 : dsr_key0;
 	__u64 k1 = previous ? dsr_previous_key1 : dsr_key1;
 
-	return c ? siphash((const __u64 *)c, DSR_CLAIM_WORDS, k0, k1) : 0;
+	return c ? siphash(c, DSR_CLAIM_WORDS, k0, k1) : 0;
 }
 
 /* Fills the claim of a connection from client to service, to an endpoint. */

@@ -54,6 +54,7 @@ type Config struct {
 	MaglevSize         int
 	MaglevSeed         string
 	Forwarding         string
+	XDP                string
 	DSRKeyFile         string
 	DropCapabilities   bool
 	LeavePrevious      bool
@@ -112,6 +113,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.MaglevSize, "maglev-table-size", intent.DefaultMaglevSize, "Entries of the table of a Service port with spillway.dev/balance: maglev: a prime number, the same on all nodes, at least 100 times its endpoints (--proxy-mode ebpf).")
 	f.StringVar(&c.MaglevSeed, "maglev-seed", "", "Text that enters into the hashes of spillway.dev/balance: maglev, the same on all nodes. A client who does not know it cannot choose its endpoint by its port.")
 	f.StringVar(&c.Forwarding, "forwarding", intent.SNAT, "How clients' packets get to endpoints on other nodes: snat (with this node's address) or hybrid (TCP of Services with spillway.dev/balance: maglev keeps the client's address, and the endpoint's node answers the client). The annotation spillway.dev/forwarding of a Service takes precedence. hybrid needs --proxy-mode ebpf, and --dsr-key-file on all nodes.")
+	f.StringVar(&c.XDP, "xdp", ebpf.XDPOff, "Where to send packets of known flows on, and drop SYNs that a Service drops, before the kernel allocates memory for them: auto (network devices whose driver runs XDP programs) or off. Needs --proxy-mode ebpf. The value generic is for tests: any device, and slow.")
 	f.StringVar(&c.DSRKeyFile, "dsr-key-file", "", "File with the cluster's secret, by which nodes prove to each other that they forward a client's connection. Its first line is the secret, of 16 characters or more. A second line is the one before it, which is accepted too.")
 	f.BoolVar(&c.EndSockets, "end-sockets", false, "End connected sockets that a socket hook has translated when their endpoint neither serves nor terminates any more: the process gets ECONNABORTED (--proxy-mode ebpf). Sockets of pods need CAP_SYS_ADMIN, and /run/netns of the host.")
 	f.StringVar(&c.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
@@ -219,6 +221,9 @@ func (c *Config) Validate() error {
 	}
 	if c.MasqueradeAll && c.Bypass == "never" {
 		return cli.UsageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through the stack: give one of them")
+	}
+	if err := c.validateXDP(); err != nil {
+		return err
 	}
 	if err := c.validateForwarding(); err != nil {
 		return err
@@ -365,6 +370,7 @@ func (c *Config) intent() intent.Config {
 		MaglevSize:            c.maglevSize(),
 		Forwarding:            c.Forwarding,
 		CanForwardDirectly:    len(c.dsrKeys) > 0,
+		FilterSYNs:            c.XDP != ebpf.XDPOff,
 		HostPorts:             c.HostPorts,
 	}
 }
@@ -397,7 +403,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
-		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.dsrKeys,
+		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.dsrKeys, XDP: c.XDP,
 		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
 		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
 		Log: log,

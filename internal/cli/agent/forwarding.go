@@ -39,6 +39,18 @@ func (c *Config) validateForwarding() (err error) {
 	return err
 }
 
+// validateXDP checks --xdp.
+func (c *Config) validateXDP() error {
+	c.XDP = cmp.Or(c.XDP, ebpf.XDPOff)
+	if !slices.Contains(ebpf.XDPModes, c.XDP) {
+		return cli.UsageErrorf("--xdp %q: not a way to run the program: use auto or off", c.XDP)
+	}
+	if c.XDP != ebpf.XDPOff && c.ProxyMode != "ebpf" {
+		return cli.UsageErrorf("--xdp %s needs --proxy-mode ebpf: leave it out", c.XDP)
+	}
+	return nil
+}
+
 // readSecrets makes keys of the lines of a file.
 func readSecrets(file string) ([]ebpf.DSRKey, error) {
 	text, err := os.ReadFile(file)

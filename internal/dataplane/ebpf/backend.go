@@ -112,6 +112,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		PinDir:      cfg.BPFFS,
 		Programs:    b.objects.tcPrograms(),
 		ForceClsact: cfg.ForceClsact,
+		XDP:         b.objects.xdp(&cfg),
 		OnUplinks:   b.onUplinks,
 		OnPods:      b.onPods,
 		Facts:       b.fact,
@@ -346,7 +347,8 @@ func (b *Backend) Close() error {
 	b.done.Wait()
 	err := errors.Join(b.stopEvents(), b.attacher.Close())
 	if b.rollback != nil {
-		err = errors.Join(err, b.rollback.leave(b.attached))
+		// The release before has no XDP program, and would not keep its maps.
+		err = errors.Join(err, attach.UnpinXDP(b.cfg.BPFFS), b.rollback.leave(b.attached))
 		b.rollback.close()
 	}
 	b.ends.close()

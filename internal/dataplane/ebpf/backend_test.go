@@ -535,8 +535,9 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 	t.Helper()
 	cfg.BPFFS, cfg.CgroupRoot, cfg.Log = t.TempDir(), "/", quietLog()
 	noError(t, cfg.Validate())
-	tc, _, err := specs(&cfg, kernel.Features{})
+	all, err := specs(&cfg, kernel.Features{})
 	noError(t, err)
+	tc := all[0]
 	o := &objects{maps: map[string]*ebpf.Map{}}
 	o.verdicts, err = verdictNames(tc)
 	noError(t, err)

@@ -33,6 +33,16 @@ const (
 // SocketHooks are the values of Config.SocketHooks.
 var SocketHooks = []string{HooksAll, HooksHost, HooksOff}
 
+// The values of Config.XDP, from --xdp.
+const (
+	XDPOff     = "off"
+	XDPAuto    = "auto"    // where the driver runs the program itself
+	XDPGeneric = "generic" // for tests: attach.XDPGeneric
+)
+
+// XDPModes are the values of Config.XDP.
+var XDPModes = []string{XDPOff, XDPAuto, XDPGeneric}
+
 // Config configures the dataplane.
 type Config struct {
 	// BPFFS is this instance's own directory in a bpf file system.
@@ -45,6 +55,9 @@ type Config struct {
 	SocketHooks string
 	Bypass      string
 	Log         *slog.Logger
+	// XDP attaches a program to external devices that sends packets of known flows on, and
+	// drops SYNs, before the kernel has an skb for them; "" means XDPOff.
+	XDP string
 
 	// FlowTableSize is the maximum number of confirmed flows; the kernel evicts the
 	// oldest first. The table has room for a quarter as many unconfirmed flows in
@@ -186,6 +199,12 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%d flow events in a second: the maximum is %d; 0 is no limit", c.FlowEventsRate, MaxEventsRate)
 	}
 	c.FlowEventsSample = max(c.FlowEventsSample, 1)
+	if c.XDP == "" {
+		c.XDP = XDPOff
+	}
+	if !slices.Contains(XDPModes, c.XDP) {
+		return fmt.Errorf("xdp %q: use auto or off", c.XDP)
+	}
 	if c.Log == nil {
 		return errors.New("no logger")
 	}
@@ -203,6 +222,8 @@ func (c *Config) Validate() error {
 	}
 	return nil
 }
+
+func (c *Config) xdp() bool { return c.XDP == XDPAuto || c.XDP == XDPGeneric }
 
 func orDefault(v, d uint32) uint32 {
 	if v == 0 {

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -36,6 +37,41 @@ func (o *objects) close() {
 	}
 	for _, m := range o.maps {
 		m.Close()
+	}
+}
+
+// xdp returns the program for external devices, or nil without Config.XDP.
+func (o *objects) xdp(cfg *Config) *attach.XDP {
+	p := o.programs[xdpProgXdpFromNetwork]
+	if p == nil {
+		return nil
+	}
+	mode := attach.XDPNative
+	if cfg.XDP == XDPGeneric {
+		mode = attach.XDPGeneric
+	}
+	return &attach.XDP{Program: p, Mode: mode, OnDevices: o.writeEdgeDevices(cfg), OnDecision: func(iface, decision string, err error) {
+		if err != nil {
+			cfg.Log.Warn("No XDP at an interface", "interface", iface, "reason", decision)
+			return
+		}
+		cfg.Log.Info("XDP at an interface", "interface", iface, "mode", decision)
+	}}
+}
+
+func (o *objects) writeEdgeDevices(cfg *Config) func(map[int]attach.XDPDevice) {
+	return func(devices map[int]attach.XDPDevice) {
+		want := map[uint32]tcEdgeDevice{}
+		for ifindex, d := range devices {
+			v := tcEdgeDevice{Mac: d.MAC}
+			if d.Redirects {
+				v.Redirects = 1
+			}
+			want[uint32(ifindex)] = v
+		}
+		if err := replaceMap(o.maps[tcMapEdgeDevices], want); err != nil {
+			cfg.Log.Error("Write devices with XDP", "err", err)
+		}
 	}
 }
 
@@ -76,12 +112,13 @@ func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 // ones. A map with another configured size is created again, and the entries that
 // programs have written are copied.
 func load(cfg *Config, features kernel.Features) (*objects, error) {
-	tc, sock, err := specs(cfg, features)
+	all, err := specs(cfg, features)
 	if err != nil {
 		return nil, err
 	}
+	tc := all[0]
 	tc.Maps[idsMap] = idsSpec()
-	older, migrated := migrate([]*ebpf.CollectionSpec{tc, sock}, cfg)
+	older, migrated := migrate(all, cfg)
 	dir := mapsDir(cfg.BPFFS)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create directory for pinned maps: %w", err)
@@ -103,11 +140,11 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	if o.seed, err = hashSeed(cfg.BPFFS); err != nil {
 		return nil, err
 	}
-	if err := setSeed([]*ebpf.CollectionSpec{tc, sock}, o.seed); err != nil {
+	if err := setSeed(all, o.seed); err != nil {
 		return nil, err
 	}
 	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}
-	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
+	for _, spec := range all {
 		coll, err := ebpf.NewCollectionWithOptions(spec, opts)
 		if err != nil {
 			o.close()
@@ -156,18 +193,24 @@ func (o *objects) startMigration(older []previousLayout, made map[string]bool, c
 	}
 }
 
-// specs returns both objects with their sizes and load-time constants.
-func specs(cfg *Config, features kernel.Features) (tc, sock *ebpf.CollectionSpec, err error) {
-	if tc, err = loadTc(); err != nil {
-		return nil, nil, fmt.Errorf("read eBPF objects: %w", err)
+// specs returns the objects with their sizes and load-time constants: that of the tc programs,
+// of the socket hooks, and with Config.XDP that of XDP.
+func specs(cfg *Config, features kernel.Features) ([]*ebpf.CollectionSpec, error) {
+	var all []*ebpf.CollectionSpec
+	for _, load := range []func() (*ebpf.CollectionSpec, error){loadTc, loadSock, loadXdp} {
+		spec, err := load()
+		if err != nil {
+			return nil, fmt.Errorf("read eBPF objects: %w", err)
+		}
+		all = append(all, spec)
 	}
-	if sock, err = loadSock(); err != nil {
-		return nil, nil, fmt.Errorf("read eBPF objects: %w", err)
+	if !cfg.xdp() {
+		all = all[:2]
 	}
-	if err := configure([]*ebpf.CollectionSpec{tc, sock}, cfg, features); err != nil {
-		return nil, nil, err
+	if err := configure(all, cfg, features); err != nil {
+		return nil, err
 	}
-	return tc, sock, cfg.selectSocketPrograms(sock, features)
+	return all, cfg.selectSocketPrograms(all[1], features)
 }
 
 // configure sets sizes and load-time constants.
@@ -202,6 +245,7 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 			tcMapFlowBytes:  cfg.countedFlows(),
 			tcMapLoads:      cfg.loads(),
 			tcMapDsrPaths:   cfg.dsrPaths(),
+			tcMapSynClients: cfg.synClients(),
 		} {
 			if m := spec.Maps[name]; m != nil {
 				m.MaxEntries = size
@@ -225,6 +269,11 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	}
 	for name, value := range cfg.eventConstants() {
 		c[name] = value
+	}
+	if cfg.xdp() {
+		var key [16]byte
+		_, _ = rand.Read(key[:]) // never fails
+		c[tcVarSynKey0], c[tcVarSynKey1] = binary.LittleEndian.Uint64(key[:8]), binary.LittleEndian.Uint64(key[8:])
 	}
 	for i, key := range cfg.DSRKeys[:min(len(cfg.DSRKeys), 2)] {
 		names := [][2]string{{tcVarDsrKey0, tcVarDsrKey1}, {tcVarDsrPreviousKey0, tcVarDsrPreviousKey1}}[i]
@@ -250,6 +299,17 @@ const maxDSRPaths = 1 << 14
 func (c *Config) dsrPaths() uint32 {
 	if len(c.DSRKeys) > 0 {
 		return maxDSRPaths
+	}
+	return 1
+}
+
+// maxSYNClients is the number of clients that have proved their address.
+const maxSYNClients = 1 << 16
+
+// synClients returns the number of entries of the map of this name.
+func (c *Config) synClients() uint32 {
+	if c.xdp() {
+		return maxSYNClients
 	}
 	return 1
 }
@@ -318,7 +378,7 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 // timeouts, loads are counted again, and the rest is of events.
 func replaceable(name string) bool {
 	switch name {
-	case tcMapUnconfirmed, tcMapEvents, tcMapHandshakes, tcMapFlowBytes, tcMapLoads:
+	case tcMapUnconfirmed, tcMapEvents, tcMapHandshakes, tcMapFlowBytes, tcMapLoads, tcMapSynClients:
 		return true
 	}
 	return false

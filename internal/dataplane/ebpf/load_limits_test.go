@@ -24,6 +24,7 @@ var verifierLimits = []verifierLimit{
 	{"to_pod", 84000, 512},
 	{"from_network_l3", 155000, 512},
 	{"to_network_l3", 84000, 512},
+	{"xdp_from_network", 7400, 416},
 	{"connect4", 9700, 320},
 	{"connect6", 21000, 352},
 	{"sendmsg4", 11300, 352},
@@ -49,13 +50,13 @@ type verifierLimit struct {
 // All events, counters and loads are on: without them the verifier removes their code.
 func TestLoadLimits(t *testing.T) {
 	cfg := ownPlace(t)
-	cfg.FlowEvents, cfg.ServiceMetrics, cfg.BalanceByLoad, cfg.DSRKeys = EventsAll, true, true, []DSRKey{{1}, {2}}
+	cfg.FlowEvents, cfg.ServiceMetrics, cfg.BalanceByLoad, cfg.DSRKeys, cfg.XDP = EventsAll, true, true, []DSRKey{{1}, {2}}, XDPAuto
 	noError(t, kernel.LoadConntrack())
 	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
 	noError(t, err)
-	tc, sock, err := specs(&cfg, features)
+	all, err := specs(&cfg, features)
 	noError(t, err)
-	for _, spec := range []*ebpf.CollectionSpec{tc, sock} {
+	for _, spec := range all {
 		for _, m := range spec.Maps {
 			m.Pinning = ebpf.PinNone
 		}

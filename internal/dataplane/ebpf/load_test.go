@@ -16,25 +16,28 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Both objects share every map that they both name.
+// All objects share every map that they both name.
 func TestSharedMapsAgree(t *testing.T) {
-	cfg := Config{FlowTableSize: 1000, MaxFrontends: 100, MaxEndpoints: 200}
-	tc, sock, err := specs(&cfg, kernel.Features{})
+	cfg := Config{FlowTableSize: 1000, MaxFrontends: 100, MaxEndpoints: 200, XDP: XDPAuto}
+	all, err := specs(&cfg, kernel.Features{})
 	noError(t, err)
-	shared := 0
-	for name, m := range tc.Maps {
-		other := sock.Maps[name]
-		if other == nil || m.Pinning != ebpf.PinByName {
-			continue
+	tc := all[0]
+	for _, spec := range all[1:] {
+		shared := 0
+		for name, m := range tc.Maps {
+			other := spec.Maps[name]
+			if other == nil || m.Pinning != ebpf.PinByName {
+				continue
+			}
+			shared++
+			if m.Type != other.Type || m.KeySize != other.KeySize || m.ValueSize != other.ValueSize ||
+				m.MaxEntries != other.MaxEntries || m.Flags != other.Flags || other.Pinning != m.Pinning {
+				t.Errorf("map %s: %v in one object, %v in the other", name, m, other)
+			}
 		}
-		shared++
-		if m.Type != other.Type || m.KeySize != other.KeySize || m.ValueSize != other.ValueSize ||
-			m.MaxEntries != other.MaxEntries || m.Flags != other.Flags || other.Pinning != m.Pinning {
-			t.Errorf("map %s: %v in one object, %v in the other", name, m, other)
+		if shared < 5 {
+			t.Errorf("only %d maps are shared", shared)
 		}
-	}
-	if shared < 5 {
-		t.Errorf("only %d maps are shared", shared)
 	}
 	for _, name := range portMaps {
 		if tc.Maps[name] == nil {

@@ -43,7 +43,7 @@ func balanceFlags(p *intent.ServicePort) tcServiceFlags {
 	return 0
 }
 
-func balanceOf(flags uint32) intent.Balance {
+func balanceOf(flags uint16) intent.Balance {
 	switch {
 	case tcServiceFlags(flags)&tcServiceFlagsSERVICE_LEAST != 0:
 		return intent.LeastConnections

@@ -54,13 +54,15 @@ var (
 		"Flows removed after their timeout.", nil, nil)
 	interfacesDesc = prometheus.NewDesc("spillway_ebpf_interfaces",
 		"Interfaces by role and by whether all programs are attached.", []string{"role", "attached"}, nil)
+	xdpDesc = prometheus.NewDesc("spillway_ebpf_xdp_interfaces",
+		"External interfaces by what runs the XDP program of --xdp: native (the driver), generic (the kernel) or none. The log has the reason.", []string{"mode"}, nil)
 	refusedDesc = prometheus.NewDesc("spillway_ebpf_refused_pod_addresses",
 		"Addresses that pods of this node claim without success, by reason. No packets are sent to them. The log names the address and the interface.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, flowsDesc, flowsMaxDesc, sweptDesc, interfacesDesc, refusedDesc,
+	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, flowsDesc, flowsMaxDesc, sweptDesc, interfacesDesc, xdpDesc, refusedDesc,
 		eventsDesc, eventsLostDesc, eventsLeftOutDesc, serviceConnectionsDesc, serviceActiveDesc, serviceRefusedDesc, serviceDroppedDesc, serviceBytesDesc,
 		servicePacketsDesc, serviceHandshakeDesc, servicesOmittedDesc, serviceUncountedDesc, socketsEndedDesc} {
 		ch <- d
@@ -174,7 +176,12 @@ func withoutFamilies(all map[intent.PortID]*dataplane.ServiceCounters) map[inten
 
 func (b *Backend) collectInterfaces(ch chan<- prometheus.Metric) {
 	counts := map[[2]string]int{}
+	modes := map[string]int{}
 	for _, s := range b.attacher.Status() {
+		if s.XDP != "" {
+			mode, _, _ := strings.Cut(s.XDP, ":")
+			modes[mode]++
+		}
 		attached := "true"
 		if s.Err != nil {
 			attached = "false"
@@ -183,6 +190,9 @@ func (b *Backend) collectInterfaces(ch chan<- prometheus.Metric) {
 	}
 	for labels, n := range counts {
 		ch <- prometheus.MustNewConstMetric(interfacesDesc, prometheus.GaugeValue, float64(n), labels[0], labels[1])
+	}
+	for mode, n := range modes {
+		ch <- prometheus.MustNewConstMetric(xdpDesc, prometheus.GaugeValue, float64(n), mode)
 	}
 }
 

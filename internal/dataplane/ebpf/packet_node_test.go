@@ -416,7 +416,10 @@ type skBuff struct {
 	_              uint32
 }
 
-// What the programs return.
+// xdpMD is struct xdp_md.
+type xdpMD struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }
+
+// What the tc programs return.
 const (
 	actNext     = -1
 	actDrop     = 2
@@ -432,6 +435,9 @@ func (n *packetNode) run(hook at, frame []byte, gso uint32, flags uint32) (int, 
 	ctx := skBuff{Ifindex: uint32(n.ifindex[hook.iface]), GSOSize: gso}
 	ctx.IngressIfindex = ctx.Ifindex
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: ctx, Flags: flags}
+	if hook.prog == xdpProgXdpFromNetwork {
+		opts.Context, opts.Flags = xdpMD{DataEnd: uint32(len(frame)), IngressIfindex: ctx.Ifindex}, 0
+	}
 	var code uint32
 	var err error
 	n.do(func() { code, err = n.objects.programs[hook.prog].Run(&opts) })

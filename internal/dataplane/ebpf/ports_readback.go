@@ -37,7 +37,7 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 	err := each(t.services, func(id uint32, v tcService) {
 		e := at(id).entries
 		e.header, e.written = v, true
-		e.tftp = v.Flags&uint32(tcServiceFlagsSERVICE_TFTP) != 0
+		e.tftp = v.Flags&uint16(tcServiceFlagsSERVICE_TFTP) != 0
 	})
 	if err != nil {
 		return nil, err
@@ -212,6 +212,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 		sp := &intent.ServicePort{
 			ID: id, Affinity: time.Duration(p.entries.header.Affinity) * time.Second,
 			Frontends: p.intentFrontends(), Balance: balanceOf(p.entries.header.Flags), Direct: tcServiceFlags(p.entries.header.Flags)&tcServiceFlagsSERVICE_DSR != 0,
+			SYNLimit: p.entries.header.SynLimit,
 		}
 		sp.Endpoints, sp.Weights = p.intentEndpoints()
 		if sp.Balance == intent.Maglev {

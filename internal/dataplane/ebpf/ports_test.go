@@ -377,8 +377,9 @@ func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Ma
 	if os.Geteuid() != 0 {
 		tb.Skip("needs root: makes eBPF maps")
 	}
-	tc, _, err := specs(&Config{FlowTableSize: 1, MaxFrontends: frontends, MaxEndpoints: endpoints}, kernel.Features{})
+	all, err := specs(&Config{FlowTableSize: 1, MaxFrontends: frontends, MaxEndpoints: endpoints}, kernel.Features{})
 	noError(tb, err)
+	tc := all[0]
 	m := map[string]*ebpf.Map{}
 	for _, name := range append([]string{idsMap}, portMaps...) {
 		spec := tc.Maps[name]

@@ -318,9 +318,9 @@ func onSlot(c *change, k tcSlotKey, id uint32) {
 
 // newHeader returns the header of a decision, without the sizes of its sets.
 func (e *portEntries) newHeader(p *intent.ServicePort) tcService {
-	header := tcService{Affinity: seconds(p.Affinity), Flags: uint32(balanceFlags(p))}
+	header := tcService{Affinity: seconds(p.Affinity), Flags: uint16(balanceFlags(p)), SynLimit: p.SYNLimit}
 	if e.tftp {
-		header.Flags |= uint32(tcServiceFlagsSERVICE_TFTP)
+		header.Flags |= uint16(tcServiceFlagsSERVICE_TFTP)
 	}
 	return header
 }

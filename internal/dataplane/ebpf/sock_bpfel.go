@@ -43,6 +43,7 @@ const (
 	sockMapBackends         = "backends"
 	sockMapConnections      = "connections"
 	sockMapDsrPaths         = "dsr_paths"
+	sockMapEdgeDevices      = "edge_devices"
 	sockMapEventCounts      = "event_counts"
 	sockMapEventRates       = "event_rates"
 	sockMapEvents           = "events"
@@ -70,6 +71,8 @@ const (
 	sockMapSockets          = "sockets"
 	sockMapSourceRanges     = "source_ranges"
 	sockMapSources          = "sources"
+	sockMapSynClients       = "syn_clients"
+	sockMapSynRates         = "syn_rates"
 	sockMapUnconfirmed      = "unconfirmed"
 	sockMapUnconfirmedNext  = "unconfirmed_next"
 	sockMapUnhookedCgroups  = "unhooked_cgroups"
@@ -113,6 +116,8 @@ const (
 	sockVarReportTcpSockets = "report_tcp_sockets"
 	sockVarReportUdpSockets = "report_udp_sockets"
 	sockVarServiceMetrics   = "service_metrics"
+	sockVarSynKey0          = "syn_key0"
+	sockVarSynKey1          = "syn_key1"
 	sockVarUdpEndsSeen      = "udp_ends_seen"
 	sockVarUnconfirmedMax   = "unconfirmed_max"
 	sockVarUnusedLostSocket = "unused_lost_socket"
@@ -182,6 +187,7 @@ type sockMapSpecs struct {
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EdgeDevices     *ebpf.MapSpec `ebpf:"edge_devices"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -209,6 +215,8 @@ type sockMapSpecs struct {
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
+	SynClients      *ebpf.MapSpec `ebpf:"syn_clients"`
+	SynRates        *ebpf.MapSpec `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
 	UnhookedCgroups *ebpf.MapSpec `ebpf:"unhooked_cgroups"`
@@ -246,6 +254,8 @@ type sockVariableSpecs struct {
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.VariableSpec `ebpf:"service_metrics"`
+	SynKey0          *ebpf.VariableSpec `ebpf:"syn_key0"`
+	SynKey1          *ebpf.VariableSpec `ebpf:"syn_key1"`
 	UdpEndsSeen      *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
 	UnconfirmedMax   *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedLostSocket *ebpf.VariableSpec `ebpf:"unused_lost_socket"`
@@ -275,6 +285,7 @@ type sockMaps struct {
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
+	EdgeDevices     *ebpf.Map `ebpf:"edge_devices"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -302,6 +313,8 @@ type sockMaps struct {
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
+	SynClients      *ebpf.Map `ebpf:"syn_clients"`
+	SynRates        *ebpf.Map `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
 	UnhookedCgroups *ebpf.Map `ebpf:"unhooked_cgroups"`
@@ -318,6 +331,7 @@ func (m *sockMaps) Close() error {
 		m.Backends,
 		m.Connections,
 		m.DsrPaths,
+		m.EdgeDevices,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,
@@ -345,6 +359,8 @@ func (m *sockMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
+		m.SynClients,
+		m.SynRates,
 		m.Unconfirmed,
 		m.UnconfirmedNext,
 		m.UnhookedCgroups,
@@ -383,6 +399,8 @@ type sockVariables struct {
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.Variable `ebpf:"service_metrics"`
+	SynKey0          *ebpf.Variable `ebpf:"syn_key0"`
+	SynKey1          *ebpf.Variable `ebpf:"syn_key1"`
 	UdpEndsSeen      *ebpf.Variable `ebpf:"udp_ends_seen"`
 	UnconfirmedMax   *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedLostSocket *ebpf.Variable `ebpf:"unused_lost_socket"`

@@ -69,6 +69,12 @@ type tcDsrPath struct {
 	Pad      uint32
 }
 
+type tcEdgeDevice struct {
+	_         structs.HostLayout
+	Mac       [6]uint8
+	Redirects uint16
+}
+
 type tcEvent struct {
 	_            structs.HostLayout
 	Time         uint64
@@ -341,7 +347,8 @@ type tcService struct {
 	_        structs.HostLayout
 	Count    [2]uint32
 	Affinity uint32
-	Flags    uint32
+	Flags    uint16
+	SynLimit uint16
 }
 
 type tcServiceCounts struct {
@@ -422,6 +429,12 @@ type tcSocketPeer struct {
 	Port    uint16
 	Pad     uint16
 	Backend uint32
+}
+
+type tcSynRate struct {
+	_      structs.HostLayout
+	Second uint32
+	Syns   uint32
 }
 
 type tcTcpSide struct {
@@ -534,7 +547,10 @@ const (
 	tcVerdictDSR_ANNOUNCED        tcVerdict = 42
 	tcVerdictDROP_DSR             tcVerdict = 43
 	tcVerdictDSR_UNANSWERED       tcVerdict = 44
-	tcVerdictVERDICTS             tcVerdict = 45
+	tcVerdictTRANSLATED_XDP       tcVerdict = 45
+	tcVerdictSYN_CHALLENGED       tcVerdict = 46
+	tcVerdictSYN_PROVED           tcVerdict = 47
+	tcVerdictVERDICTS             tcVerdict = 48
 )
 
 // Names of all BPF objects in the ELF.
@@ -545,6 +561,7 @@ const (
 	tcMapBackends              = "backends"
 	tcMapConnections           = "connections"
 	tcMapDsrPaths              = "dsr_paths"
+	tcMapEdgeDevices           = "edge_devices"
 	tcMapEventCounts           = "event_counts"
 	tcMapEventRates            = "event_rates"
 	tcMapEvents                = "events"
@@ -573,6 +590,8 @@ const (
 	tcMapSockets               = "sockets"
 	tcMapSourceRanges          = "source_ranges"
 	tcMapSources               = "sources"
+	tcMapSynClients            = "syn_clients"
+	tcMapSynRates              = "syn_rates"
 	tcMapUnconfirmed           = "unconfirmed"
 	tcMapUnconfirmedNext       = "unconfirmed_next"
 	tcMapUnhookedCgroups       = "unhooked_cgroups"
@@ -610,6 +629,8 @@ const (
 	tcVarReportTcpSockets      = "report_tcp_sockets"
 	tcVarReportUdpSockets      = "report_udp_sockets"
 	tcVarServiceMetrics        = "service_metrics"
+	tcVarSynKey0               = "syn_key0"
+	tcVarSynKey1               = "syn_key1"
 	tcVarUdpEndsSeen           = "udp_ends_seen"
 	tcVarUnconfirmedMax        = "unconfirmed_max"
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
@@ -692,6 +713,7 @@ type tcMapSpecs struct {
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EdgeDevices     *ebpf.MapSpec `ebpf:"edge_devices"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -720,6 +742,8 @@ type tcMapSpecs struct {
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
+	SynClients      *ebpf.MapSpec `ebpf:"syn_clients"`
+	SynRates        *ebpf.MapSpec `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
 	UnhookedCgroups *ebpf.MapSpec `ebpf:"unhooked_cgroups"`
@@ -757,6 +781,8 @@ type tcVariableSpecs struct {
 	ReportTcpSockets      *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets      *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics        *ebpf.VariableSpec `ebpf:"service_metrics"`
+	SynKey0               *ebpf.VariableSpec `ebpf:"syn_key0"`
+	SynKey1               *ebpf.VariableSpec `ebpf:"syn_key1"`
 	UdpEndsSeen           *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
 	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
@@ -805,6 +831,7 @@ type tcMaps struct {
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
+	EdgeDevices     *ebpf.Map `ebpf:"edge_devices"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -833,6 +860,8 @@ type tcMaps struct {
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
+	SynClients      *ebpf.Map `ebpf:"syn_clients"`
+	SynRates        *ebpf.Map `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
 	UnhookedCgroups *ebpf.Map `ebpf:"unhooked_cgroups"`
@@ -849,6 +878,7 @@ func (m *tcMaps) Close() error {
 		m.Backends,
 		m.Connections,
 		m.DsrPaths,
+		m.EdgeDevices,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,
@@ -877,6 +907,8 @@ func (m *tcMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
+		m.SynClients,
+		m.SynRates,
 		m.Unconfirmed,
 		m.UnconfirmedNext,
 		m.UnhookedCgroups,
@@ -915,6 +947,8 @@ type tcVariables struct {
 	ReportTcpSockets      *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets      *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics        *ebpf.Variable `ebpf:"service_metrics"`
+	SynKey0               *ebpf.Variable `ebpf:"syn_key0"`
+	SynKey1               *ebpf.Variable `ebpf:"syn_key1"`
 	UdpEndsSeen           *ebpf.Variable `ebpf:"udp_ends_seen"`
 	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`

@@ -103,6 +103,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 		Affinity:          e.spec.Affinity,
 		Balance:           e.plan.balance,
 		Direct:            e.plan.direct && p.id.Protocol == model.TCP,
+		SYNLimit:          e.plan.synLimitOf(p.id.Protocol),
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,
 		Triggered:         newestTrigger(from.slices, p.id.Family),

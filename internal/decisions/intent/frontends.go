@@ -17,8 +17,10 @@ type plan struct {
 	ranges  map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
 	balance Balance
 	direct  bool // see ServicePort.Direct
-	eject   bool // endpoints that do not accept connections
-	weights *weightsAsked
+	// synLimit is that of the TCP ports: see ServicePort.SYNLimit.
+	synLimit uint16
+	eject    bool // endpoints that do not accept connections
+	weights  *weightsAsked
 	// slowStart is the time in which shares of endpoints grow; 0: at once.
 	slowStart time.Duration
 	redirect  model.Name // see LocalRedirectAnnotation; zero: none
@@ -90,6 +92,7 @@ func planService(svc *model.Service, cfg *Config) plan {
 	helpers := helpersOf(svc, complain)
 	p.balance, p.weights = cfg.balanceOf(svc, complain)
 	p.direct = cfg.directOf(svc, p.balance, complain)
+	p.synLimit = cfg.synLimitOf(svc, complain)
 	p.slowStart = slowStartOf(svc, complain)
 	p.eject = cfg.ejectsOutliers(svc, complain)
 	p.redirect = redirectOf(svc, complain)

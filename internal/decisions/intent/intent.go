@@ -108,6 +108,9 @@ type ServicePort struct {
 	// Direct says that an endpoint on another node answers clients outside the cluster itself,
 	// with the Service's address. Only with the balance Maglev.
 	Direct bool
+	// SYNLimit is the number of SYNs that a CPU of the node takes for the port in a second before
+	// clients must prove their address; 0: all. See SYNFilterAnnotation.
+	SYNLimit uint16
 	// Helper is the protocol whose expected connections of this port the dataplane must
 	// allow.
 	Helper Helper
@@ -272,6 +275,9 @@ type Config struct {
 	// CanForwardDirectly says that the dataplane can do without SNAT.
 	Forwarding         string
 	CanForwardDirectly bool
+	// FilterSYNs says that the dataplane can make clients prove their address: see
+	// SYNFilterAnnotation.
+	FilterSYNs bool
 	// DetectLocal is --detect-local-mode; "" is LocalClusterCIDR.
 	DetectLocal LocalMode
 	// LocalInterface is the device name or prefix for DetectLocal.

@@ -260,7 +260,7 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 
 // samePort compares two decisions without the time that caused them.
 func samePort(a, b *ServicePort) bool {
-	return a.ID == b.ID && a.Affinity == b.Affinity && a.Balance == b.Balance && a.Direct == b.Direct && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
+	return a.ID == b.ID && a.Affinity == b.Affinity && a.Balance == b.Balance && a.Direct == b.Direct && a.SYNLimit == b.SYNLimit && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Weights, b.Weights) && slices.Equal(a.Table, b.Table) &&
 		slices.Equal(a.ServingUnselected, b.ServingUnselected) && slices.Equal(a.Lingering, b.Lingering) &&
 		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)

@@ -79,6 +79,9 @@
 {{- if eq (toString .forwarding) "hybrid" }}
 - --forwarding=hybrid
 {{- end }}
+{{- if eq (toString .xdp) "auto" }}
+- --xdp=auto
+{{- end }}
 {{- if .masqueradeAll }}
 - --masquerade-all
 {{- end }}

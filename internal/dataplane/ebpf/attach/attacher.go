@@ -68,6 +68,9 @@ type Config struct {
 	Programs Programs
 	// ForceClsact uses clsact even if the kernel has tcx.
 	ForceClsact bool
+	// XDP, if set, has a program for external devices. Without it, that of an earlier run is
+	// detached.
+	XDP *XDP
 
 	// OnUplinks, if set, receives all external devices after each change, before
 	// programs are attached to a new one.
@@ -104,7 +107,9 @@ type Status struct {
 	Interface
 	// Attached names the hooks that have a program: "ingress", "egress".
 	Attached []string
-	Err      error
+	// XDP is the mode of the XDP program, or why there is none; "" without Config.XDP.
+	XDP string
+	Err error
 }
 
 // hooks is a mechanism to attach programs: tcx or clsact.
@@ -126,10 +131,12 @@ type Attacher struct {
 
 	mu      sync.Mutex // for the fields below, and for the callbacks
 	hooks   hooks
+	xdp     *xdpHooks // nil without Config.XDP
 	tcx     bool
 	loaded  bool
 	pods    *podTable
 	routes  routes
+	devices []device     // of the last look
 	decided map[int]bool // interfaces whose role no route changes
 	uplinks map[int]Uplink
 	status  map[int]Status
@@ -180,7 +187,10 @@ func (a *Attacher) open() error {
 	}
 	a.tcx = !a.cfg.ForceClsact && kernel.HaveTCX()
 	a.hooks = a.newHooks(a.tcx)
-	return nil
+	if a.cfg.XDP != nil {
+		a.xdp, err = openXDP(a.cfg.PinDir, *a.cfg.XDP)
+	}
+	return err
 }
 
 func (a *Attacher) newHooks(tcx bool) hooks {
@@ -238,6 +248,9 @@ func (a *Attacher) Close() error {
 	if a.hooks != nil {
 		a.hooks.close()
 	}
+	if a.xdp != nil {
+		a.xdp.close()
+	}
 	if a.pods != nil {
 		a.pods.close()
 	}
@@ -254,7 +267,13 @@ func (a *Attacher) Close() error {
 func (a *Attacher) Status() []Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.SortedFunc(maps.Values(a.status), func(x, y Status) int { return x.Ifindex - y.Ifindex })
+	list := slices.SortedFunc(maps.Values(a.status), func(x, y Status) int { return x.Ifindex - y.Ifindex })
+	for i := range list {
+		if a.xdp != nil {
+			list[i].XDP = a.xdp.decided[list[i].Ifindex]
+		}
+	}
+	return list
 }
 
 // Mechanism returns "tcx" or "clsact".
@@ -301,7 +320,7 @@ func (a *Attacher) Detach() error {
 	defer a.mu.Unlock()
 	return kernel.Do(a.ns, func() error {
 		a.hooks.close()
-		errs := []error{dropAll(a.newHooks(true)), dropAll(a.newHooks(false)), removeDir(a.linksDir())}
+		errs := []error{UnpinXDP(a.cfg.PinDir), dropAll(a.newHooks(true)), dropAll(a.newHooks(false)), removeDir(a.linksDir())}
 		a.hooks = a.newHooks(a.tcx)
 		a.loaded = false
 		clear(a.status)
@@ -321,10 +340,10 @@ func DetachFilters() error {
 	return dropAll(&clsactHooks{h: h, progs: make(map[hook]ebpf.ProgramID)})
 }
 
-// Unpin removes the pinned tcx links of PINDIR, in any namespace, and so detaches their
-// programs. A second call is no error.
+// Unpin removes the pinned tcx and XDP links of PINDIR, in any namespace, and so detaches
+// their programs. A second call is no error.
 func Unpin(pinDir string) error {
-	var errs []error
+	errs := []error{UnpinXDP(pinDir)}
 	eachPinnedLink(pinDir, func(l link.Link) {
 		// A handle of another program must not keep the program attached. Without one,
 		// the kernel detaches with a delay.

@@ -123,6 +123,7 @@ func (a *Attacher) look(d dirty) ([]Interface, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.devices = devices
 	ifaces := classify(devices)
 	a.pods.setPorts(devices, ifaces)
 	a.pods.paths.follow(devices, addrs)
@@ -217,7 +218,16 @@ func (a *Attacher) apply(ifaces []Interface, d dirty) error {
 	}
 	a.status = status
 	a.forget(ifaces)
+	errs = append(errs, a.applyXDP(ifaces))
 	return errors.Join(errs...)
+}
+
+// applyXDP attaches the XDP program after the others: it leaves them what it does not do.
+func (a *Attacher) applyXDP(ifaces []Interface) error {
+	if a.xdp == nil {
+		return UnpinXDP(a.cfg.PinDir)
+	}
+	return a.xdp.sync(ifaces, a.devices)
 }
 
 // externalFirst sorts external devices first and leaves out ignored ones. Attaching

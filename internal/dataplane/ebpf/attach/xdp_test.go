@@ -1,0 +1,180 @@
+package attach
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// xdpPasses is a program that passes all frames.
+func xdpPasses(t *testing.T) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.LoadImm(asm.R0, 2, asm.DWord), asm.Return()},
+	})
+	must(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// wantXDP fails unless an interface has this program; nil: none.
+func wantXDP(t *testing.T, name string, want *ebpf.Program) {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	must(t, err)
+	var have, id ebpf.ProgramID
+	if x := l.Attrs().Xdp; x != nil {
+		have = ebpf.ProgramID(x.ProgId)
+	}
+	if want != nil {
+		info, err := want.Info()
+		must(t, err)
+		id, _ = info.ID()
+	}
+	if have != id {
+		t.Errorf("%s has XDP program %d, want %d", name, have, id)
+	}
+}
+
+// xdpReports collects what an attacher says.
+type xdpReports struct {
+	devices  map[int]XDPDevice
+	decision map[string]string
+	calls    int
+}
+
+func (r *xdpReports) config(p *ebpf.Program, mode string) *XDP {
+	return &XDP{
+		Program: p, Mode: mode,
+		OnDevices: func(d map[int]XDPDevice) { r.devices, r.calls = d, r.calls+1 },
+		OnDecision: func(iface, decision string, _ error) {
+			if r.decision == nil {
+				r.decision = map[string]string{}
+			}
+			r.decision[iface] = decision
+		},
+	}
+}
+
+func TestXDPFollowsInterfacesAndRestarts(t *testing.T) {
+	enterNetns(t)
+	dir, progs := mountBPF(t), classifiers(t)
+	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
+	newPod(t, "cali1")
+	first, second := xdpPasses(t), xdpPasses(t)
+
+	var r xdpReports
+	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(first, XDPGeneric)})
+	must(t, a.Sync(context.Background()))
+	must(t, a.Sync(context.Background()))
+	wantXDP(t, "eth0", first)
+	wantXDP(t, "cali1", nil)
+	l, err := netlink.LinkByName("eth0")
+	must(t, err)
+	if d := r.devices[eth0]; len(r.devices) != 1 || r.calls != 1 || d.MAC != macOf(l.Attrs().HardwareAddr) || !d.Redirects {
+		t.Errorf("after %d calls: devices %+v, want eth0 with its address", r.calls, r.devices)
+	}
+	if r.decision["eth0"] != XDPGeneric {
+		t.Errorf("decisions %v", r.decision)
+	}
+	must(t, netlink.LinkSetHardwareAddr(l, []byte{2, 1, 2, 3, 4, 5}))
+	must(t, a.Sync(context.Background()))
+	if r.devices[eth0].MAC != [6]byte{2, 1, 2, 3, 4, 5} {
+		t.Errorf("the address has changed: %+v", r.devices)
+	}
+	a.Close()
+	wantXDP(t, "eth0", first) // it goes on without the agent
+
+	b := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(second, XDPGeneric)})
+	must(t, b.Sync(context.Background()))
+	wantXDP(t, "eth0", second)
+	must(t, netlink.LinkDel(l))
+	must(t, b.Sync(context.Background()))
+	if len(r.devices) > 0 {
+		t.Errorf("the device is gone: %+v", r.devices)
+	}
+	addDummyNIC(t, "eth1", "192.0.2.2/24")
+	must(t, b.Sync(context.Background()))
+	wantXDP(t, "eth1", second)
+	b.Close()
+
+	without := newAttacher(t, Config{PinDir: dir, Programs: progs})
+	must(t, without.Sync(context.Background()))
+	wantXDP(t, "eth1", nil)
+	must(t, UnpinXDP(dir))
+}
+
+// An instance whose agent is gone leaves nothing behind.
+func TestUnpinDetachesXDP(t *testing.T) {
+	enterNetns(t)
+	dir, progs := mountBPF(t), classifiers(t)
+	addDummyNIC(t, "eth0", "192.0.2.1/24")
+	var r xdpReports
+	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(xdpPasses(t), XDPGeneric)})
+	must(t, a.Sync(context.Background()))
+	a.Close()
+	must(t, Unpin(dir))
+	wantXDP(t, "eth0", nil)
+}
+
+// A device that cannot run the program safely has none, and the reason is told.
+func TestXDPIsRefused(t *testing.T) {
+	enterNetns(t)
+	dir, progs := mountBPF(t), classifiers(t)
+	addDummyNIC(t, "eth0", "192.0.2.1/24")
+	var r xdpReports
+	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(xdpPasses(t), XDPNative)})
+	must(t, a.Sync(context.Background()))
+	wantXDP(t, "eth0", nil)
+	if !strings.Contains(r.decision["eth0"], "checksum") || len(r.devices) > 0 {
+		t.Errorf("decision %v, devices %v", r.decision, r.devices)
+	}
+	if why := (&device{kind: "device"}).withoutXDP(true); !strings.Contains(why, "VLAN") {
+		t.Errorf("a device with VLANs: %q", why)
+	}
+	if why := (&device{kind: "bond"}).withoutXDP(false); !strings.Contains(why, "bond") {
+		t.Errorf("a bond: %q", why)
+	}
+	if why := (&device{kind: "device"}).withoutXDP(false); why != "" {
+		t.Errorf("a network card: %q", why)
+	}
+}
+
+// Another program keeps its device.
+func TestXDPLeavesOtherProgramsAlone(t *testing.T) {
+	enterNetns(t)
+	dir, progs := mountBPF(t), classifiers(t)
+	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
+	foreign := xdpPasses(t)
+	l, err := link.AttachXDP(link.XDPOptions{Program: foreign, Interface: eth0, Flags: link.XDPGenericMode})
+	must(t, err)
+	defer l.Close()
+	var r xdpReports
+	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(xdpPasses(t), XDPGeneric)})
+	must(t, a.Sync(context.Background()))
+	wantXDP(t, "eth0", foreign)
+	if !strings.Contains(r.decision["eth0"], "another XDP program") {
+		t.Errorf("decision %v", r.decision)
+	}
+}
+
+// The kernel tells what a driver can do: a veth whose peer takes no frames cannot send them.
+func TestXDPFeatures(t *testing.T) {
+	enterNetns(t)
+	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
+	features, err := xdpFeatures(eth0)
+	if err != nil {
+		t.Skip("before Linux 6.3: ", err)
+	}
+	if features&1 == 0 {
+		t.Errorf("a veth runs XDP programs, features are %#x", features)
+	}
+	if _, err := xdpFeatures(1 << 20); err == nil {
+		t.Error("no device has this index")
+	}
+}

@@ -1,0 +1,324 @@
+package ebpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/decisions/intent"
+)
+
+var (
+	xdpEth0 = at{xdpProgXdpFromNetwork, "eth0"}
+	xdpTun0 = at{xdpProgXdpFromNetwork, "tun0"}
+)
+
+// What the XDP program returns.
+const (
+	xdpDrop     = 1
+	xdpPass     = 2
+	xdpTx       = 3
+	xdpRedirect = 4
+)
+
+// newXDPNode is a node whose two external devices run the program. Only tun0 sends frames of
+// others.
+func newXDPNode(t testing.TB, change ...func(*Config)) *packetNode {
+	t.Helper()
+	n := newPacketNode(t, append(change, func(c *Config) { c.XDP = XDPAuto })...)
+	n.setXDPDevices("tun0")
+	return n
+}
+
+// setXDPDevices gives both devices the program. Those named send frames of others.
+func (n *packetNode) setXDPDevices(redirect ...string) {
+	devices := map[int]attach.XDPDevice{}
+	for _, name := range []string{"eth0", "tun0"} {
+		devices[n.ifindex[name]] = attach.XDPDevice{MAC: [6]byte(n.mac[name]), Redirects: slices.Contains(redirect, name)}
+	}
+	n.objects.writeEdgeDevices(&n.cfg)(devices)
+}
+
+// early gives a frame to the XDP program, right after tc has seen one of the same flow in the same
+// second: a frame that XDP passes although it need not gets another try.
+func (n *packetNode) early(t testing.TB, hook at, f frame) result {
+	t.Helper()
+	var r result
+	for range 5 {
+		n.send(t, at{tcProgFromNetwork, hook.iface}, f)
+		if r = n.send(t, hook, f); r.code != xdpPass {
+			break
+		}
+	}
+	return r
+}
+
+// sameAsTC fails unless XDP sends what tc sends.
+func (n *packetNode) sameAsTC(t *testing.T, hook at, f frame, code int) {
+	t.Helper()
+	r := n.early(t, hook, f)
+	r.want(t, code, tcVerdictTRANSLATED_XDP)
+	if by := n.send(t, at{tcProgFromNetwork, hook.iface}, f); by.code != actRedirect || !bytes.Equal(by.out[12:], r.out[12:]) {
+		t.Errorf("tc sends %x, XDP sends %x", by.out, r.out)
+	}
+	if neighbor := (net.HardwareAddr{2, 0, 0, 0, 9, 9}); !bytes.Equal(r.v.ethDst, neighbor) {
+		t.Errorf("the frame is for %s, want %s", r.v.ethDst, neighbor)
+	}
+}
+
+// TestPacketXDP: packets of known flows leave as tc would send them.
+func TestPacketXDP(t *testing.T) {
+	n := newXDPNode(t)
+	eachFamily(t, n, func(t *testing.T, p *plan) {
+		n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+		c := n.open(t, p, 40000)
+		_, ask := c.frame("P.", []byte("data"))
+		_, answer := c.frame("<P.", []byte("data"))
+		n.sameAsTC(t, xdpEth0, ask, xdpRedirect)
+		if r := n.early(t, xdpTun0, answer); r.code != xdpPass {
+			t.Errorf("code %d: eth0 does not send frames of others", r.code)
+		}
+		n.setXDPDevices("eth0", "tun0")
+		n.sameAsTC(t, xdpTun0, answer, xdpRedirect)
+		n.setXDPDevices("tun0")
+	})
+}
+
+// TestPacketXDPUDP is the same for datagrams.
+func TestPacketXDPUDP(t *testing.T) {
+	n := newXDPNode(t)
+	eachFamily(t, n, func(t *testing.T, p *plan) {
+		n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
+		ask := frame{proto: protoUDP, src: ap(p.client, 41000), dst: ap(p.clusterIP, 80), payload: []byte("ask")}
+		first := n.send(t, inEth0, ask)
+		if r := n.send(t, xdpEth0, ask); r.code != xdpPass {
+			t.Errorf("code %d before the endpoint has answered", r.code)
+		}
+		n.send(t, inTun0, back(first.v, "", []byte("answer")))
+		n.sameAsTC(t, xdpEth0, ask, xdpRedirect)
+		n.serve(t, service(p, protoUDP, endpoint(p.far2, 8080, elsewhere)))
+		if r := n.send(t, xdpEth0, ask); r.code != xdpPass {
+			t.Errorf("code %d after the endpoint is gone", r.code)
+		}
+	})
+}
+
+// TestPacketXDPSameDevice: the next hop is on the device that the packet came by.
+func TestPacketXDPSameDevice(t *testing.T) {
+	n := newXDPNode(t)
+	eachFamily(t, n, func(t *testing.T, p *plan) {
+		n.serve(t, service(p, protoTCP, endpoint(p.router, 8080, elsewhere)))
+		c := n.openTo(t, ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.router, 8080), inEth0)
+		_, ask := c.frame("P.", []byte("data"))
+		n.sameAsTC(t, xdpEth0, ask, xdpTx)
+	})
+}
+
+// TestPacketXDPPasses: what needs a decision, or a stack, is for tc. XDP leaves it as it is.
+func TestPacketXDPPasses(t *testing.T) {
+	n := newXDPNode(t)
+	eachFamily(t, n, func(t *testing.T, p *plan) {
+		n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+		c := n.open(t, p, 40000)
+		_, ask := c.frame("P.", []byte("data"))
+		n.sameAsTC(t, xdpEth0, ask, xdpRedirect)
+		with := func(change func(*frame)) frame {
+			f := ask
+			change(&f)
+			return f
+		}
+		cases := map[string]frame{
+			"FIN":                 with(func(f *frame) { f.flags = "F." }),
+			"RST":                 with(func(f *frame) { f.flags = "R" }),
+			"SYN":                 with(func(f *frame) { f.flags = "S" }),
+			"outside the window":  with(func(f *frame) { f.seq += 1 << 30 }),
+			"TTL 1":               with(func(f *frame) { f.ttl = 1 }),
+			"too long":            with(func(f *frame) { f.payload = make([]byte, mtuTun0) }),
+			"for another host":    with(func(f *frame) { f.ethDst = net.HardwareAddr{2, 9, 9, 9, 9, 9} }),
+			"another client":      with(func(f *frame) { f.src = ap(p.client2, 40000) }),
+			"of no Service":       with(func(f *frame) { f.dst = ap(p.eth0, 22) }),
+			"with an IP option":   with(func(f *frame) { f.options, f.ext = []byte{1, 4, 0, 0}, []extension{{extDestOpts, []byte{1, 4, 0, 0, 0, 0}}} }),
+			"first packet":        {proto: protoTCP, src: ap(p.client, 40001), dst: ap(p.clusterIP, 80), flags: "S"},
+			"stray":               {proto: protoTCP, src: ap(p.client, 40002), dst: ap(p.clusterIP, 80), flags: "."},
+			"stray RST":           {proto: protoTCP, src: ap(p.client, 40002), dst: ap(p.clusterIP, 80), flags: "R", seq: 1},
+			"datagram, not known": {proto: protoUDP, src: ap(p.client, 40003), dst: ap(p.clusterIP, 80)},
+		}
+		if p.eth0.Is4() {
+			cases["with an IP option"] = with(func(f *frame) { f.options = []byte{0x94, 4, 0, 0} })
+		}
+		for name, f := range cases {
+			in := f.bytes(n, "eth0")
+			n.send(t, inEth0, ask)
+			r := n.sendRaw(t, xdpEth0, in)
+			if r.code != xdpPass || !bytes.Equal(r.out, in) || len(r.verdicts) > 0 {
+				t.Errorf("%s: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
+			}
+		}
+		for i, cut := range ask.fragments(n, "eth0", 8) {
+			if r := n.sendRaw(t, xdpEth0, cut); r.code != xdpPass {
+				t.Errorf("fragment %d: code %d", i, r.code)
+			}
+		}
+		whole := ask.bytes(n, "eth0")
+		for length := 14; length < len(whole); length++ {
+			if r := n.sendRaw(t, xdpEth0, whole[:length:length]); r.code != xdpPass {
+				t.Errorf("cut to %d bytes: code %d", length, r.code)
+			}
+		}
+		tagged := append(append(bytes.Clone(whole[:12]), 0x81, 0, 0, 5), whole[12:]...)
+		if r := n.sendRaw(t, xdpEth0, tagged); r.code != xdpPass {
+			t.Errorf("VLAN: code %d", r.code)
+		}
+	})
+}
+
+// TestPacketXDPDrops: a SYN that tc would drop is dropped, and counted for the Service.
+func TestPacketXDPDrops(t *testing.T) {
+	n := newXDPNode(t)
+	eachFamily(t, n, func(t *testing.T, p *plan) {
+		sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+		for i := range sp.Frontends {
+			sp.Frontends[i].SourceRanges = []netip.Prefix{netip.PrefixFrom(p.client2, p.client2.BitLen())}
+		}
+		n.serve(t, sp)
+		syn := func(from netip.Addr) frame {
+			return frame{proto: protoTCP, src: ap(from, 40000), dst: ap(p.externalIP, 80), flags: "S"}
+		}
+		n.send(t, xdpEth0, syn(p.client)).want(t, xdpDrop, tcVerdictDROP_SOURCE_RANGE)
+		n.send(t, xdpEth0, syn(p.client2)).want(t, xdpPass)
+		n.send(t, xdpEth0, syn(p.pod1)).want(t, xdpDrop, tcVerdictDROP_SOURCE)
+		n.send(t, xdpEth0, syn(p.eth0)).want(t, xdpDrop, tcVerdictDROP_SOURCE)
+		datagram := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80), flags: "."}
+		n.send(t, xdpEth0, datagram).want(t, xdpPass) // it may be of a connection of netfilter
+		sp = service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+		for i := range sp.Frontends {
+			sp.Frontends[i].ExternalRoute = intent.Drop
+		}
+		n.serve(t, sp)
+		n.send(t, xdpEth0, syn(p.client)).want(t, xdpDrop, tcVerdictDROP_POLICY_LOCAL)
+	})
+}
+
+// TestPacketSYNFilter: in a flood, a client gets a connection after it has answered.
+func TestPacketSYNFilter(t *testing.T) {
+	const limit = 10
+	n := newXDPNode(t)
+	eachFamily(t, n, func(t *testing.T, p *plan) {
+		empty[tcAddrKey, uint32](t, n.m(tcMapSynClients))
+		sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+		sp.SYNLimit = limit
+		n.serve(t, sp)
+		syn := func(from netip.Addr, port uint16) frame {
+			return frame{proto: protoTCP, src: ap(from, port), dst: ap(p.clusterIP, 80), flags: "S", seq: 7000, scale: 8}
+		}
+		// flood returns the answer to a SYN of a second that has had too many.
+		flood := func(f frame) result {
+			for i := range 4 * limit {
+				n.send(t, xdpEth0, syn(p.client2, uint16(1000+i)))
+			}
+			return n.send(t, xdpEth0, f)
+		}
+		for i := range limit / 2 {
+			n.send(t, xdpEth0, syn(p.client, uint16(100+i))).want(t, xdpPass)
+		}
+		r := flood(syn(p.client, 40000))
+		r.want(t, xdpTx, tcVerdictSYN_CHALLENGED)
+		r.wantPath(t, ap(p.clusterIP, 80), ap(p.client, 40000))
+		if r.v.flags != "S." || r.v.ack == 7001 || len(r.out) > len(syn(p.client, 40000).bytes(n, "eth0")) {
+			t.Fatalf("the answer is %s with ack %d and %d bytes", r.v.flags, r.v.ack, len(r.out))
+		}
+		if !bytes.Equal(r.v.ethDst, []byte{2, 0, 0, 0, 0xfe, 0xfe}) || !bytes.Equal(r.v.ethSrc, n.mac["eth0"]) {
+			t.Errorf("the answer goes from %s to %s", r.v.ethSrc, r.v.ethDst)
+		}
+		again := flood(syn(p.client, 40000))
+		if again.v.ack != r.v.ack {
+			t.Logf("the cookie has changed with its period")
+		}
+		proof := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "R", seq: again.v.ack}
+		for name, change := range map[string]func(*frame){
+			"another number":  func(f *frame) { f.seq++ },
+			"another client":  func(f *frame) { f.src = ap(p.client2, 40000) },
+			"another port":    func(f *frame) { f.src = ap(p.client, 40001) },
+			"another Service": func(f *frame) { f.dst = ap(p.externalIP, 80) },
+			"with an ACK":     func(f *frame) { f.flags = "R." },
+		} {
+			f := proof
+			change(&f)
+			if r := n.send(t, xdpEth0, f); r.code != xdpPass {
+				t.Errorf("%s: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
+			}
+		}
+		flood(syn(p.client, 40000)).want(t, xdpTx, tcVerdictSYN_CHALLENGED)
+		n.send(t, xdpEth0, proof).want(t, xdpDrop, tcVerdictSYN_PROVED)
+		flood(syn(p.client, 40000)).want(t, xdpPass)
+		flood(syn(p.client, 50000)).want(t, xdpPass) // each connection of the client
+		flood(syn(p.client2, 40000)).want(t, xdpTx, tcVerdictSYN_CHALLENGED)
+	})
+}
+
+// TestPacketXDPAgreesWithTC gives random frames to both: what XDP sends or drops, tc sends or drops.
+func TestPacketXDPAgreesWithTC(t *testing.T) {
+	n := newXDPNode(t)
+	g := rand.New(rand.NewPCG(1, 2))
+	seen := map[int]int{}
+	eachFamily(t, n, func(t *testing.T, p *plan) {
+		n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
+		var c *conn
+		for i := range 20000 {
+			if i%100 == 0 {
+				c = n.open(t, p, uint16(40000+i/100))
+				for port := range uint16(3) {
+					first := n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, port), dst: ap(p.clusterIP, 80)})
+					n.send(t, inTun0, back(first.v, "", nil))
+				}
+			}
+			var f frame
+			switch g.IntN(3) {
+			case 0:
+				_, f = c.frame([]string{"P.", ".", "F.", "R", "S", "S."}[g.IntN(6)*g.IntN(2)], make([]byte, g.IntN(1500)))
+			case 1:
+				f = frame{proto: protoUDP, src: ap(p.client, uint16(g.IntN(3))), dst: ap(p.clusterIP, 80), payload: make([]byte, g.IntN(1500))}
+			case 2:
+				f = frame{proto: protoTCP, src: ap(p.client, uint16(40000+g.IntN(3))), dst: ap(p.clusterIP, 80), flags: "S"}
+			}
+			in := f.bytes(n, "eth0")
+			if g.IntN(4) == 0 {
+				in[g.IntN(len(in))] ^= 1 << g.IntN(8)
+			}
+			if g.IntN(8) == 0 {
+				in = in[:14+g.IntN(len(in)-13)]
+			}
+			early := bytes.Clone(in)
+			code, out, err := n.run(xdpEth0, early, 0, 0)
+			ok(t, err)
+			seen[code]++
+			if code == xdpPass {
+				if !bytes.Equal(out, in) {
+					t.Fatalf("passed, but changed:\n in  %x\n out %x", in, out)
+				}
+				if len(in) >= 34 {
+					_, _, _ = n.run(inEth0, in, 0, 0)
+				}
+				continue
+			}
+			tc, by, err := n.run(inEth0, in, 0, 0)
+			ok(t, err)
+			// In another second, the kernel fills in the addresses of tc's frame.
+			if !bytes.Equal(by[12:], out[12:]) || (code == xdpDrop) != (tc == actDrop) {
+				t.Fatalf("XDP ends with %d, tc with %d:\n in  %x\n XDP %x\n tc  %x", code, tc, in, out, by)
+			}
+			if code == xdpRedirect && binary.BigEndian.Uint16(out[12:]) == 0x8100 {
+				t.Fatalf("a tagged frame was sent: %x", out)
+			}
+		}
+	})
+	t.Logf("codes: %v", seen)
+	if seen[xdpRedirect] < 1000 || seen[xdpPass] < 1000 {
+		t.Errorf("codes %v: the test does not reach that far", seen)
+	}
+}

@@ -1,0 +1,41 @@
+package intent
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// SYNFilterAnnotation says how many SYNs each CPU of a node takes for a TCP port of a Service in
+// a second. Clients beyond that must prove their address first, which a flood of forged SYNs
+// cannot.
+const SYNFilterAnnotation = "spillway.dev/syn-filter"
+
+// synLimitOf returns the number of SYNs, or 0: all.
+func (c *Config) synLimitOf(svc *model.Service, complain func(field, what string)) uint16 {
+	text, asked := svc.Annotations[SYNFilterAnnotation]
+	if !asked {
+		return 0
+	}
+	field := annotationField(SYNFilterAnnotation)
+	n, err := strconv.ParseUint(text, 10, 16)
+	switch {
+	case err != nil || n == 0:
+		complain(field, fmt.Sprintf("%q is not a number of SYNs a second, and none is filtered; use 1 to %d", text, math.MaxUint16))
+		return 0
+	case !c.FilterSYNs:
+		complain(field, "has no effect on this node: its agent needs --proxy-mode ebpf and --xdp auto")
+		return 0
+	}
+	return uint16(n)
+}
+
+// synLimitOf returns ServicePort.SYNLimit of the ports of a protocol.
+func (p *plan) synLimitOf(proto model.Protocol) uint16 {
+	if proto != model.TCP {
+		return 0
+	}
+	return p.synLimit
+}
