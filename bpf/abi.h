@@ -638,12 +638,12 @@ struct load {
  * dsr_paths: whether endpoints on other nodes reach clients directly, by the endpoint's id. The
  * network may drop packets with the option, or with a source that is not the sender's.
  */
-#define DSR_FAILURES 5	     /* repeated SYNs after which the path counts as broken */
-#define DSR_TRUST_SECONDS 10 /* unless a client was answered within this time */
-#define DSR_RETRY_SECONDS 60 /* until the next attempt */
+#define DSR_FAILURES 5	     /* more repeated SYNs than answers: the path counts as broken */
+#define DSR_FAILURES_MAX 20  /* so many more are remembered */
+#define DSR_RETRY_SECONDS 60 /* from the last one until the next attempt */
 
 struct dsr_path {
-	__u32 failures; /* repeated SYNs since the last answer */
+	__u32 failures; /* repeated SYNs, minus answers; not below 0 */
 	__u32 failed;	/* seconds since boot of the last one */
 	__u32 answered; /* seconds since boot of the last answer; 0: none yet */
 	__u32 pad;

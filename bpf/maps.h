@@ -93,6 +93,7 @@ struct {
 LRU(flows, struct tuple, struct flow, 1 << 19);
 ARRAY(unconfirmed, BPF_MAP_TYPE_ARRAY, struct tuple, 1 << 16);
 ARRAY(unconfirmed_next, BPF_MAP_TYPE_ARRAY, __u32, 1);
+ARRAY(one_way_next, BPF_MAP_TYPE_ARRAY, __u32, 1);
 ARRAY(sources, BPF_MAP_TYPE_ARRAY, __u32, SOURCES);
 LRU(icmp_rates, struct addr_key, struct icmp_rate, 1 << 12);
 LRU(affinities, struct affinity_key, struct affinity, 1 << 16);

@@ -143,7 +143,7 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	}
 	port = plan_port(p, &m->pair.flow, hook);
 	m->pair.ports = port.list;
-	verdict = flow_create(skb, &p->tuple, &m->pair, port.source, s);
+	verdict = flow_create(skb, &p->tuple, &m->pair, port.source, dsr_one_way(&m->pair.flow), s);
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
 	if (!dsr_one_way(&m->pair.flow))

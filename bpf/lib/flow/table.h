@@ -240,12 +240,6 @@ __noinline int flow_sctp(struct flow *f, const struct packet *p)
 	return sctp_advance(f, reverse, p);
 }
 
-/* Is this a flow of a node that sees the client's packets alone? */
-static __always_inline bool dsr_one_way(const struct flow *f)
-{
-	return dsr && (f->flags & (FLOW_DSR | FLOW_TO_POD | FLOW_REVERSE_TO_POD)) == FLOW_DSR;
-}
-
 /* Does a packet leave the state of such a flow as it is? */
 static __always_inline int one_way_plain(const struct flow *f, const struct packet *p)
 {

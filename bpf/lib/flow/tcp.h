@@ -178,7 +178,8 @@ static __always_inline void flow_close(struct flow *f, struct flow *reverse, con
 		return;
 	client_share_add(f, p, -1);
 	pair->reply_key = p->tuple;
-	slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, p->time);
+	slot = unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, p->time,
+				 false);
 	if (old != SLOT_CLAIMED && __sync_val_compare_and_swap(&f->slot, old, slot) == old)
 		reverse->slot = slot;
 }
@@ -236,6 +237,24 @@ static __always_inline int tcp_confirms(const struct flow *f, const struct flow 
 		       p->seq - reverse->tcp.ack <= reverse->tcp.window;
 }
 
+/*
+ * Does a client acknowledge what no packet of this flow has? Its first SYN went to the endpoint with
+ * its own address (special/dsr.h), and the endpoint's answer was late: the client has repeated the
+ * SYN, and this flow leads it with the node's address to another socket. The client has accepted
+ * the first answer. That connection is the one to go on.
+ */
+static __noinline bool answered_directly(const struct flow *f, const struct packet *p)
+{
+	__u32 id = f->service; /* before 6.2 a key must not be a caller's memory */
+	struct service *s;
+
+	if (!dsr || (f->flags & (FLOW_SNAT | FLOW_REPLY)) != FLOW_SNAT ||
+	    (p->flags & (PACKET_SYN | PACKET_ACK)) != PACKET_ACK)
+		return false;
+	s = bpf_map_lookup_elem(&services, &id);
+	return s && s->flags & SERVICE_DSR;
+}
+
 /* Applies a packet before the client has acknowledged the SYN-ACK. */
 static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f,
 					 struct flow *reverse,
@@ -252,7 +271,7 @@ static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f,
 		return TCP_IGNORED;
 	}
 	if (f->state == FLOW_NEW || p->flags & PACKET_SYN || !tcp_confirms(f, reverse, p))
-		return TCP_IGNORED;
+		return answered_directly(f, p) ? TCP_RENEWS : TCP_IGNORED;
 	f->flags &= ~FLOW_RESET;
 	reverse->flags &= ~FLOW_RESET;
 	f->tcp.end = reverse->tcp.ack;
@@ -387,6 +406,8 @@ static __always_inline int tcp_was_opening(const struct flow *f)
 static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
 				       const struct packet *p, const struct settings *s)
 {
+	int verdict;
+
 	if (p->flags & PACKET_RST) {
 		if (!tcp_resets(f, reverse, p))
 			return TCP_IGNORED;
@@ -403,8 +424,9 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 		return TCP_COUNTS;
 	}
 	if (f->state <= FLOW_SYN_RECV || tcp_was_opening(f)) {
-		if (tcp_handshake(skb, f, reverse, p) == TCP_IGNORED)
-			return TCP_IGNORED;
+		verdict = tcp_handshake(skb, f, reverse, p);
+		if (verdict != TCP_COUNTS)
+			return verdict;
 	} else if (p->flags & PACKET_SYN) {
 		return tcp_syn_in_connection(f, reverse, p);
 	}

@@ -14,6 +14,10 @@
  *
  * A flow's slot is a number that counts up, modulo the length of the ring. It identifies
  * the flow, and the difference of two slots shows the older flow.
+ *
+ * Flows that this node sees one direction of (special/dsr.h) have a ring of their own. Nothing
+ * shows that such a flow was answered. So forged ones end others of their kind alone, and the
+ * connections of other Services end none of them.
  */
 #ifndef SPILLWAY_FLOW_UNCONFIRMED_H
 #define SPILLWAY_FLOW_UNCONFIRMED_H
@@ -28,6 +32,12 @@
 
 /* Slots to try for one whose flow may be replaced. */
 #define ADMIT_TRIES 4
+
+/* Is this a flow of a node that sees the client's packets alone? */
+static __always_inline bool dsr_one_way(const struct flow *f)
+{
+	return dsr && (f->flags & (FLOW_DSR | FLOW_TO_POD | FLOW_REVERSE_TO_POD)) == FLOW_DSR;
+}
 
 static __always_inline int flow_confirmed(const struct flow *f)
 {
@@ -127,29 +137,44 @@ static __always_inline int flow_move(struct flow *f, const struct tuple *key, __
 	return 0;
 }
 
+/* A constant: it needs no register, and so no stack. */
+static __always_inline __u32 ring_length(bool one_way)
+{
+	return one_way ? one_way_max : unconfirmed_max;
+}
+
+/* Returns the number of the next slot of a ring. */
+static __always_inline __u32 *ring_next(bool one_way)
+{
+	__u32 zero = 0;
+
+	return one_way ? bpf_map_lookup_elem(&one_way_next, &zero) : unconfirmed_counter();
+}
+
 /*
  * Returns the slot of a new flow with this key, and deletes the unconfirmed flow that had
  * the slot. old_key and reverse_key are memory for keys.
  */
 static __always_inline __u32 unconfirmed_admit(const struct tuple *key, struct tuple *old_key,
-					       struct tuple *reverse_key, __u32 time)
+					       struct tuple *reverse_key, __u32 time, bool one_way)
 {
-	__u32 *next = unconfirmed_counter(), slot = SLOT_CLAIMED, before, index;
+	__u32 *next = ring_next(one_way), slot = SLOT_CLAIMED, before, index;
 	struct tuple *place;
 	struct flow *old;
 
-	if (!next || !unconfirmed_max)
+	if (!next || !ring_length(one_way))
 		return SLOT_CLAIMED;
 	for (int i = 0; i < ADMIT_TRIES; i++) {
 		slot = __sync_fetch_and_add(next, 1);
-		before = slot - unconfirmed_max;
-		index = slot % unconfirmed_max;
+		before = slot - ring_length(one_way);
+		index = slot % ring_length(one_way) + (one_way ? unconfirmed_max : 0); /* one ring after the other */
 		place = bpf_map_lookup_elem(&unconfirmed, &index);
 		if (!place)
 			return SLOT_CLAIMED;
 		*old_key = *place;
 		old = bpf_map_lookup_elem(&flows, old_key);
-		if (!old || old->slot != before || flow_confirmed(old))
+		if (!old || old->slot != before || flow_confirmed(old) ||
+		    (one_way && !dsr_one_way(old)))
 			break;
 		if (i + 1 < ADMIT_TRIES && flow_in_use(old, time) &&
 		    !flow_move(old, old_key, before, slot, reverse_key))

@@ -119,11 +119,13 @@ static __always_inline bool dsr_path_works(__u32 backend, __u32 time)
 	struct dsr_path *path = bpf_map_lookup_elem(&dsr_paths, &backend);
 
 	return !path || path->failures < DSR_FAILURES ||
-	       (path->answered && time - path->answered <= DSR_TRUST_SECONDS) ||
 	       time - path->failed > DSR_RETRY_SECONDS;
 }
 
-/* Notes that a client has got an answer of the endpoint. */
+/*
+ * Notes that a client has got an answer of the endpoint. It outweighs one failure: who wants a path
+ * to look good must send as many packets as clients fail.
+ */
 __noinline int dsr_path_answered(__u32 backend, __u32 time)
 {
 	struct dsr_path *path = bpf_map_lookup_elem(&dsr_paths, &backend);
@@ -131,7 +133,8 @@ __noinline int dsr_path_answered(__u32 backend, __u32 time)
 
 	if (!path)
 		return bpf_map_update_elem(&dsr_paths, &backend, &first, BPF_NOEXIST);
-	path->failures = 0;
+	if (path->failures)
+		__sync_fetch_and_add(&path->failures, -1);
 	path->answered = time;
 	return 0;
 }
@@ -144,7 +147,8 @@ __noinline int dsr_path_failed(__u32 backend, __u32 time)
 
 	if (!path)
 		return bpf_map_update_elem(&dsr_paths, &backend, &first, BPF_NOEXIST);
-	__sync_fetch_and_add(&path->failures, 1);
+	if (path->failures < DSR_FAILURES_MAX)
+		__sync_fetch_and_add(&path->failures, 1);
 	path->failed = time;
 	return 0;
 }

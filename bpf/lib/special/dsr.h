@@ -41,7 +41,8 @@ static __always_inline int dsr_forget_ended(struct flow_pair *pair, const struct
  * Can the packet's new flow be one of DSR? The client must be outside the cluster: this node, or a
  * node or pod that the endpoint's node knows, would take the answer for a forged one. Another flow
  * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart. A path
- * on which clients got no answers is left alone for a while.
+ * on which clients got no answers gets no SYN for a while. A SYN with data may have no room for the
+ * option.
  */
 __noinline int dsr_possible(const struct packet *p)
 {
@@ -51,7 +52,8 @@ __noinline int dsr_possible(const struct packet *p)
 
 	if (!p || !pair || p->tuple.proto != IPPROTO_TCP ||
 	    p->flags & (PACKET_OPTIONS | PACKET_NO_L4 | PACKET_FIRST_FRAGMENT | PACKET_REPEATED) ||
-	    !dsr_path_works(pair->flow.backend, p->time) ||
+	    (packet_syn(p) && (p->seq_end != p->seq + 1 ||
+			       !dsr_path_works(pair->flow.backend, p->time))) ||
 	    in_cluster(&p->tuple.saddr, p->tuple.family))
 		return 0;
 	b = bpf_map_lookup_elem(&backends, &pair->flow.backend);
@@ -191,7 +193,7 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 	else
 		f->state = FLOW_ESTABLISHED;
 	report_plan(s, f);
-	verdict = flow_create(skb, &m->packet.tuple, &m->pair, SOURCE_PORT_EXACT, s);
+	verdict = flow_create(skb, &m->packet.tuple, &m->pair, SOURCE_PORT_EXACT, false, s);
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, f->service, verdict, REPORT_PLANNED);
 	report_opened(skb, s, &m->pair, false);

@@ -33,7 +33,7 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 	m->pair.ports = PORTS_SNAT;
 	flow_record_first(skb, m);
 	feature_mark(FEATURE_NODE_HELPER);
-	if (flow_create(skb, t, &m->pair, SOURCE_PORT_RANDOM, s) != FLOW_CREATED)
+	if (flow_create(skb, t, &m->pair, SOURCE_PORT_RANDOM, false, s) != FLOW_CREATED)
 		return drop(DROP_SNAT_PORTS);
 	count(PORT_CHANGED);
 	return flow_forward(skb, m, EGRESS, NULL);

@@ -86,7 +86,8 @@ static __always_inline void tftp_store_alone(struct flow_pair *pair)
 	struct flow *f = &pair->flow;
 
 	f->slot =
-		unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, f->seen);
+		unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, f->seen,
+				  false);
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
 	flow_protect(&pair->reply_key);
 }
@@ -152,7 +153,7 @@ static __always_inline void tftp_fill(const struct tuple *answer, const struct f
 	f->seen = time;
 	f->opened = time;
 	f->in_ifindex = source_device(answer);
-	f->slot = unconfirmed_admit(answer, &pair->holder_key, &pair->reverse_key, time);
+	f->slot = unconfirmed_admit(answer, &pair->holder_key, &pair->reverse_key, time, false);
 	f->helper = request->helper == HELPER_NODE ? HELPER_NODE : HELPER_DATA;
 	flow_make_reverse(&pair->reply, f, answer);
 	flow_reverse_key(&pair->reply_key, f, answer);

@@ -232,8 +232,8 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 			}
 		}
 		for name, size := range map[string]uint32{
-			tcMapFlows:       2 * (cfg.FlowTableSize + cfg.unconfirmed()),
-			tcMapUnconfirmed: cfg.unconfirmed(),
+			tcMapFlows:       2 * (cfg.FlowTableSize + cfg.unconfirmed() + cfg.oneWay()),
+			tcMapUnconfirmed: cfg.unconfirmed() + cfg.oneWay(),
 			tcMapFrontends:   cfg.MaxFrontends + cfg.MaxEndpoints,
 			tcMapServices:    cfg.MaxFrontends,
 			tcMapBackends:    cfg.MaxEndpoints,
@@ -264,7 +264,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	c := map[string]any{
 		tcVarHostNetnsCookie: cookie,
 		tcVarUnconfirmedMax:  cfg.unconfirmed(), tcVarClientFlowsMax: cfg.clientFlowsMax(),
-		tcVarPortFilterMask: cfg.filterWords() - 1,
+		tcVarPortFilterMask: cfg.filterWords() - 1, tcVarOneWayMax: max(cfg.oneWay(), 1),
 		tcVarMaglevSeed:     crc32.ChecksumIEEE([]byte(cfg.MaglevSeed)),
 	}
 	for name, value := range cfg.eventConstants() {
@@ -319,6 +319,15 @@ const unconfirmedShare = 4
 
 // unconfirmed returns the length of the ring of unconfirmed flows.
 func (c *Config) unconfirmed() uint32 { return max(c.FlowTableSize/unconfirmedShare, 1) }
+
+// oneWay returns the length of the ring of flows that this node sees one direction of: as many as
+// confirmed ones, for nothing tells their clients from forged ones.
+func (c *Config) oneWay() uint32 {
+	if len(c.DSRKeys) == 0 {
+		return 0
+	}
+	return c.FlowTableSize
+}
 
 // clientFlowsMax returns the maximum number of confirmed flows of one client: half of all.
 func (c *Config) clientFlowsMax() uint32 { return max(c.FlowTableSize/2, 1) }

@@ -19,11 +19,11 @@ import (
 // The kernel's own are 1,000,000 instructions and 512 bytes.
 var verifierLimits = []verifierLimit{
 	{"from_network", 155000, 512},
-	{"to_network", 84000, 512},
+	{"to_network", 85000, 480},
 	{"from_pod", 155000, 512},
-	{"to_pod", 84000, 512},
+	{"to_pod", 85000, 480},
 	{"from_network_l3", 155000, 512},
-	{"to_network_l3", 84000, 512},
+	{"to_network_l3", 85000, 480},
 	{"xdp_from_network", 7400, 416},
 	{"connect4", 9700, 320},
 	{"connect6", 21000, 352},

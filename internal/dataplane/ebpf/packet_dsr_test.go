@@ -20,8 +20,9 @@ var dsrKeys = []DSRKey{{1, 2, 3}, {4, 5, 6}}
 
 func withKeys(keys ...DSRKey) func(*Config) { return func(c *Config) { c.DSRKeys = keys } }
 
-func newDSRNodes(t testing.TB) *dsrNodes {
-	return &dsrNodes{newPacketNode(t, withKeys(dsrKeys...)), newPacketNode(t, withKeys(dsrKeys...)), newDSRHome(t, dsrKeys...)}
+func newDSRNodes(t testing.TB, change ...func(*Config)) *dsrNodes {
+	change = append(change, withKeys(dsrKeys...))
+	return &dsrNodes{newPacketNode(t, change...), newPacketNode(t, change...), newDSRHome(t, dsrKeys...)}
 }
 
 func newDSRHome(t testing.TB, keys ...DSRKey) *packetNode {
@@ -230,7 +231,7 @@ func (d *dsrNodes) packet(c *dsrConn) []byte {
 // TestPacketDSRFlood has forged connections take the places of honest ones at the receiving node.
 // Forged FINs, RSTs and SYNs follow. The honest ones must go on.
 func TestPacketDSRFlood(t *testing.T) {
-	d := newDSRNodes(t)
+	d := newDSRNodes(t, func(c *Config) { c.FlowTableSize = 1024 })
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		var honest []*dsrConn
 		for port := range uint16(2 * 4) { // a flow in use moves three times: flow/unconfirmed.h
@@ -238,7 +239,7 @@ func TestPacketDSRFlood(t *testing.T) {
 			c.establish(t)
 			honest = append(honest, c)
 		}
-		for port := range 2 * uint16(d.first.cfg.unconfirmed()) {
+		for port := range 2 * uint16(d.first.cfg.oneWay()) {
 			f := frame{proto: protoTCP, src: ap(p.client2, 1024+port), dst: honest[0].front, flags: "S", seq: 7}
 			d.first.send(t, inEth0, f)
 			f.flags, f.seq, f.ack = ".", 8, 1 // as if an endpoint had answered
@@ -405,11 +406,12 @@ func TestPacketDSRUnanswered(t *testing.T) {
 		}
 		unanswered(40000, 4)
 		c := d.conn(p, 41000)
-		c.establish(t) // the path works: the others were lost by chance
-		unanswered(42000, 5)
+		c.establish(t) // makes up for one
+		unanswered(42000, 1)
 		if r := syn(43000); !announced(r) {
-			t.Errorf("a client was answered a moment ago, and the next one is not: %s", verdictList(r.verdicts))
+			t.Errorf("four clients got no answer more than one that did: %s", verdictList(r.verdicts))
 		}
+		unanswered(44000, 1)
 		var id uint32
 		var path tcDsrPath
 		change := func(by func(*tcDsrPath)) {
@@ -420,14 +422,127 @@ func TestPacketDSRUnanswered(t *testing.T) {
 			by(&path)
 			ok(t, d.first.m(tcMapDsrPaths).Update(id, path, 0))
 		}
-		change(func(path *tcDsrPath) { path.Answered = 0 })
-		if r := syn(44000); announced(r) || r.v.src.Addr() != p.tun0 {
+		if r := syn(44500); announced(r) || r.v.src.Addr() != p.tun0 {
 			t.Errorf("after five failures: %s", verdictList(r.verdicts))
 		}
 		change(func(path *tcDsrPath) { path.Failed -= 61 })
 		if r := syn(45000); !announced(r) {
 			t.Errorf("a minute later: %s", verdictList(r.verdicts))
 		}
+	})
+}
+
+// TestPacketDSRLateAnswer: the endpoint's first answer was slow, or lost and repeated. Meanwhile the
+// client has repeated its SYN, which got the node's address and another answer of another socket.
+// The client goes on with the one that it gets first.
+func TestPacketDSRLateAnswer(t *testing.T) {
+	d := newDSRNodes(t)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		// open returns a client that has sent two SYNs, and the second as the endpoint got it.
+		open := func(t *testing.T, port uint16) (*dsrConn, result) {
+			empty[uint32, tcDsrPath](t, d.first.m(tcMapDsrPaths))
+			c := d.conn(p, port)
+			c.ask(t, d.first, "S")
+			key := tupleOf(protoTCP, c.client, c.front)
+			f := d.first.flowAt(t, key)
+			f.Seen--
+			ok(t, d.first.m(tcMapFlows).Update(key, f, 0))
+			c.sent = clientISN
+			_, again := c.frame("S", nil)
+			r := d.first.send(t, inEth0, again)
+			if announced(r) || r.v.src.Addr() != p.tun0 {
+				t.Fatalf("the repeated SYN: %s", verdictList(r.verdicts))
+			}
+			c.sent++
+			return c, r
+		}
+		t.Run("First", func(t *testing.T) {
+			for i, late := range []bool{false, true} {
+				c, repeated := open(t, 40000+uint16(i))
+				if late { // the client drops it: it has a connection already
+					d.first.send(t, inTun0, back(repeated.v, "S.", nil)).wantPath(t, c.front, c.client)
+				}
+				c.answer(t, "S.")
+				for range 2 {
+					c.ask(t, d.first, ".")
+					c.ask(t, d.first, "P.", []byte("data")...)
+					c.answer(t, "P.", 'x')
+				}
+			}
+		})
+		t.Run("Second", func(t *testing.T) {
+			c, repeated := open(t, 40010)
+			answer := back(repeated.v, "S.", nil)
+			answer.seq, answer.ack = 9000, repeated.v.seq+1
+			d.first.send(t, inTun0, answer).wantPath(t, c.front, c.client)
+			_, ack := c.frame(".", nil)
+			ack.ack = 9001
+			for range 2 {
+				if r := d.first.send(t, inEth0, ack); r.v.src != repeated.v.src || announced(r) {
+					t.Errorf("the client has accepted the second answer, and its ACK comes from %s", r.v.src)
+				}
+			}
+			// An ACK of the first answer does not fit any more. The endpoint answers it.
+			c.forge(t, ".", c.sent, serverISN+1)
+			if r := d.first.send(t, inEth0, ack); r.v.src != repeated.v.src {
+				t.Errorf("an ACK of another number has moved the connection to %s", r.v.src)
+			}
+		})
+		t.Run("OtherService", func(t *testing.T) { // a Service with SNAT has no other socket
+			snat := dsrService(p, endpoint(p.far, 8080, elsewhere))
+			snat.Direct = false
+			d.first.forget(t)
+			d.first.serve(t, snat)
+			c := d.first.newConn(ap(p.client, 40020), ap(p.externalIP, 80), ap(p.far, 8080), inTun0)
+			syn := c.syn(t)
+			if r := c.forge(t, ".", c.sent, 777); r.v.src != syn.v.src {
+				t.Errorf("an ACK of another number comes from %s", r.v.src)
+			}
+		})
+	})
+}
+
+// TestPacketDSRLongSYN: a SYN with data may have no room for the option.
+func TestPacketDSRLongSYN(t *testing.T) {
+	d := newDSRNodes(t)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80), flags: "S", payload: make([]byte, 1200)})
+		if announced(r) || r.v.src.Addr() != p.tun0 {
+			t.Errorf("the SYN comes from %s: %s", r.v.src, verdictList(r.verdicts))
+		}
+	})
+}
+
+// TestPacketDSRRings: flows of the two kinds do not end each other.
+func TestPacketDSRRings(t *testing.T) {
+	d := newDSRNodes(t, func(c *Config) { c.FlowTableSize = 256 })
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		udp := service(p, protoUDP, endpoint(p.far, 8080, elsewhere))
+		d.first.serve(t, dsrService(p, endpoint(p.far, 8080, elsewhere)), udp)
+		c := d.conn(p, 40000)
+		c.establish(t)
+		datagram := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80)}
+		alive := func(t *testing.T) {
+			t.Helper()
+			for _, key := range []tcTuple{tupleOf(protoTCP, c.client, c.front), tupleOf(protoUDP, datagram.src, datagram.dst)} {
+				if err := d.first.m(tcMapFlows).Lookup(key, &tcFlow{}); err != nil {
+					t.Errorf("protocol %d: %v", key.Proto, err)
+				}
+			}
+		}
+		d.first.send(t, inTun0, back(d.first.send(t, inEth0, datagram).v, "", nil))
+		t.Run("ACKs", func(t *testing.T) {
+			for port := range uint16(200) {
+				d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client2, 1024+port), dst: c.front, flags: ".", seq: 8, ack: 1})
+			}
+			alive(t)
+		})
+		t.Run("Datagrams", func(t *testing.T) {
+			for port := range uint16(50) {
+				d.first.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client2, 1024+port), dst: datagram.dst})
+			}
+			alive(t)
+		})
 	})
 }
 

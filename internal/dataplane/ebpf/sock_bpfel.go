@@ -58,6 +58,7 @@ const (
 	sockMapLoads            = "loads"
 	sockMapNodeAddrs        = "node_addrs"
 	sockMapNodeSettings     = "node_settings"
+	sockMapOneWayNext       = "one_way_next"
 	sockMapOutcomes         = "outcomes"
 	sockMapPods             = "pods"
 	sockMapPortFilter       = "port_filter"
@@ -112,6 +113,7 @@ const (
 	sockVarHostNetnsCookie  = "host_netns_cookie"
 	sockVarLoadsMask        = "loads_mask"
 	sockVarMaglevSeed       = "maglev_seed"
+	sockVarOneWayMax        = "one_way_max"
 	sockVarPortFilterMask   = "port_filter_mask"
 	sockVarReportTcpSockets = "report_tcp_sockets"
 	sockVarReportUdpSockets = "report_udp_sockets"
@@ -202,6 +204,7 @@ type sockMapSpecs struct {
 	Loads           *ebpf.MapSpec `ebpf:"loads"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
+	OneWayNext      *ebpf.MapSpec `ebpf:"one_way_next"`
 	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
@@ -250,6 +253,7 @@ type sockVariableSpecs struct {
 	HostNetnsCookie  *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.VariableSpec `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.VariableSpec `ebpf:"maglev_seed"`
+	OneWayMax        *ebpf.VariableSpec `ebpf:"one_way_max"`
 	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
@@ -300,6 +304,7 @@ type sockMaps struct {
 	Loads           *ebpf.Map `ebpf:"loads"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
+	OneWayNext      *ebpf.Map `ebpf:"one_way_next"`
 	Outcomes        *ebpf.Map `ebpf:"outcomes"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
@@ -346,6 +351,7 @@ func (m *sockMaps) Close() error {
 		m.Loads,
 		m.NodeAddrs,
 		m.NodeSettings,
+		m.OneWayNext,
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
@@ -395,6 +401,7 @@ type sockVariables struct {
 	HostNetnsCookie  *ebpf.Variable `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.Variable `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.Variable `ebpf:"maglev_seed"`
+	OneWayMax        *ebpf.Variable `ebpf:"one_way_max"`
 	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`

@@ -576,6 +576,7 @@ const (
 	tcMapLoads                 = "loads"
 	tcMapNodeAddrs             = "node_addrs"
 	tcMapNodeSettings          = "node_settings"
+	tcMapOneWayNext            = "one_way_next"
 	tcMapOutcomes              = "outcomes"
 	tcMapPods                  = "pods"
 	tcMapPortFilter            = "port_filter"
@@ -625,6 +626,7 @@ const (
 	tcVarHostNetnsCookie       = "host_netns_cookie"
 	tcVarLoadsMask             = "loads_mask"
 	tcVarMaglevSeed            = "maglev_seed"
+	tcVarOneWayMax             = "one_way_max"
 	tcVarPortFilterMask        = "port_filter_mask"
 	tcVarReportTcpSockets      = "report_tcp_sockets"
 	tcVarReportUdpSockets      = "report_udp_sockets"
@@ -728,6 +730,7 @@ type tcMapSpecs struct {
 	Loads           *ebpf.MapSpec `ebpf:"loads"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
+	OneWayNext      *ebpf.MapSpec `ebpf:"one_way_next"`
 	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
@@ -777,6 +780,7 @@ type tcVariableSpecs struct {
 	HostNetnsCookie       *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	LoadsMask             *ebpf.VariableSpec `ebpf:"loads_mask"`
 	MaglevSeed            *ebpf.VariableSpec `ebpf:"maglev_seed"`
+	OneWayMax             *ebpf.VariableSpec `ebpf:"one_way_max"`
 	PortFilterMask        *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets      *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets      *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
@@ -846,6 +850,7 @@ type tcMaps struct {
 	Loads           *ebpf.Map `ebpf:"loads"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
+	OneWayNext      *ebpf.Map `ebpf:"one_way_next"`
 	Outcomes        *ebpf.Map `ebpf:"outcomes"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
@@ -893,6 +898,7 @@ func (m *tcMaps) Close() error {
 		m.Loads,
 		m.NodeAddrs,
 		m.NodeSettings,
+		m.OneWayNext,
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
@@ -943,6 +949,7 @@ type tcVariables struct {
 	HostNetnsCookie       *ebpf.Variable `ebpf:"host_netns_cookie"`
 	LoadsMask             *ebpf.Variable `ebpf:"loads_mask"`
 	MaglevSeed            *ebpf.Variable `ebpf:"maglev_seed"`
+	OneWayMax             *ebpf.Variable `ebpf:"one_way_max"`
 	PortFilterMask        *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets      *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets      *ebpf.Variable `ebpf:"report_udp_sockets"`

@@ -35,6 +35,7 @@ const (
 	xdpMapLoads            = "loads"
 	xdpMapNodeAddrs        = "node_addrs"
 	xdpMapNodeSettings     = "node_settings"
+	xdpMapOneWayNext       = "one_way_next"
 	xdpMapOutcomes         = "outcomes"
 	xdpMapPods             = "pods"
 	xdpMapPortFilter       = "port_filter"
@@ -79,6 +80,7 @@ const (
 	xdpVarHostNetnsCookie  = "host_netns_cookie"
 	xdpVarLoadsMask        = "loads_mask"
 	xdpVarMaglevSeed       = "maglev_seed"
+	xdpVarOneWayMax        = "one_way_max"
 	xdpVarPortFilterMask   = "port_filter_mask"
 	xdpVarReportTcpSockets = "report_tcp_sockets"
 	xdpVarReportUdpSockets = "report_udp_sockets"
@@ -157,6 +159,7 @@ type xdpMapSpecs struct {
 	Loads           *ebpf.MapSpec `ebpf:"loads"`
 	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
+	OneWayNext      *ebpf.MapSpec `ebpf:"one_way_next"`
 	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
@@ -206,6 +209,7 @@ type xdpVariableSpecs struct {
 	HostNetnsCookie  *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.VariableSpec `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.VariableSpec `ebpf:"maglev_seed"`
+	OneWayMax        *ebpf.VariableSpec `ebpf:"one_way_max"`
 	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
@@ -255,6 +259,7 @@ type xdpMaps struct {
 	Loads           *ebpf.Map `ebpf:"loads"`
 	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
 	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
+	OneWayNext      *ebpf.Map `ebpf:"one_way_next"`
 	Outcomes        *ebpf.Map `ebpf:"outcomes"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
@@ -302,6 +307,7 @@ func (m *xdpMaps) Close() error {
 		m.Loads,
 		m.NodeAddrs,
 		m.NodeSettings,
+		m.OneWayNext,
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
@@ -352,6 +358,7 @@ type xdpVariables struct {
 	HostNetnsCookie  *ebpf.Variable `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.Variable `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.Variable `ebpf:"maglev_seed"`
+	OneWayMax        *ebpf.Variable `ebpf:"one_way_max"`
 	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
