@@ -157,6 +157,7 @@ func (d *DryRun) prepare(spec *ebpf.CollectionSpec) error {
 		tcVarPortFilterMask: d.maps[tcMapPortFilter].MaxEntries() - 1,
 	}
 	for name, on := range map[string]bool{
+		tcVarDsr:          d.takesPart(), // without the keys: no packet is sent
 		tcVarHasSetRetval: d.features.SetRetval, tcVarHasCtLookup: d.features.ConntrackLookup,
 		tcVarHasCsumIpv6: d.features.CsumReplaceIPv6,
 	} {
@@ -182,7 +183,7 @@ func (d *DryRun) prepare(spec *ebpf.CollectionSpec) error {
 		}
 	}
 	for name, size := range map[string]uint32{
-		tcMapFlows: dryRunFlows, tcMapUnconfirmed: d.maps[tcMapUnconfirmed].MaxEntries(),
+		tcMapFlows: dryRunFlows, tcMapUnconfirmed: d.maps[tcMapUnconfirmed].MaxEntries(), tcMapDsrPaths: d.maps[tcMapDsrPaths].MaxEntries(),
 	} {
 		if m := spec.Maps[name]; m != nil {
 			m.MaxEntries = size
@@ -201,6 +202,10 @@ func (d *DryRun) copyState() error {
 		if err := d.tc.Maps[name].Put(uint32(0), *value); err != nil {
 			return fmt.Errorf("copy map %s: %w", name, err)
 		}
+	}
+	err := each(d.maps[tcMapDsrPaths], func(k uint32, v tcDsrPath) { _ = d.tc.Maps[tcMapDsrPaths].Put(k, v) })
+	if err != nil {
+		return err
 	}
 	return each(d.maps[tcMapAffinities], func(k tcAffinityKey, v tcAffinity) {
 		_ = d.tc.Maps[tcMapAffinities].Put(k, v) // a full map evicts

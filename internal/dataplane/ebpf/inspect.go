@@ -172,6 +172,7 @@ func (b *Backend) Flows(ctx context.Context, each func(dataplane.Flow) bool) err
 			LastSeen: clock.Add(-time.Duration(int32(now-f.Seen)) * time.Second),
 		}
 		flow.Refused = b.refused(k, f)
+		flow.Direct, flow.OneWay = directOf(f)
 		if f.Opened != 0 {
 			flow.Opened = clock.Add(-time.Duration(int32(now-f.Opened)) * time.Second)
 		}

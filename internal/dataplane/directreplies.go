@@ -1,0 +1,37 @@
+package dataplane
+
+import (
+	"net/netip"
+	"time"
+)
+
+// DirectReplier is a Backend with endpoints that answer clients of other nodes directly (direct
+// server return). Any goroutine may call its methods.
+type DirectReplier interface {
+	// DirectCounts returns the connections that this node has forwarded with the client's
+	// address, and those of them whose client repeated its SYN, since the programs were loaded.
+	DirectCounts() (announced, unanswered uint64)
+	// DirectReplies describes the endpoints. Its cost follows the number of Service ports.
+	DirectReplies() (DirectReplies, error)
+}
+
+// DirectReplies are the endpoints with direct replies, as a node knows them.
+type DirectReplies struct {
+	// Paths are the endpoints on other nodes that this node has forwarded connections to with
+	// the client's address.
+	Paths []DirectPath
+	// ThroughStack are the Pods of this node that other nodes forward such connections to, and
+	// whose packets traverse the node's stack.
+	ThroughStack []netip.AddrPort
+}
+
+// DirectPath is what a node knows about the replies of an endpoint on another node.
+type DirectPath struct {
+	Endpoint netip.AddrPort
+	Failures uint32    // repeated SYNs since the last reply
+	Failed   time.Time // the last repeated SYN; zero: none
+	Answered time.Time // the last reply that a client has acknowledged; zero: none
+	// Broken says that several clients in a row got no reply. Then clients' packets get the
+	// node's address, unless Trusted: after a while the node tries again.
+	Broken, Trusted bool
+}

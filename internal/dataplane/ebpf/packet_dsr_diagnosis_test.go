@@ -1,0 +1,150 @@
+package ebpf
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// TestPacketDSRFlows lists the flows of a direct connection and of others at both nodes.
+func TestPacketDSRFlows(t *testing.T) {
+	d := newDSRNodes(t)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		c := d.conn(p, 40000)
+		c.establish(t)
+		d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.far2, 40001), dst: ap(p.externalIP, 80), flags: "S", seq: 1})
+		for _, row := range []struct {
+			name           string
+			n              *packetNode
+			port           uint16
+			direct, oneWay bool
+		}{{"the receiving node", d.first, 40000, true, true}, {"the endpoint's node", d.home, 40000, true, false}, {"a client in the cluster", d.first, 40001, false, false}} {
+			f := row.n.listed(t, row.port)
+			if f.Direct != row.direct || f.OneWay != row.oneWay {
+				t.Errorf("%s: direct %v, one way %v: %+v", row.name, f.Direct, f.OneWay, f)
+			}
+		}
+	})
+}
+
+// listed is the flow with this client's port.
+func (n *packetNode) listed(t *testing.T, port uint16) (found dataplane.Flow) {
+	t.Helper()
+	ok(t, n.Flows(t.Context(), func(f dataplane.Flow) bool {
+		if f.Client.Port() == port {
+			found = f
+		}
+		return true
+	}))
+	if !found.Client.IsValid() {
+		t.Fatalf("no flow of port %d", port)
+	}
+	return found
+}
+
+// TestPacketDSRTrust compares what is reported about a path with what the programs do about it,
+// and a dry run with both.
+func TestPacketDSRTrust(t *testing.T) {
+	d := newDSRNodes(t)
+	d.first.onThread(t, func() error {
+		own, err := kernel.CurrentNetns()
+		if err != nil {
+			return err
+		}
+		return setOwner(d.first.cfg.BPFFS, own)
+	})
+	p := plans["IPv4"]
+	d.serve(t, p)
+	id := d.backendID(t, ap(p.far, 8080))
+	for i, row := range []struct {
+		failures         uint32
+		failed, answered uint32 // seconds ago; 0: never
+		want             bool
+	}{
+		{dsrFailures - 1, dsrRetry - 10, 0, true},
+		{dsrFailures, dsrRetry - 10, 0, false},
+		{dsrFailures, dsrRetry + 10, 0, true},
+		{dsrFailures, dsrRetry - 10, dsrTrust - 5, true},
+		{dsrFailures, dsrRetry - 10, dsrTrust + 5, false},
+	} {
+		now := bootSeconds()
+		path := tcDsrPath{Failures: row.failures, Failed: now - row.failed}
+		if row.answered > 0 {
+			path.Answered = now - row.answered
+		}
+		ok(t, d.first.m(tcMapDsrPaths).Put(id, path))
+		trusted := d.first.directPath(t, id).Trusted
+		packet := DryRunPacket{Hook: FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
+		dry := d.first.dryRun(t, packet)
+		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: packet.Src, dst: packet.Dst, flags: "S", seq: 1})
+		if trusted != row.want || announced(r) != row.want || dry.Has("dsr_announced") != row.want || dry.Flow.Has("dsr") != row.want {
+			t.Errorf("%+v: trusted %v, the program: %s, dry run: %s, %+v", row, trusted, verdictList(r.verdicts), dry.Verdicts, dry.Flow)
+		}
+	}
+}
+
+// backendID is the id of an endpoint at the first node.
+func (d *dsrNodes) backendID(t *testing.T, at netip.AddrPort) (found uint32) {
+	t.Helper()
+	ok(t, each(d.first.m(tcMapBackends), func(id uint32, b tcBackend) {
+		if endpointOf(b) == at {
+			found = id
+		}
+	}))
+	return found
+}
+
+// directPath is the only path that a node reports, with this id. View must report the same.
+func (n *packetNode) directPath(t *testing.T, id uint32) dataplane.DirectPath {
+	t.Helper()
+	replies, err := n.DirectReplies()
+	if err != nil || len(replies.Paths) != 1 {
+		t.Fatalf("%+v, %v", replies, err)
+	}
+	path := replies.Paths[0]
+	v, err := OpenView(n.cfg.BPFFS)
+	ok(t, err)
+	defer v.Close()
+	if seen := v.DirectPath(id); seen == nil || seen.Trusted != path.Trusted || seen.Failures != path.Failures || seen.Endpoint != path.Endpoint {
+		t.Errorf("a view sees %+v, not %+v", seen, path)
+	}
+	return path
+}
+
+// TestPacketDSRThroughStack lists the Pods whose direct packets traverse the stack, and compares
+// that with what the programs do.
+func TestPacketDSRThroughStack(t *testing.T) {
+	d := newDSRNodes(t)
+	p := plans["IPv4"]
+	d.serve(t, p)
+	pod := attach.Pod{Ifindex: d.home.ifindex["pod1"], PodMAC: podMAC("pod1"), HostMAC: d.home.mac["pod1"]}
+	syn := func(n *packetNode, port uint16) result {
+		sent := d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: ap(p.externalIP, 80), flags: "S", seq: 1})
+		return n.sendRaw(t, inTun0, toDevice(n, sent.out))
+	}
+	for i, through := range []bool{false, true} {
+		if through {
+			d.home.traversing = map[netip.Addr]traversal{p.far: traversesForPolicy}
+			d.home.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{p.far: pod}})
+		}
+		r := syn(d.home, 40000+uint16(i))
+		replies, err := d.home.DirectReplies()
+		ok(t, err)
+		if listed := slices.Equal(replies.ThroughStack, []netip.AddrPort{ap(p.far, 8080)}); listed != through || (r.verdicts[tcVerdictTRANSLATED_STACK] == 1) != through {
+			t.Errorf("through the stack: listed %v, the program: %s, want %v", replies.ThroughStack, verdictList(r.verdicts), through)
+		}
+	}
+	announced, unanswered := d.first.DirectCounts()
+	if replies, err := d.first.DirectReplies(); err != nil || len(replies.ThroughStack) > 0 || announced != 2 || unanswered > 0 {
+		t.Errorf("the receiving node: %+v, %v, %d announced, %d unanswered", replies, err, announced, unanswered)
+	}
+	d.home.serve(t, service(p, protoTCP, endpoint(p.far, 8080, here)))
+	if replies, err := d.home.DirectReplies(); err != nil || len(replies.ThroughStack) > 0 {
+		t.Errorf("a Service without direct replies: %+v, %v", replies, err)
+	}
+}
