@@ -119,6 +119,10 @@ function choice(event: FlowEvent, port: ServicePort | undefined): Step[] {
   const name = flow.endpoint.pod ? `Pod ${flow.endpoint.pod} (${peer(flow.endpoint)})` : peer(flow.endpoint);
   const how = flow.bySocket
     ? "The socket hooks chose it when the program connected: no packet is translated."
+    : flow.oneWay
+    ? `The endpoint's node answers the client itself: no reply passes node ${flow.node}.`
+    : flow.direct
+    ? `Node ${flow.node} answers the client itself. Another node received the connection.`
     : `Node ${flow.node} translates each packet of the flow.`;
   const why = port?.affinity ? "by session affinity or at random" : "at random among these";
   const steps: Step[] = [{ mood: "good", title: "One endpoint was chosen", text: `${name}${flow.endpoint.node ? ` on node ${flow.endpoint.node}` : ""}, ${why}. ${how}` }];

@@ -113,3 +113,9 @@ export function portName(p: ServicePort): string {
 export function plural(n: number, one: string, many = one + "s"): string {
   return `${count(n)} ${n === 1 ? one : many}`;
 }
+
+/** The state of a flow, how it was closed, and whether replies take another way. */
+export function stateText(flow: Flow) {
+  const more = [flow.closedByRst && "RST", flow.direct && "direct", flow.oneWay && "one way"].filter(Boolean);
+  return more.length ? `${flow.state} (${more.join(", ")})` : flow.state;
+}

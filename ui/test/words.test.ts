@@ -7,7 +7,7 @@ import { decide, traceCommand } from "../src/decision";
 import { EventKind, FlowEventSchema, FlowSchema, Protocol, ServiceSchema } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { noQuery, toFilter } from "../src/query";
 import { reasonOf, runbookOf, runbooks } from "../src/reasons";
-import { bytes, duration, hostPort, short, shown } from "../src/text";
+import { bytes, duration, hostPort, short, shown, stateText } from "../src/text";
 
 test("text from elsewhere cannot drive a terminal or turn its direction", () => {
   assert.equal(shown("\x1b[31mred\u202egnp.exe\u0000\n"), "\\u001b[31mred\\u202egnp.exe\\u0000\\u000a");
@@ -20,6 +20,11 @@ test("numbers for people", () => {
   assert.deepEqual([0.42, 7, 990, 1500, 90_000, 600_000, 9e7].map(duration), ["0.42 ms", "7 ms", "990 ms", "1.5 s", "90 s", "10 min", "25 h"]);
   assert.equal(bytes(737_000n), "737 kB");
   assert.equal(hostPort("fd00::1", 80), "[fd00::1]:80");
+});
+
+test("the state of a flow says whether replies take another way", () => {
+  const of = (f: { closedByRst?: boolean; direct?: boolean; oneWay?: boolean }) => stateText(create(FlowSchema, { state: "new", ...f }));
+  assert.deepEqual([of({}), of({ closedByRst: true }), of({ direct: true }), of({ direct: true, oneWay: true })], ["new", "new (RST)", "new (direct)", "new (direct, one way)"]);
 });
 
 test("addresses and prefixes", () => {
@@ -83,7 +88,7 @@ const service = create(ServiceSchema, {
   ],
 });
 
-function steps(init: { kind?: EventKind; client?: string; to?: string; port?: number; endpoint?: string; reason?: string; packets?: bigint }, of = service) {
+function steps(init: { kind?: EventKind; client?: string; to?: string; port?: number; endpoint?: string; reason?: string; packets?: bigint; oneWay?: boolean }, of = service) {
   const event = create(FlowEventSchema, {
     kind: init.kind ?? EventKind.OPENED,
     reason: init.reason ?? "",
@@ -96,6 +101,8 @@ function steps(init: { kind?: EventKind; client?: string; to?: string; port?: nu
       serviceAddress: { address: init.to ?? "10.96.0.9", port: init.port ?? 80 },
       endpoint: init.endpoint ? { address: init.endpoint, port: 8080 } : undefined,
       packetsToEndpoint: init.packets ?? 0n,
+      direct: init.oneWay ?? false,
+      oneWay: init.oneWay ?? false,
     },
   });
   return decide(event, of).map((s) => `${s.mood} ${s.title}: ${s.text}`).join("\n");
@@ -113,6 +120,7 @@ test("decisions in words", () => {
   assert.match(text, /good It is an address.*The cluster IP of Service shop\/web, port 80\/TCP/);
   assert.match(text, /1 endpoint of 2 gets new connections on this node. 1 other is not ready/);
   assert.match(text, /One endpoint was chosen: 10.1.0.1:8080, at random/);
+  assert.match(steps({ endpoint: "10.1.0.1", oneWay: true }), /answers the client itself: no reply passes node a/);
   text = steps({ kind: EventKind.REFUSED, to: "192.0.2.9", client: "198.51.100.7", reason: "source_range" });
   assert.match(text, /bad Source ranges.*198.51.100.7 is in none of 203.0.113.0\/24/);
   assert.match(text, /No endpoint was chosen/);

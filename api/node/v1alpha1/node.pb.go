@@ -1118,6 +1118,9 @@ type ServicePort struct {
 	Balance  string `protobuf:"bytes,16,opt,name=balance,proto3" json:"balance,omitempty"` // least, latency, maglev; "": random
 	// Another Service of the namespace, whose ready endpoints on this node are used instead.
 	LocalRedirect string `protobuf:"bytes,17,opt,name=local_redirect,json=localRedirect,proto3" json:"local_redirect,omitempty"`
+	// How TCP clients' packets get to endpoints on other nodes: hybrid (with the client's address, and
+	// the endpoint's node answers it); "": snat.
+	Forwarding    string `protobuf:"bytes,18,opt,name=forwarding,proto3" json:"forwarding,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1267,6 +1270,13 @@ func (x *ServicePort) GetBalance() string {
 func (x *ServicePort) GetLocalRedirect() string {
 	if x != nil {
 		return x.LocalRedirect
+	}
+	return ""
+}
+
+func (x *ServicePort) GetForwarding() string {
+	if x != nil {
+		return x.Forwarding
 	}
 	return ""
 }
@@ -2088,9 +2098,14 @@ type Flow struct {
 	PacketsToEndpoint uint64                 `protobuf:"varint,15,opt,name=packets_to_endpoint,json=packetsToEndpoint,proto3" json:"packets_to_endpoint,omitempty"`
 	PacketsToClient   uint64                 `protobuf:"varint,16,opt,name=packets_to_client,json=packetsToClient,proto3" json:"packets_to_client,omitempty"`
 	// From the first packet to the first answer; unset: no answer yet, or unknown.
-	Handshake     *durationpb.Duration `protobuf:"bytes,17,opt,name=handshake,proto3" json:"handshake,omitempty"`
-	SmoothedRtt   *durationpb.Duration `protobuf:"bytes,18,opt,name=smoothed_rtt,json=smoothedRtt,proto3" json:"smoothed_rtt,omitempty"`    // unset: the kernel does not know it
-	ClosedByRst   bool                 `protobuf:"varint,19,opt,name=closed_by_rst,json=closedByRst,proto3" json:"closed_by_rst,omitempty"` // only in ListFlows
+	Handshake   *durationpb.Duration `protobuf:"bytes,17,opt,name=handshake,proto3" json:"handshake,omitempty"`
+	SmoothedRtt *durationpb.Duration `protobuf:"bytes,18,opt,name=smoothed_rtt,json=smoothedRtt,proto3" json:"smoothed_rtt,omitempty"`    // unset: the kernel does not know it
+	ClosedByRst bool                 `protobuf:"varint,19,opt,name=closed_by_rst,json=closedByRst,proto3" json:"closed_by_rst,omitempty"` // only in ListFlows
+	// The endpoint's node answers the client itself (direct server return); only in ListFlows.
+	Direct bool `protobuf:"varint,20,opt,name=direct,proto3" json:"direct,omitempty"`
+	// This node received a direct flow for an endpoint of another one, so no reply passes here; only
+	// in ListFlows. The state then follows the client's packets alone.
+	OneWay        bool `protobuf:"varint,21,opt,name=one_way,json=oneWay,proto3" json:"one_way,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2254,6 +2269,20 @@ func (x *Flow) GetSmoothedRtt() *durationpb.Duration {
 func (x *Flow) GetClosedByRst() bool {
 	if x != nil {
 		return x.ClosedByRst
+	}
+	return false
+}
+
+func (x *Flow) GetDirect() bool {
+	if x != nil {
+		return x.Direct
+	}
+	return false
+}
+
+func (x *Flow) GetOneWay() bool {
+	if x != nil {
+		return x.OneWay
 	}
 	return false
 }
@@ -2978,7 +3007,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x03 \x01(\tR\x04type\x129\n" +
 	"\x05ports\x18\x04 \x03(\v2#.spillway.node.v1alpha1.ServicePortR\x05ports\x12;\n" +
-	"\bproblems\x18\x05 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\"\xcc\x05\n" +
+	"\bproblems\x18\x05 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\"\xec\x05\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12<\n" +
@@ -2997,7 +3026,10 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x06family\x18\x0e \x01(\tR\x06family\x12\x1a\n" +
 	"\bcompared\x18\x0f \x01(\bR\bcompared\x12\x18\n" +
 	"\abalance\x18\x10 \x01(\tR\abalance\x12%\n" +
-	"\x0elocal_redirect\x18\x11 \x01(\tR\rlocalRedirect\"q\n" +
+	"\x0elocal_redirect\x18\x11 \x01(\tR\rlocalRedirect\x12\x1e\n" +
+	"\n" +
+	"forwarding\x18\x12 \x01(\tR\n" +
+	"forwarding\"q\n" +
 	"\bFrontend\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
@@ -3060,7 +3092,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x12\n" +
-	"\x04node\x18\x04 \x01(\tR\x04node\"\xcf\x06\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\x80\a\n" +
 	"\x04Flow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\x124\n" +
@@ -3081,7 +3113,9 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x11packets_to_client\x18\x10 \x01(\x04R\x0fpacketsToClient\x127\n" +
 	"\thandshake\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\thandshake\x12<\n" +
 	"\fsmoothed_rtt\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vsmoothedRtt\x12\"\n" +
-	"\rclosed_by_rst\x18\x13 \x01(\bR\vclosedByRst\"\x0e\n" +
+	"\rclosed_by_rst\x18\x13 \x01(\bR\vclosedByRst\x12\x16\n" +
+	"\x06direct\x18\x14 \x01(\bR\x06direct\x12\x17\n" +
+	"\aone_way\x18\x15 \x01(\bR\x06oneWay\"\x0e\n" +
 	"\fDropsRequest\"C\n" +
 	"\rDropsResponse\x122\n" +
 	"\x05drops\x18\x01 \x03(\v2\x1c.spillway.node.v1alpha1.DropR\x05drops\"\x8a\x01\n" +

@@ -58,6 +58,10 @@ func TestTable(t *testing.T) {
 	unnamed.Client = &nodev1alpha1.Peer{Address: "2001:db8:1234:5678:9abc:def0:1234:5678", Port: 65535}
 	resp := &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), unnamed}}
 	clitest.Pages(t, "flows", table{resp, now})
+	direct, oneWay := flow(), flow()
+	direct.Direct, oneWay.Direct, oneWay.OneWay, oneWay.State = true, true, true, "new"
+	clitest.Pages(t, "direct", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{direct}}, now})
+	clitest.Pages(t, "one-way", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), direct, oneWay}}, now})
 	clitest.Pages(t, "more", table{&nodev1alpha1.ListFlowsResponse{Flows: resp.Flows[:1], More: true}, now})
 	clitest.Pages(t, "empty", table{&nodev1alpha1.ListFlowsResponse{}, now})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -44,18 +45,42 @@ func (r table) Write(w io.Writer) error {
 	default:
 		t.Foot("%d in the table", len(r.Flows))
 	}
+	if note := directNote(r.Flows); note != "" {
+		t.Foot("%s", note)
+	}
 	if note := nodeclient.NewerAgent(r.ListFlowsResponse); note != "" {
 		t.Foot("%s", note)
 	}
 	return t.Write(w)
 }
 
-// state is the state of a flow, and how it was closed.
+// state is the state of a flow, how it was closed, and whether replies take another way.
 func state(f *nodev1alpha1.Flow) string {
+	var more []string
 	if f.ClosedByRst {
-		return f.State + " (RST)"
+		more = append(more, "RST")
 	}
-	return f.State
+	if f.Direct {
+		more = append(more, "direct")
+	}
+	if f.OneWay {
+		more = append(more, "one way")
+	}
+	if len(more) == 0 {
+		return f.State
+	}
+	return f.State + " (" + strings.Join(more, ", ") + ")"
+}
+
+// directNote explains the marks of direct flows; "" if there is none.
+func directNote(flows []*nodev1alpha1.Flow) string {
+	switch {
+	case slices.ContainsFunc(flows, (*nodev1alpha1.Flow).GetOneWay):
+		return "direct: the endpoint's node answers the client itself; one way: no reply passes this node"
+	case slices.ContainsFunc(flows, (*nodev1alpha1.Flow).GetDirect):
+		return "direct: this node answers the client itself, not through the node that received the connection"
+	}
+	return ""
 }
 
 // peer is the Pod and port of an end, or its address; "-" if it is unknown.

@@ -161,6 +161,11 @@ var balanceTexts = map[string]string{
 	"latency": "latency: of two endpoints, the one with less expected delay",
 }
 
+// forwardingTexts explains the values of ServicePort.Forwarding.
+var forwardingTexts = map[string]string{
+	"hybrid": "hybrid: an endpoint on another node sees the client's address, and its node answers the client",
+}
+
 // facts is the table of single facts about a port.
 func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 	t := pages.NewTable(pages.Column{}, pages.Column{Least: 20})
@@ -181,6 +186,9 @@ func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 	}
 	if p.Balance != "" {
 		t.Row("Balance", cmp.Or(balanceTexts[p.Balance], p.Balance))
+	}
+	if p.Forwarding != "" {
+		t.Row("Forwarding", cmp.Or(forwardingTexts[p.Forwarding], p.Forwarding))
 	}
 	if p.Helper != "" {
 		t.Row("Helper", p.Helper)

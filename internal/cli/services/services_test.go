@@ -83,6 +83,9 @@ func TestPages(t *testing.T) {
 	canary := healthy()
 	canary.Ports[0].Endpoints[0].Shares, canary.Ports[0].Endpoints[3].Shares, canary.Ports[0].Endpoints[3].InUse = 19, 1, true
 	clitest.Pages(t, "weighted", one(canary))
+	direct := healthy()
+	direct.Ports[0].Balance, direct.Ports[0].Forwarding = "maglev", "hybrid"
+	clitest.Pages(t, "direct", one(direct))
 	clitest.Pages(t, "older", one(&nodev1alpha1.Service{Namespace: "default", Name: "web", Ports: []*nodev1alpha1.ServicePort{{Port: 80}}}))
 	clitest.Pages(t, "newer", oneResult{nodeclienttest.Newer(&nodev1alpha1.GetServiceResponse{Service: healthy()})})
 	lost := healthy()

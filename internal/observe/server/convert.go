@@ -126,6 +126,9 @@ func convertPort(spec *model.Service, p *intent.ServicePort, sync reconcile.Port
 	if p.Balance != intent.Random {
 		out.Balance = p.Balance.String()
 	}
+	if p.Direct {
+		out.Forwarding = intent.Hybrid
+	}
 	out.LocalRedirect = intent.RedirectOf(spec).Name
 	for _, f := range p.Frontends {
 		frontend := &nodev1alpha1.Frontend{Kind: kindName(f.Kind), Port: uint32(f.Port)}

@@ -352,7 +352,7 @@ func TestALargePageIsCut(t *testing.T) {
 
 func TestGetService(t *testing.T) {
 	one := serviceOf("default", "web", 1)
-	one.Spec.ExternalLocal = true
+	one.Spec.ExternalLocal, one.Ports[0].Direct = true, true
 	one.Spec.Ports = append(one.Spec.Ports, model.ServicePort{Name: "lost", Port: 81, Protocol: model.TCP})
 	state := &fakeState{services: []reconcile.Service{one}, status: reconcile.Status{Problems: []model.Problem{
 		model.ServiceProblem(one.Spec.Name, "spec", "is odd"), model.ServiceProblem(model.Name{Namespace: "default", Name: "other"}, "", "no"),
@@ -372,7 +372,7 @@ func TestGetService(t *testing.T) {
 		t.Errorf("Service %v", s)
 	}
 	p := s.Ports[0]
-	if p.ExternalTrafficPolicy != "Local" || p.InternalTrafficPolicy != "Cluster" || p.Affinity.AsDuration() != time.Minute || p.Family != "IPv4" ||
+	if p.ExternalTrafficPolicy != "Local" || p.InternalTrafficPolicy != "Cluster" || p.Affinity.AsDuration() != time.Minute || p.Family != "IPv4" || p.Forwarding != "hybrid" ||
 		p.Frontends[0].Address != "10.96.0.1" || p.Frontends[1].Kind != "nodePort" || p.Frontends[1].SourceRanges[0] != "192.0.2.0/24" {
 		t.Errorf("port %v", p)
 	}
@@ -493,6 +493,11 @@ func TestListFlows(t *testing.T) {
 	plane.flows[5].Opened, plane.flows[8].Opened, plane.flows[8].Reset = opened.Add(-time.Hour), opened, true
 	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || resp.Flows[0].Client.Port != 9 || !resp.Flows[0].ClosedByRst || resp.Flows[1].Client.Port != 6 {
 		t.Errorf("the newest flows are not in front: %v, %v", resp.GetFlows()[:2], err)
+	}
+	plane.flows[5].Direct, plane.flows[8].Direct, plane.flows[8].OneWay = true, true, true
+	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || !resp.Flows[0].Direct || !resp.Flows[0].OneWay ||
+		!resp.Flows[1].Direct || resp.Flows[1].OneWay || resp.Flows[2].Direct {
+		t.Errorf("direct flows: %v, %v", resp.GetFlows()[:3], err)
 	}
 	plane.flows[5].Opened, plane.flows[8].Opened = time.Time{}, time.Time{}
 	plane.flows[7].State = "new"

@@ -12,7 +12,7 @@ import type { TableColumn } from "../parts/table";
 import { Poll } from "../poll";
 import { isEmpty, noQuery, toFilter } from "../query";
 import type { FlowQuery } from "../query";
-import { bytes, clock, count, kinds, peer, plural, short, shown, span } from "../text";
+import { bytes, clock, count, kinds, peer, plural, short, shown, span, stateText } from "../text";
 import { nowSecond, unanswered } from "../traffic";
 
 /** Row is an event, or a flow of the table with its state. */
@@ -187,7 +187,7 @@ function OpenNow({ query: typed }: { query: FlowQuery }) {
           (r.value?.flows ?? []).map((flow): Row => ({
             id: [flow.protocol, peer(flow.client), peer(flow.serviceAddress), flow.node].join(" "),
             event: create(FlowEventSchema, { flow, time: flow.opened, kind: EventKind.OPENED }),
-            state: flow.closedByRst ? `${flow.state} (RST)` : flow.state,
+            state: stateText(flow),
           })),
         );
         return { rows, more: results.some((r) => r.value?.more) };

@@ -103,7 +103,7 @@ function Port({ port: p, type, flows }: { port: ServicePort; type: string; flows
         <dt>Policies</dt>
         <dd>internal {shown(p.internalTrafficPolicy || "Cluster")}{type !== "ClusterIP" && `, external ${shown(p.externalTrafficPolicy || "Cluster")}`}{p.affinity && `, affinity ${duration(durationMs(p.affinity))}`}</dd>
         <dt>Dataplane</dt>
-        <dd>{shown(p.dataplane) || "none"}{p.helper && `, helper ${shown(p.helper)}`}</dd>
+        <dd>{shown(p.dataplane) || "none"}{p.helper && `, helper ${shown(p.helper)}`}{p.forwarding && `, forwarding ${shown(p.forwarding)}`}</dd>
         {c && (
           <>
             <dt>Connections</dt>
