@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -129,7 +130,7 @@ func (p *packet) conclude(attached bool) {
 		p.Refused, p.Decision = true, p.decides.text+" ("+p.verdict+")"
 	case p.result.Flow != nil:
 		p.Endpoint = p.result.Flow.Dst.String()
-		p.Decision = fmt.Sprintf("to endpoint %s: %s (%s)", p.Endpoint, p.decides.text, p.verdict)
+		p.Decision = fmt.Sprintf("to endpoint %s: %s (%s)%s", p.Endpoint, p.decides.text, p.verdict, replies(p.result.Flow))
 	case p.dst != p.to(): // translated by the socket hook
 		p.Endpoint = p.dst.String()
 		p.Decision = fmt.Sprintf("to endpoint %s, by the socket hook; then %s (%s)", p.dst, p.decides.text, p.verdict)
@@ -513,6 +514,11 @@ func (p *packet) snatStep() (Step, bool) {
 		return s, false
 	}
 	switch {
+	case f.Has("dsr"):
+		s.Found, s.Follows = "kept", "the endpoint sees the client, and its node answers the client itself"
+	case f.Has("snat") && p.Protocol == model.TCP && p.client.kind == outsideClient && p.view.Direct(p.frontend.Service):
+		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
+		s.Follows, s.State = undirected(p.view.DirectPath(f.Backend), time.Now())
 	case f.Has("snat"):
 		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
 		s.Follows = "client and endpoint are on other machines: replies must come back through this node"
@@ -527,6 +533,28 @@ func (p *packet) snatStep() (Step, bool) {
 		s.Found, s.Follows = "kept", "replies come back through this node anyway"
 	}
 	return s, true
+}
+
+// replies says who answers the client, if that is not this node on their way back.
+func replies(f *ebpf.FlowEntry) string {
+	switch {
+	case !f.Has("dsr"):
+		return ""
+	case f.Has("to_pod"):
+		return "; another node received the connection, and this node answers the client itself"
+	}
+	return "; the endpoint's node answers the client itself: no reply passes this node"
+}
+
+// undirected says why a packet of a Service with direct replies gets the node's address, and
+// whether that is a fault.
+func undirected(path *ebpf.DirectPath, now time.Time) (why string, state State) {
+	if path == nil || path.Trusted {
+		return "the Service has direct replies, but not for clients in the cluster, and not while the client's port has another connection to this endpoint", Passed
+	}
+	ago := now.Sub(path.Failed)
+	return fmt.Sprintf("direct replies of this endpoint do not arrive: clients repeated %d SYNs, the last %.0f s ago. So replies come back through this node. It tries direct replies again in %.0f s",
+		path.Failures, ago.Seconds(), max(ebpf.DirectRetry-ago, 0).Seconds()), Doubt
 }
 
 func (p *packet) ipsecStep() (Step, bool) {

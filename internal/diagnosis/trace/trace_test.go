@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/charmbracelet/x/ansi"
 
@@ -48,6 +49,27 @@ func TestTheDecisiveVerdict(t *testing.T) {
 	}
 	if _, m := decisive([]string{"new_in_the_future"}); !strings.Contains(m.text, "new_in_the_future") {
 		t.Errorf("%+v", m)
+	}
+}
+
+// The text says who answers the client, and why it is not the endpoint's node.
+func TestDirectRepliesInWords(t *testing.T) {
+	for want, flags := range map[string][]string{
+		"": {"snat"}, "no reply passes this node": {"dsr"}, "this node answers the client itself": {"dsr", "to_pod"},
+	} {
+		if got := replies(&ebpf.FlowEntry{Flags: flags}); !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("%v: %q", flags, got)
+		}
+	}
+	now := time.Now()
+	broken := &ebpf.DirectPath{Failures: 6, Failed: now.Add(-20 * time.Second), Broken: true}
+	if why, state := undirected(broken, now); state != Doubt || !strings.Contains(why, "clients repeated 6 SYNs, the last 20 s ago") || !strings.Contains(why, "again in 40 s") {
+		t.Errorf("%s: %s", state, why)
+	}
+	for _, path := range []*ebpf.DirectPath{nil, {Trusted: true}} {
+		if why, state := undirected(path, now); state != Passed || !strings.Contains(why, "clients in the cluster") {
+			t.Errorf("%s: %s", state, why)
+		}
 	}
 }
 
