@@ -101,6 +101,12 @@ var Kinds = []Kind{
 	{"flow-table-full", flowTableFull{}, "critical from 95 % on, warning from 80 % on",
 		"Idle connections to Services break, or will: the kernel evicts flows. eBPF only.",
 		"Use a larger table, or a shorter timeout of established connections.", false},
+	{"direct-replies-missing", directRepliesMissing{}, "warning, if five clients in a row, or one of 20, got no direct reply",
+		"New clients wait for a second, and then the endpoint does not see their address: it does not answer them directly. eBPF only.",
+		"Repair the network or the endpoint's node, as the remedy says.", false},
+	{"rp-filter-strict", rpFilterStrict{}, "warning",
+		"Direct replies of Pods that a NetworkPolicy selects fail: the kernel drops clients' packets that come by a tunnel. eBPF only.",
+		"`net.ipv4.conf.DEVICE.rp_filter=2`", false},
 }
 
 // NeedsAgent reports whether only a running agent finds it.

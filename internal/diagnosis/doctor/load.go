@@ -313,14 +313,35 @@ func (ns *Namespace) readLinks() error {
 		case "vxlan", "geneve":
 			// A device that was deleted meanwhile has no offload.
 			l.TxChecksum, _ = kernel.TxChecksumOffload(l.Name)
+		case "ipip", "gre", "gretap", "wireguard":
 		default:
 			if l.Programs == nil {
 				continue
 			}
 		}
+		if l.Kind != "bridge" {
+			l.StrictSource = filtersStrictly(l.Name) && !leadsByDefault(d.Attrs().Index)
+		}
 		ns.Links = append(ns.Links, l)
 	}
 	return refused
+}
+
+// filtersStrictly reports whether rp_filter of a device is 1. The larger value of the device and
+// of all devices counts.
+func filtersStrictly(device string) bool {
+	own, _ := kernel.ReadSysctl(rpFilter(device))
+	all, _ := kernel.ReadSysctl(rpFilter("all"))
+	return max(own, all) == "1"
+}
+
+// leadsByDefault reports whether an IPv4 default route leads by a device.
+func leadsByDefault(ifindex int) bool {
+	list, _ := kernel.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
+	return slices.ContainsFunc(list, func(r netlink.Route) bool {
+		isDefault := r.Dst == nil || r.Dst.IP.IsUnspecified()
+		return isDefault && (r.LinkIndex == ifindex || slices.ContainsFunc(r.MultiPath, func(h *netlink.NexthopInfo) bool { return h.LinkIndex == ifindex }))
+	})
 }
 
 // programs lists the tcx programs of a device if a hook has several: only then their

@@ -94,6 +94,9 @@ type Link struct {
 	Name, Kind string
 	Ports      int  // devices that are in this bridge
 	TxChecksum bool // of VXLAN devices only: leaves checksums to the device below
+	// StrictSource says that a tunnel drops IPv4 packets from addresses whose route leads by
+	// another device (rp_filter 1), and that the default route does.
+	StrictSource bool
 	// Programs are the names of tcx programs by "ingress", "egress", in their order;
 	// nil if there is at most one at each.
 	Programs map[string][]string

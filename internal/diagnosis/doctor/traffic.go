@@ -18,8 +18,46 @@ type Traffic struct {
 	// dataplanes have them.
 	Denials []Denial
 	// Taken are ports that a Service has and a process of the node listens on.
-	Taken []TakenPort
-	Flows Table // the flow table; zero: unknown
+	Taken  []TakenPort
+	Direct DirectReplies
+	Flows  Table // the flow table; zero: unknown
+}
+
+// DirectReplies is what an agent knows about endpoints that answer clients of another node
+// directly (direct server return).
+type DirectReplies struct {
+	// Broken are endpoints on other nodes whose last clients got no direct reply, within the
+	// last minutes. There are MoreBroken of them. Working counts those whose clients got one.
+	Broken              []DirectEndpoint
+	MoreBroken, Working int
+	// Announced are connections that this node forwarded with the client's address within
+	// Window, and Unanswered those whose client repeated its SYN.
+	Announced, Unanswered uint64
+	Window                time.Duration
+	// ThroughStack are Pods of this node whose direct packets traverse the node's stack.
+	ThroughStack []DirectEndpoint
+}
+
+// DirectEndpoint is an endpoint that answers clients directly.
+type DirectEndpoint struct {
+	Endpoint  netip.AddrPort
+	Pod, Node string        // "": unknown
+	Service   string        // namespace/name:port of one that has it; "": unknown
+	Failures  int           // repeated SYNs since the last reply
+	Failed    time.Duration // since the last of them
+	Answered  time.Duration // since the last reply; 0: there was none
+}
+
+// name names the endpoint and its node for people.
+func (e *DirectEndpoint) name() string {
+	text := e.Endpoint.String()
+	if e.Pod != "" {
+		text = "pod " + e.Pod + " (" + text + ")"
+	}
+	if e.Node != "" {
+		text += " on node " + e.Node
+	}
+	return text
 }
 
 // FailingEndpoint is an endpoint that accepts no connection.

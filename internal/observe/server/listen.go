@@ -30,9 +30,7 @@ const retry = 5 * time.Second
 // and is tried again: the dataplane never depends on the API.
 func (s *Server) Run(ctx context.Context) error {
 	var listeners sync.WaitGroup
-	if s.cfg.Denials != nil {
-		listeners.Go(func() { s.followDenials(ctx) })
-	}
+	listeners.Go(func() { s.followCounters(ctx) })
 	if s.cfg.Socket != "" {
 		listeners.Go(func() { s.keepOpen(ctx, unixSocket, s.openSocket) })
 	}

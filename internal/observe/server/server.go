@@ -115,7 +115,8 @@ type Server struct {
 	examining singleflight.Group // one examination at a time; it guards the next two
 	examined  examination
 	walk      flowWalk
-	denials   denials
+	denials   recent // by policy
+	direct    recent
 
 	mu       sync.Mutex
 	problems [kinds]model.Problem // zero: none

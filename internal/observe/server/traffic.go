@@ -70,6 +70,9 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.Denials, err = s.denied(ctx); err != nil {
 		return t, err
 	}
+	if t.Direct, err = s.directTraffic(ctx); err != nil {
+		return t, err
+	}
 	t.Taken, err = s.taken(ctx)
 	return t, err
 }
@@ -161,10 +164,11 @@ func (s *Server) failingEndpoints(ctx context.Context) (map[endpointKey]*recentF
 	return found, nil
 }
 
-// addRecent counts a flow. Many UDP protocols have no answers, so UDP is not counted.
+// addRecent counts a flow. Many UDP protocols have no answers, so UDP is not counted. Nor is a flow
+// whose answers pass another way.
 func addRecent(found map[endpointKey]*recentFlows, f *dataplane.Flow, now time.Time) {
 	age := now.Sub(f.Opened)
-	if f.Protocol == model.UDP || f.Opened.IsZero() || age > answerWindow {
+	if f.Protocol == model.UDP || f.OneWay || f.Opened.IsZero() || age > answerWindow {
 		return
 	}
 	key := endpointKey{f.Protocol, f.Endpoint}

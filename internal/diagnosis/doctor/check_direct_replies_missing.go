@@ -1,0 +1,102 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+
+	"spillway.dev/spillway/internal/escape"
+)
+
+// directRepliesMissing reports clients that an endpoint on another node does not answer directly.
+type directRepliesMissing struct{}
+
+func (directRepliesMissing) Name() string { return "direct replies" }
+func (directRepliesMissing) About() string {
+	return "SYNs repeated to endpoints that answer directly"
+}
+
+// Without a broken path, direct replies are a finding if leastRepeated connections and a
+// repeatedShare-th of all had none within a minute.
+const (
+	leastRepeated = 5
+	repeatedShare = 20
+)
+
+// shownEndpoints is how many endpoints a finding names.
+const shownEndpoints = 5
+
+func (directRepliesMissing) Find(n *Node) []Finding {
+	if n.Traffic == nil {
+		return nil
+	}
+	d := &n.Traffic.Direct
+	broken := slices.DeleteFunc(slices.Clone(d.Broken), n.Traffic.dead)
+	some := len(d.Broken) == 0 && len(n.Traffic.Unanswered) == 0 && d.Unanswered >= leastRepeated && d.Unanswered*repeatedShare >= d.Announced
+	if len(broken) == 0 && !some {
+		return nil
+	}
+	f := Finding{
+		ID: "direct-replies-missing", Severity: Warning,
+		Title:   fmt.Sprintf("new clients wait for a second: %d of the last %d got no direct reply", d.Unanswered, d.Announced),
+		Numbers: map[string]float64{"endpoints": float64(len(broken)), "working_endpoints": float64(d.Working), "announced": float64(d.Announced), "unanswered": float64(d.Unanswered)},
+		Packets: "Such a client repeats its SYN after a second. This node then forwards it with its own address: the client is served, and the endpoint does not see the client's address. " +
+			"After five such clients in a row, all clients of the endpoint get this node's address for a minute.",
+		Remedy: d.remedy(broken),
+	}
+	if len(broken) > 0 {
+		f.Title = "new clients wait for a second: " + brokenText(broken, d.MoreBroken)
+	}
+	d.describe(&f, broken)
+	return []Finding{f}
+}
+
+// dead reports whether an endpoint does not answer clients with this node's address either.
+func (t *Traffic) dead(e DirectEndpoint) bool {
+	return slices.ContainsFunc(t.Unanswered, func(u FailingEndpoint) bool { return u.Endpoint == e.Endpoint.String() })
+}
+
+func brokenText(broken []DirectEndpoint, more int) string {
+	e := &broken[0]
+	if len(broken)+more == 1 {
+		return fmt.Sprintf("%s does not answer the clients of Service %s directly", e.name(), e.Service)
+	}
+	return fmt.Sprintf("%d endpoints do not answer them directly, such as %s", len(broken)+more, e.name())
+}
+
+// describe adds evidence and commands.
+func (d *DirectReplies) describe(f *Finding, broken []DirectEndpoint) {
+	for i := range broken[:min(len(broken), shownEndpoints)] {
+		e := &broken[i]
+		last := "no direct reply has arrived yet"
+		if e.Answered > 0 {
+			last = fmt.Sprintf("the last direct reply arrived %.0f s ago", e.Answered.Seconds())
+		}
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%s of Service %s: clients repeated %s in a row, the last %.0f s ago; %s", e.name(), e.Service, plural(e.Failures, "SYN"), e.Failed.Seconds(), last))
+		command := fmt.Sprintf("spillway drops --address %s --port %d --for 10s", e.Endpoint.Addr(), e.Endpoint.Port())
+		if e.Node != "" {
+			command += " # on node " + escape.Text(e.Node)
+		}
+		f.Commands = append(f.Commands, command)
+	}
+	if more := len(broken) + d.MoreBroken - shownEndpoints; more > 0 {
+		f.Evidence = append(f.Evidence, fmt.Sprintf("and %s", plural(more, "more endpoint")))
+	}
+	f.Evidence = append(f.Evidence, plural(d.Working, "other endpoint")+" answered clients directly within the last 5 minutes")
+	if d.Window > 0 {
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%d of %s in the last %.0f s had no reply after a second", d.Unanswered, plural(int(d.Announced), "direct connection"), d.Window.Seconds()))
+	}
+}
+
+// remedy names the likely causes.
+func (d *DirectReplies) remedy(broken []DirectEndpoint) string {
+	const (
+		node    = "Look at the endpoint's node: its agent has no --dsr-key-file or another secret (drop_dsr grows there), or a NetworkPolicy or rp_filter drops the packets (rp-filter-strict). "
+		network = "Look at the network: it must forward SYNs with IP options, and packets of a node with the Service's address as source (AWS: source/destination check, Azure: IP forwarding, GCP: canIpForward). " +
+			"A stateful firewall or NAT between clients and nodes must not need both directions to pass the same node. "
+		until = "Until then, spillway.dev/forwarding: snat on the Service avoids the wait."
+	)
+	if len(broken) > 0 && d.Working > 0 {
+		return "Other endpoints answer directly. " + node + network + until
+	}
+	return network + node + until
+}

@@ -1,0 +1,111 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/reconcile"
+)
+
+// pathWindow is how long a repeated SYN, or a reply, says something about an endpoint. A node
+// tries a broken path again after a minute.
+const pathWindow = 5 * time.Minute
+
+// directGrowth reads the counters of direct replies, and returns those that grew since the
+// readings in memory began.
+func (s *Server) directGrowth() []growth {
+	s.direct.mu.Lock()
+	defer s.direct.mu.Unlock()
+	counts := map[string]uint64{}
+	for _, r := range s.directRepliers() {
+		announced, unanswered := r.DirectCounts()
+		counts["announced"] += announced
+		counts["unanswered"] += unanswered
+	}
+	return s.direct.add(reading{time.Now(), counts})
+}
+
+func (s *Server) directRepliers() (list []dataplane.DirectReplier) {
+	for _, b := range s.cfg.Backends {
+		if r, ok := b.(dataplane.DirectReplier); ok {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// directTraffic returns what the dataplanes know about direct replies.
+func (s *Server) directTraffic(ctx context.Context) (out doctor.DirectReplies, err error) {
+	for _, g := range s.directGrowth() {
+		out.Window = g.window
+		if g.name == "announced" {
+			out.Announced = g.by
+		} else {
+			out.Unanswered = g.by
+		}
+	}
+	var broken []dataplane.DirectPath
+	var through []netip.AddrPort
+	for _, r := range s.directRepliers() {
+		replies, err := r.DirectReplies()
+		if err != nil {
+			return out, fmt.Errorf("read direct replies: %w", err)
+		}
+		through = append(through, replies.ThroughStack...)
+		for _, p := range replies.Paths {
+			switch {
+			case p.Broken && time.Since(p.Failed) <= pathWindow:
+				broken = append(broken, p)
+			case !p.Broken && time.Since(p.Answered) <= pathWindow:
+				out.Working++
+			}
+		}
+	}
+	slices.SortFunc(broken, func(a, b dataplane.DirectPath) int {
+		return cmp.Or(cmp.Compare(b.Failures, a.Failures), a.Endpoint.Compare(b.Endpoint))
+	})
+	out.MoreBroken = max(len(broken)-mostTraffic, 0)
+	broken, through = broken[:min(len(broken), mostTraffic)], through[:min(len(through), mostTraffic)]
+	return out, s.nameDirect(ctx, &out, broken, through)
+}
+
+// nameDirect adds the endpoints with their names.
+func (s *Server) nameDirect(ctx context.Context, out *doctor.DirectReplies, broken []dataplane.DirectPath, through []netip.AddrPort) error {
+	names := make([]reconcile.Address, 0, len(broken)+len(through))
+	for _, p := range broken {
+		names = append(names, reconcile.Address{Protocol: model.TCP, AddrPort: p.Endpoint, EndpointOfMax: 1})
+	}
+	for _, at := range through {
+		names = append(names, reconcile.Address{Protocol: model.TCP, AddrPort: at, EndpointOfMax: 1})
+	}
+	if err := s.cfg.State.Names(ctx, names); err != nil {
+		return fmt.Errorf("name endpoints: %w", err)
+	}
+	for i, name := range names {
+		e := doctor.DirectEndpoint{Endpoint: name.AddrPort, Node: name.Node}
+		if name.Pod != (model.Name{}) {
+			e.Pod = name.Pod.String()
+		}
+		if len(name.EndpointOf) > 0 {
+			of := name.EndpointOf[0]
+			e.Service = servicePort(of.Service, of.Port, of.Number)
+		}
+		if i >= len(broken) {
+			out.ThroughStack = append(out.ThroughStack, e)
+			continue
+		}
+		e.Failures, e.Failed = int(broken[i].Failures), time.Since(broken[i].Failed)
+		if at := broken[i].Answered; !at.IsZero() {
+			e.Answered = time.Since(at)
+		}
+		out.Broken = append(out.Broken, e)
+	}
+	return nil
+}

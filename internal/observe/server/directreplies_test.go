@@ -1,0 +1,143 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+	"spillway.dev/spillway/internal/reconcile"
+)
+
+// directPlane is a dataplane whose endpoints answer directly. Its counters are 0 at the first
+// reading.
+type directPlane struct {
+	fakePlane
+	replies               dataplane.DirectReplies
+	announced, unanswered uint64
+	readings              int
+}
+
+func (p *directPlane) DirectReplies() (dataplane.DirectReplies, error) { return p.replies, nil }
+func (p *directPlane) DirectCounts() (announced, unanswered uint64) {
+	if p.readings++; p.readings == 1 {
+		return 0, 0
+	}
+	return p.announced, p.unanswered
+}
+
+func TestMissingDirectRepliesAreFound(t *testing.T) {
+	now := time.Now()
+	at := netip.MustParseAddrPort("10.1.1.1:8080")
+	broken := dataplane.DirectPath{Endpoint: at, Failures: 7, Failed: now.Add(-12 * time.Second), Broken: true}
+	before, old, works := broken, broken, broken
+	before.Answered = now.Add(-200 * time.Second)
+	old.Failed = now.Add(-time.Hour)
+	works.Broken, works.Failures, works.Answered = false, 0, now.Add(-time.Minute)
+	silent := []dataplane.Flow{trafficFlow(0, "new", 5*time.Second), trafficFlow(1, "new", 5*time.Second), trafficFlow(2, "new", 5*time.Second)}
+	for _, row := range []struct {
+		what  string
+		plane directPlane
+		want  []string // texts of the finding; nil: there is none
+	}{
+		{"a broken path", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{broken}}}, []string{
+			"direct-replies-missing", "warning", "pod default/pod-10.1.1.1 (10.1.1.1:8080) on node n2 does not answer the clients of Service default/web:http directly",
+			"repeated 7 SYNs in a row, the last 12 s ago; no direct reply has arrived yet", "0 other endpoints answered", "Look at the network", "spillway drops --address 10.1.1.1 --port 8080 --for 10s # on node n2"}},
+		{"one that worked", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{before}}}, []string{"the last direct reply arrived 200 s ago"}},
+		{"others work", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{works, broken, works}}}, []string{"2 other endpoints answered", "Other endpoints answer directly. Look at the endpoint's node"}},
+		{"long ago", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{old}}}, nil},
+		{"all work", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{works}}, announced: 1000, unanswered: 4}, nil},
+		{"many break", directPlane{replies: dataplane.DirectReplies{Paths: manyPaths(broken, 30)}}, []string{"30 endpoints do not answer them directly, such as", "and 25 more endpoints"}},
+		{"some clients get no reply", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{works}}, announced: 80, unanswered: 5}, []string{"5 of the last 80 got no direct reply", "1 other endpoint answered"}},
+		{"few clients get no reply", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{works}}, announced: 1000, unanswered: 40}, nil},
+		{"nothing happens", directPlane{}, nil},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			found := directFindings(t, &row.plane)
+			if len(found) != min(len(row.want), 1) {
+				t.Fatalf("found %v", found)
+			}
+			for _, want := range row.want {
+				if text := fmt.Sprint(found[0]); !strings.Contains(text, want) {
+					t.Errorf("%q is not in %s", want, text)
+				}
+			}
+		})
+	}
+	t.Run("the endpoint is dead", func(t *testing.T) {
+		plane := &directPlane{fakePlane: fakePlane{flows: silent}, replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{broken}}, announced: 10, unanswered: 10}
+		if found := directFindings(t, plane); len(found) != 1 || found[0].Id != "endpoint-unanswered" {
+			t.Errorf("found %v", found)
+		}
+	})
+}
+
+func manyPaths(like dataplane.DirectPath, n int) (list []dataplane.DirectPath) {
+	for i := range n {
+		like.Endpoint = netip.AddrPortFrom(like.Endpoint.Addr(), uint16(8000+i))
+		list = append(list, like)
+	}
+	return list
+}
+
+// directFindings returns the findings of an agent with this dataplane.
+func directFindings(t *testing.T, plane dataplane.Backend) []*nodev1alpha1.Finding {
+	t.Helper()
+	h := start(t, func(c *Config) {
+		c.State, c.Backends = &fakeState{services: []reconcile.Service{serviceOf("default", "web", 1)}}, []dataplane.Backend{plane}
+		c.examine = func(context.Context) (*doctor.Node, error) { return &doctor.Node{}, nil }
+	}).wait(t)
+	h.directGrowth() // the first reading, if no other was
+	resp, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{})
+	if err != nil || len(resp.Problems) > 0 {
+		t.Fatalf("findings %v, %v", resp, err)
+	}
+	return resp.Findings
+}
+
+// TestFlowsWithoutRepliesSayNothing: no reply passes the node that received a direct connection.
+func TestFlowsWithoutRepliesSayNothing(t *testing.T) {
+	three := func(direct, oneWay bool) (list []dataplane.Flow) {
+		for n := range 3 {
+			f := trafficFlow(n, "new", 5*time.Second)
+			f.Direct, f.OneWay = direct, oneWay
+			list = append(list, f)
+		}
+		return list
+	}
+	answered := trafficFlow(9, "established", 0)
+	answered.Direct, answered.OneWay = true, true // a forged client may say so
+	for _, row := range []struct {
+		what  string
+		flows []dataplane.Flow
+		found bool
+	}{
+		{"the node that received them", three(true, true), false},
+		{"the endpoint's node", three(true, false), true},
+		{"a client says that the endpoint answered", append(three(false, false), answered), true},
+	} {
+		found := directFindings(t, &fakePlane{flows: row.flows})
+		if len(found) != 0 != row.found || row.found && found[0].Id != "endpoint-unanswered" {
+			t.Errorf("%s: found %v", row.what, found)
+		}
+	}
+}
+
+func TestPodsWhoseDirectPacketsTraverseTheStackAreNamed(t *testing.T) {
+	at := netip.MustParseAddrPort("10.1.1.1:8080")
+	plane := &directPlane{replies: dataplane.DirectReplies{ThroughStack: []netip.AddrPort{at}}}
+	h := start(t, func(c *Config) {
+		c.State, c.Backends = &fakeState{services: []reconcile.Service{serviceOf("default", "web", 1)}}, []dataplane.Backend{plane}
+	}).wait(t)
+	traffic, err := h.traffic(t.Context())
+	want := doctor.DirectEndpoint{Endpoint: at, Pod: "default/pod-10.1.1.1", Node: "n2", Service: "default/web:http"}
+	if err != nil || !slices.Equal(traffic.Direct.ThroughStack, []doctor.DirectEndpoint{want}) {
+		t.Errorf("%+v, %v", traffic.Direct, err)
+	}
+}
