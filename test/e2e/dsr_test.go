@@ -71,6 +71,10 @@ func (e *env) dsr(t *testing.T) {
 			}
 		}
 	}
+	e.showDirect(t, s)
+	if e.Spec.PodNetwork == topology.VXLAN {
+		e.strictTunnel(t)
+	}
 	e.surviveReceiver(t, s, client)
 }
 
