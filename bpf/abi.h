@@ -477,10 +477,17 @@ struct socket_flow {
 	__u8 pad[3];
 };
 
-/* edge_devices: the devices with the program of xdp.bpf.c, and those that it may send to. */
+/* edge_devices: the devices with the program of xdp.bpf.c. Those with a higher index have none. */
+#define EDGE_DEVICES 4096
+
+enum edge_flags {
+	EDGE_SERVED = 1 << 0,
+	EDGE_REDIRECTS = 1 << 1, /* the driver sends frames that came by another device (ndo_xdp_xmit) */
+};
+
 struct edge_device {
 	__u8 mac[6];
-	__u16 redirects; /* 1: the driver can send frames of other devices (ndo_xdp_xmit) */
+	__u16 flags; /* enum edge_flags; 0: no program */
 };
 
 /* syn_rates: SYNs of a second, by Service, modulo SYN_RATES. */
@@ -638,9 +645,11 @@ struct load {
  * dsr_paths: whether endpoints on other nodes reach clients directly, by the endpoint's id. The
  * network may drop packets with the option, or with a source that is not the sender's.
  */
-#define DSR_FAILURES 5	     /* more repeated SYNs than answers: the path counts as broken */
-#define DSR_FAILURES_MAX 20  /* so many more are remembered */
-#define DSR_RETRY_SECONDS 60 /* from the last one until the next attempt */
+enum dsr_path_limit {
+	DSR_FAILURES = 5,	/* more repeated SYNs than answers: the path counts as broken */
+	DSR_FAILURES_MAX = 20,	/* so many more are remembered */
+	DSR_RETRY_SECONDS = 60, /* from the last one until the next attempt */
+};
 
 struct dsr_path {
 	__u32 failures; /* repeated SYNs, minus answers; not below 0 */

@@ -54,12 +54,12 @@ HASH(pods, struct addr_key, struct pod, 1 << 14);
 HASH(node_addrs, struct addr_key, __u32, 1 << 12);
 HASH(uplinks, __u32, struct uplink, 1 << 10);
 HASH(l3_devices, __u32, __u8, 1 << 10);
-HASH(edge_devices, __u32, struct edge_device, 1 << 10); /* by ifindex */
 HASH(untracked_ports, struct frontend_key, struct untracked_port, 1 << 14);
 HASH(untracked_pods, struct untracked_pod_key, __u8, 1 << 16);
 HASH(unhooked_cgroups, __u64, __u8, 1 << 12); /* by the id of a pod's cgroup */
 ARRAY(node_settings, BPF_MAP_TYPE_ARRAY, struct settings, 1);
 ARRAY(snat_ports, BPF_MAP_TYPE_ARRAY, __u16, 1 << 16);
+ARRAY(edge_devices, BPF_MAP_TYPE_ARRAY, struct edge_device, EDGE_DEVICES); /* by ifindex */
 
 /* The agent writes its words through shared memory. */
 struct {

@@ -126,5 +126,7 @@ const struct event *unused_event __attribute__((unused));
 const enum event_kind *unused_event_kind __attribute__((unused));
 const enum event_end *unused_event_end __attribute__((unused));
 const enum event_count *unused_event_count __attribute__((unused));
+const enum edge_flags *unused_edge_flags __attribute__((unused));
+const enum dsr_path_limit *unused_dsr_path_limit __attribute__((unused));
 
 char __license[] SEC("license") = "Dual BSD/GPL";

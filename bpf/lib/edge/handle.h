@@ -33,7 +33,7 @@ static __always_inline int edge_forward(struct xdp_md *ctx, struct scratch *m, s
 	if (!s || !flow_applies(f, FROM_NETWORK) || f->flags & FLOW_STACK || !edge_next_hop(f, p))
 		return XDP_PASS;
 	out = bpf_map_lookup_elem(&edge_devices, &ifindex);
-	if (!out || (ifindex != ctx->ingress_ifindex && !out->redirects) ||
+	if (!out || (ifindex != ctx->ingress_ifindex && !(out->flags & EDGE_REDIRECTS)) ||
 	    !flow_is_busy(f, p, s, 0))
 		return XDP_PASS;
 	if ((count_bytes || service_metrics) && !dsr_one_way(f))
@@ -87,7 +87,7 @@ static __always_inline int edge_handle(struct xdp_md *ctx)
 	struct packet *p;
 	struct flow *f;
 
-	if (!in || !m)
+	if (!in || !(in->flags & EDGE_SERVED) || !m)
 		return XDP_PASS;
 	p = &m->packet;
 	if (edge_parse(ctx, p, in->mac) != PARSE_OK || !filter_passes(p))

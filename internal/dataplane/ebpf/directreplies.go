@@ -11,15 +11,8 @@ import (
 
 var _ dataplane.DirectReplier = (*Backend)(nil)
 
-// DSR_FAILURES, DSR_TRUST_SECONDS and DSR_RETRY_SECONDS of bpf/abi.h.
-const (
-	dsrFailures = 5
-	dsrTrust    = 10
-	dsrRetry    = 60
-)
-
 // directOf reports whether the endpoint's node answers the client of a flow itself, and whether
-// this is the node that received the flow: dsr_one_way of bpf/lib/flow/table.h.
+// this is the node that received the flow: dsr_one_way of bpf/lib/flow/unconfirmed.h.
 func directOf(f *tcFlow) (direct, oneWay bool) {
 	const toPods = tcFlowFlagsFLOW_TO_POD | tcFlowFlagsFLOW_REVERSE_TO_POD
 	flags := tcFlowFlags(f.Flags)
@@ -30,8 +23,8 @@ func directOf(f *tcFlow) (direct, oneWay bool) {
 // state reports whether replies fail, and whether the programs send packets along the path in
 // spite of that: dsr_path_works of bpf/lib/lookup/dsr.h.
 func (p *tcDsrPath) state(now uint32) (broken, trusted bool) {
-	broken = p.Failures >= dsrFailures && (p.Answered == 0 || int32(now-p.Answered) > dsrTrust)
-	return broken, !broken || int32(now-p.Failed) > dsrRetry
+	broken = p.Failures >= uint32(tcDsrPathLimitDSR_FAILURES)
+	return broken, !broken || now-p.Failed > uint32(tcDsrPathLimitDSR_RETRY_SECONDS)
 }
 
 func (p *tcDsrPath) describe(of tcBackend, now uint32) dataplane.DirectPath {
@@ -140,4 +133,4 @@ func (v *View) DirectPath(backend uint32) *DirectPath {
 }
 
 // DirectRetry is the time after the last repeated SYN for which a path is not trusted.
-const DirectRetry = dsrRetry * time.Second
+const DirectRetry = time.Duration(tcDsrPathLimitDSR_RETRY_SECONDS) * time.Second

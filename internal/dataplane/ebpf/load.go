@@ -50,7 +50,7 @@ func (o *objects) xdp(cfg *Config) *attach.XDP {
 	if cfg.XDP == XDPGeneric {
 		mode = attach.XDPGeneric
 	}
-	return &attach.XDP{Program: p, Mode: mode, OnDevices: o.writeEdgeDevices(cfg), OnDecision: func(iface, decision string, err error) {
+	return &attach.XDP{Program: p, Mode: mode, Devices: int(o.maps[tcMapEdgeDevices].MaxEntries()), OnDevices: o.writeEdgeDevices(cfg), OnDecision: func(iface, decision string, err error) {
 		if err != nil {
 			cfg.Log.Warn("No XDP at an interface", "interface", iface, "reason", decision)
 			return
@@ -61,16 +61,23 @@ func (o *objects) xdp(cfg *Config) *attach.XDP {
 
 func (o *objects) writeEdgeDevices(cfg *Config) func(map[int]attach.XDPDevice) {
 	return func(devices map[int]attach.XDPDevice) {
-		want := map[uint32]tcEdgeDevice{}
-		for ifindex, d := range devices {
-			v := tcEdgeDevice{Mac: d.MAC}
-			if d.Redirects {
-				v.Redirects = 1
+		m := o.maps[tcMapEdgeDevices]
+		for ifindex := range m.MaxEntries() {
+			var want, have tcEdgeDevice
+			if d, ok := devices[int(ifindex)]; ok {
+				want = tcEdgeDevice{Mac: d.MAC, Flags: uint16(tcEdgeFlagsEDGE_SERVED)}
+				if d.Redirects {
+					want.Flags |= uint16(tcEdgeFlagsEDGE_REDIRECTS)
+				}
 			}
-			want[uint32(ifindex)] = v
-		}
-		if err := replaceMap(o.maps[tcMapEdgeDevices], want); err != nil {
-			cfg.Log.Error("Write devices with XDP", "err", err)
+			err := m.Lookup(ifindex, &have)
+			if err == nil && have != want {
+				err = m.Put(ifindex, want)
+			}
+			if err != nil {
+				cfg.Log.Error("Write devices with XDP", "err", err)
+				return
+			}
 		}
 	}
 }
@@ -265,7 +272,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 		tcVarHostNetnsCookie: cookie,
 		tcVarUnconfirmedMax:  cfg.unconfirmed(), tcVarClientFlowsMax: cfg.clientFlowsMax(),
 		tcVarPortFilterMask: cfg.filterWords() - 1, tcVarOneWayMax: max(cfg.oneWay(), 1),
-		tcVarMaglevSeed:     crc32.ChecksumIEEE([]byte(cfg.MaglevSeed)),
+		tcVarMaglevSeed: crc32.ChecksumIEEE([]byte(cfg.MaglevSeed)),
 	}
 	for name, value := range cfg.eventConstants() {
 		c[name] = value

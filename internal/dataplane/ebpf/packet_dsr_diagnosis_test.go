@@ -62,21 +62,17 @@ func TestPacketDSRTrust(t *testing.T) {
 	d.serve(t, p)
 	id := d.backendID(t, ap(p.far, 8080))
 	for i, row := range []struct {
-		failures         uint32
-		failed, answered uint32 // seconds ago; 0: never
-		want             bool
+		failures uint32
+		failed   uint32 // seconds ago
+		want     bool
 	}{
-		{dsrFailures - 1, dsrRetry - 10, 0, true},
-		{dsrFailures, dsrRetry - 10, 0, false},
-		{dsrFailures, dsrRetry + 10, 0, true},
-		{dsrFailures, dsrRetry - 10, dsrTrust - 5, true},
-		{dsrFailures, dsrRetry - 10, dsrTrust + 5, false},
+		{uint32(tcDsrPathLimitDSR_FAILURES) - 1, 50, true},
+		{uint32(tcDsrPathLimitDSR_FAILURES), 50, false},
+		{uint32(tcDsrPathLimitDSR_FAILURES), 70, true},
+		{uint32(tcDsrPathLimitDSR_FAILURES_MAX), 50, false},
 	} {
 		now := bootSeconds()
 		path := tcDsrPath{Failures: row.failures, Failed: now - row.failed}
-		if row.answered > 0 {
-			path.Answered = now - row.answered
-		}
 		ok(t, d.first.m(tcMapDsrPaths).Put(id, path))
 		trusted := d.first.directPath(t, id).Trusted
 		packet := DryRunPacket{Hook: FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}

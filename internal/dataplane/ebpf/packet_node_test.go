@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -96,6 +97,9 @@ type packetNode struct {
 	mac        map[string]net.HardwareAddr
 	nextHopOff uint32   // of struct next_hop in struct scratch
 	last       []uint64 // counters as invariants last saw them
+	// freshened is when tc last got a frame of the flow freshFor, which XDP may send since.
+	freshened time.Time
+	freshFor  tcTuple
 	// checksComplete: the kernel knows testChecksumComplete.
 	checksComplete bool
 }

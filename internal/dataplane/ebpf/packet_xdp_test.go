@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -133,16 +134,18 @@ func TestPacketXDPPasses(t *testing.T) {
 			return f
 		}
 		cases := map[string]frame{
-			"FIN":                 with(func(f *frame) { f.flags = "F." }),
-			"RST":                 with(func(f *frame) { f.flags = "R" }),
-			"SYN":                 with(func(f *frame) { f.flags = "S" }),
-			"outside the window":  with(func(f *frame) { f.seq += 1 << 30 }),
-			"TTL 1":               with(func(f *frame) { f.ttl = 1 }),
-			"too long":            with(func(f *frame) { f.payload = make([]byte, mtuTun0) }),
-			"for another host":    with(func(f *frame) { f.ethDst = net.HardwareAddr{2, 9, 9, 9, 9, 9} }),
-			"another client":      with(func(f *frame) { f.src = ap(p.client2, 40000) }),
-			"of no Service":       with(func(f *frame) { f.dst = ap(p.eth0, 22) }),
-			"with an IP option":   with(func(f *frame) { f.options, f.ext = []byte{1, 4, 0, 0}, []extension{{extDestOpts, []byte{1, 4, 0, 0, 0, 0}}} }),
+			"FIN":                with(func(f *frame) { f.flags = "F." }),
+			"RST":                with(func(f *frame) { f.flags = "R" }),
+			"SYN":                with(func(f *frame) { f.flags = "S" }),
+			"outside the window": with(func(f *frame) { f.seq += 1 << 30 }),
+			"TTL 1":              with(func(f *frame) { f.ttl = 1 }),
+			"too long":           with(func(f *frame) { f.payload = make([]byte, mtuTun0) }),
+			"for another host":   with(func(f *frame) { f.ethDst = net.HardwareAddr{2, 9, 9, 9, 9, 9} }),
+			"another client":     with(func(f *frame) { f.src = ap(p.client2, 40000) }),
+			"of no Service":      with(func(f *frame) { f.dst = ap(p.eth0, 22) }),
+			"with an IP option": with(func(f *frame) {
+				f.options, f.ext = []byte{1, 4, 0, 0}, []extension{{extDestOpts, []byte{1, 4, 0, 0, 0, 0}}}
+			}),
 			"first packet":        {proto: protoTCP, src: ap(p.client, 40001), dst: ap(p.clusterIP, 80), flags: "S"},
 			"stray":               {proto: protoTCP, src: ap(p.client, 40002), dst: ap(p.clusterIP, 80), flags: "."},
 			"stray RST":           {proto: protoTCP, src: ap(p.client, 40002), dst: ap(p.clusterIP, 80), flags: "R", seq: 1},
@@ -321,4 +324,83 @@ func TestPacketXDPAgreesWithTC(t *testing.T) {
 	if seen[xdpRedirect] < 1000 || seen[xdpPass] < 1000 {
 		t.Errorf("codes %v: the test does not reach that far", seen)
 	}
+}
+
+// BenchmarkPacketXDP compares XDP with tc for the packets of flows to an endpoint elsewhere. What
+// XDP saves the kernel, an skb and GRO, is not in it.
+func BenchmarkPacketXDP(b *testing.B) {
+	n := newXDPNode(b, withKeys(dsrKeys...))
+	n.setXDPDevices("eth0", "tun0")
+	run := func(b *testing.B, xdp bool) {
+		benchPackets(b, n, func(b *testing.B, p *plan) []*packetCase {
+			n.serve(b, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+			c := n.open(b, p, 40000)
+			_, in := c.frame("P.", []byte{0})
+			_, out := c.frame("<P.", []byte{0})
+			direct := dsrService(p, endpoint(p.far, 8080, elsewhere))
+			direct.ID.Service.Name = "direct"
+			for i := range direct.Frontends {
+				direct.Frontends[i].Port++
+				if f := &direct.Frontends[i]; f.Addr.IsValid() {
+					f.Addr = f.Addr.Next()
+				}
+			}
+			closed := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+			closed.ID.Service.Name = "closed"
+			for i := range closed.Frontends {
+				closed.Frontends[i].Port += 2
+				closed.Frontends[i].ExternalRoute = intent.Drop
+			}
+			n.serve(b, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), direct, closed)
+			syn := frame{proto: protoTCP, src: ap(p.client, 41000), dst: ap(p.externalIP.Next(), 81), flags: "S", seq: 1}
+			n.send(b, inEth0, syn)
+			ack := syn
+			ack.flags, ack.seq, ack.payload = "P.", 2, []byte{0}
+			n.send(b, inEth0, ack)
+			notOurs := frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.eth0, 22), flags: "P.", payload: []byte{0}}
+			dropped := frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.externalIP, 82), flags: "S", payload: []byte{0}}
+			cases := []*packetCase{
+				{name: "empty program", code: actNext, frame: notOurs},
+				{name: "not ours", hook: inEth0, code: actNext, frame: notOurs},
+				{name: "known flow, SNAT", hook: inEth0, code: actRedirect, frame: in},
+				{name: "reply, SNAT", hook: inTun0, code: actRedirect, frame: out},
+				{name: "known flow, direct", hook: inEth0, code: actRedirect, frame: ack},
+				{name: "SYN that a Local policy drops", hook: inEth0, code: actDrop, frame: dropped},
+			}
+			if !xdp {
+				return cases
+			}
+			for _, c := range cases {
+				tc := c.hook
+				c.xdp = true
+				c.code = map[int]int{actNext: xdpPass, actRedirect: xdpRedirect, actDrop: xdpDrop}[c.code]
+				if tc.prog == "" {
+					continue
+				}
+				c.hook = at{xdpProgXdpFromNetwork, tc.iface}
+				if c.code == xdpRedirect {
+					c.keep = func() { n.freshen(b, tc, c.frame) }
+				}
+			}
+			return cases
+		})
+	}
+	b.Run("tc", func(b *testing.B) { run(b, false) })
+	b.Run("XDP", func(b *testing.B) { run(b, true) })
+	b.Run("tc again", func(b *testing.B) { run(b, false) })
+}
+
+// freshen waits for the start of a second, and gives tc a frame in it.
+func (n *packetNode) freshen(b *testing.B, hook at, f frame) {
+	key := tupleOf(f.proto, f.src, f.dst)
+	if time.Since(n.freshened) < 700*time.Millisecond && n.freshFor == key {
+		return
+	}
+	for second := bootSeconds(); bootSeconds() == second; {
+		time.Sleep(5 * time.Millisecond)
+	}
+	for range 2 { // the first one looks up the next hop
+		n.send(b, hook, f)
+	}
+	n.freshened, n.freshFor = time.Now(), key
 }

@@ -69,11 +69,26 @@ type tcDsrPath struct {
 	Pad      uint32
 }
 
+type tcDsrPathLimit uint32
+
+const (
+	tcDsrPathLimitDSR_FAILURES      tcDsrPathLimit = 5
+	tcDsrPathLimitDSR_FAILURES_MAX  tcDsrPathLimit = 20
+	tcDsrPathLimitDSR_RETRY_SECONDS tcDsrPathLimit = 60
+)
+
 type tcEdgeDevice struct {
-	_         structs.HostLayout
-	Mac       [6]uint8
-	Redirects uint16
+	_     structs.HostLayout
+	Mac   [6]uint8
+	Flags uint16
 }
+
+type tcEdgeFlags uint32
+
+const (
+	tcEdgeFlagsEDGE_SERVED    tcEdgeFlags = 1
+	tcEdgeFlagsEDGE_REDIRECTS tcEdgeFlags = 2
+)
 
 type tcEvent struct {
 	_            structs.HostLayout
@@ -636,6 +651,8 @@ const (
 	tcVarUdpEndsSeen           = "udp_ends_seen"
 	tcVarUnconfirmedMax        = "unconfirmed_max"
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
+	tcVarUnusedDsrPathLimit    = "unused_dsr_path_limit"
+	tcVarUnusedEdgeFlags       = "unused_edge_flags"
 	tcVarUnusedEvent           = "unused_event"
 	tcVarUnusedEventCount      = "unused_event_count"
 	tcVarUnusedEventEnd        = "unused_event_end"
@@ -790,6 +807,8 @@ type tcVariableSpecs struct {
 	UdpEndsSeen           *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
 	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
+	UnusedDsrPathLimit    *ebpf.VariableSpec `ebpf:"unused_dsr_path_limit"`
+	UnusedEdgeFlags       *ebpf.VariableSpec `ebpf:"unused_edge_flags"`
 	UnusedEvent           *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedEventCount      *ebpf.VariableSpec `ebpf:"unused_event_count"`
 	UnusedEventEnd        *ebpf.VariableSpec `ebpf:"unused_event_end"`
@@ -959,6 +978,8 @@ type tcVariables struct {
 	UdpEndsSeen           *ebpf.Variable `ebpf:"udp_ends_seen"`
 	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`
+	UnusedDsrPathLimit    *ebpf.Variable `ebpf:"unused_dsr_path_limit"`
+	UnusedEdgeFlags       *ebpf.Variable `ebpf:"unused_edge_flags"`
 	UnusedEvent           *ebpf.Variable `ebpf:"unused_event"`
 	UnusedEventCount      *ebpf.Variable `ebpf:"unused_event_count"`
 	UnusedEventEnd        *ebpf.Variable `ebpf:"unused_event_end"`

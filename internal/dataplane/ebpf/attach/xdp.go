@@ -30,6 +30,8 @@ const (
 type XDP struct {
 	Program *ebpf.Program
 	Mode    string // XDPNative or XDPGeneric
+	// Devices with this index and above get no program.
+	Devices int
 	// OnDevices receives the devices with the program, after each change.
 	OnDevices func(map[int]XDPDevice)
 	// OnDecision receives, once for each change, how a device is served: Mode, or why it has
@@ -102,6 +104,9 @@ func (x *xdpHooks) sync(ifaces []Interface, devices []device) error {
 			if why := d.withoutXDP(tagged[d.index]); why != "" {
 				decision = why
 			}
+		}
+		if i.Ifindex >= x.cfg.Devices {
+			decision = fmt.Sprintf("none: the index of the device is %d, and the program knows those below %d", i.Ifindex, x.cfg.Devices)
 		}
 		if decision == x.cfg.Mode {
 			if err = x.ensure(i.Ifindex); err == nil {

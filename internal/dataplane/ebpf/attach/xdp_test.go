@@ -50,7 +50,7 @@ type xdpReports struct {
 
 func (r *xdpReports) config(p *ebpf.Program, mode string) *XDP {
 	return &XDP{
-		Program: p, Mode: mode,
+		Program: p, Mode: mode, Devices: 1 << 30,
 		OnDevices: func(d map[int]XDPDevice) { r.devices, r.calls = d, r.calls+1 },
 		OnDecision: func(iface, decision string, _ error) {
 			if r.decision == nil {
@@ -142,6 +142,22 @@ func TestXDPIsRefused(t *testing.T) {
 	}
 	if why := (&device{kind: "device"}).withoutXDP(false); why != "" {
 		t.Errorf("a network card: %q", why)
+	}
+}
+
+// The program's table of devices has an end.
+func TestXDPKnowsDevicesUpToAnIndex(t *testing.T) {
+	enterNetns(t)
+	dir, progs := mountBPF(t), classifiers(t)
+	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
+	var r xdpReports
+	cfg := r.config(xdpPasses(t), XDPGeneric)
+	cfg.Devices = eth0
+	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: cfg})
+	must(t, a.Sync(context.Background()))
+	wantXDP(t, "eth0", nil)
+	if !strings.Contains(r.decision["eth0"], "index") {
+		t.Errorf("decision %v", r.decision)
 	}
 }
 
