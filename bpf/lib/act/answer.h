@@ -15,6 +15,7 @@
 #ifndef SPILLWAY_ACT_ANSWER_H
 #define SPILLWAY_ACT_ANSWER_H
 
+#include "../hook.h"
 #include "../parse/packet.h"
 #include "csum.h"
 

@@ -307,15 +307,6 @@ static __always_inline int reply_kept(struct flow_pair *pair)
 	return !bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST);
 }
 
-/* Returns the slot of a new flow with this key. A call: its memory is not needed later. */
-static __noinline __u32 flow_admit(const struct tuple *key, __u32 time, bool one_way)
-{
-	struct flow_pair *pair = get_flow_pair();
-
-	return pair ? unconfirmed_admit(key, &pair->holder_key, &pair->reverse_key, time, one_way) :
-	       SLOT_CLAIMED;
-}
-
 /*
  * Stores the flow pair->flow under key. Its sport is the client's, and changes if source is
  * SOURCE_PORT_RANDOM or another flow to the endpoint has it. On success, returns
@@ -327,7 +318,7 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 {
 	struct flow *f = &pair->flow, *other;
 
-	f->slot = flow_admit(key, f->seen, one_way);
+	f->slot = unconfirmed_admit(key, f->seen, one_way);
 	flow_make_reverse(&pair->reply, f, key);
 	flow_reverse_key(&pair->reply_key, f, key);
 	pair->victim_port = 0;

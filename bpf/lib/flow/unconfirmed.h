@@ -23,6 +23,7 @@
 #define SPILLWAY_FLOW_UNCONFIRMED_H
 
 #include "../load.h"
+#include "../scratch.h"
 
 /* Idle seconds after which a continuing UDP flow is taken to be over. */
 #define STREAM_IDLE_SECONDS 10
@@ -153,17 +154,22 @@ static __always_inline __u32 *ring_next(bool one_way)
 
 /*
  * Returns the slot of a new flow with this key, and deletes the unconfirmed flow that had
- * the slot. old_key and reverse_key are memory for keys.
+ * the slot. A call: its caller needs the stack for other things later. The loop is unrolled: before
+ * 6.4 the verifier takes some loops for endless ones (back-edge), by the order of instructions.
  */
-static __always_inline __u32 unconfirmed_admit(const struct tuple *key, struct tuple *old_key,
-					       struct tuple *reverse_key, __u32 time, bool one_way)
+static __noinline __u32 unconfirmed_admit(const struct tuple *key, __u32 time, bool one_way)
 {
+	struct flow_pair *pair = get_flow_pair();
+	struct tuple *old_key, *reverse_key;
 	__u32 *next = ring_next(one_way), slot = SLOT_CLAIMED, before, index;
 	struct tuple *place;
 	struct flow *old;
 
-	if (!next || !ring_length(one_way))
+	if (!pair || !next || !ring_length(one_way))
 		return SLOT_CLAIMED;
+	old_key = &pair->holder_key;
+	reverse_key = &pair->reverse_key;
+#pragma unroll
 	for (int i = 0; i < ADMIT_TRIES; i++) {
 		slot = __sync_fetch_and_add(next, 1);
 		before = slot - ring_length(one_way);

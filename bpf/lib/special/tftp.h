@@ -86,8 +86,7 @@ static __always_inline void tftp_store_alone(struct flow_pair *pair)
 	struct flow *f = &pair->flow;
 
 	f->slot =
-		unconfirmed_admit(&pair->reply_key, &pair->holder_key, &pair->reverse_key, f->seen,
-				  false);
+		unconfirmed_admit(&pair->reply_key, f->seen, false);
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
 	flow_protect(&pair->reply_key);
 }
@@ -153,7 +152,7 @@ static __always_inline void tftp_fill(const struct tuple *answer, const struct f
 	f->seen = time;
 	f->opened = time;
 	f->in_ifindex = source_device(answer);
-	f->slot = unconfirmed_admit(answer, &pair->holder_key, &pair->reverse_key, time, false);
+	f->slot = unconfirmed_admit(answer, time, false);
 	f->helper = request->helper == HELPER_NODE ? HELPER_NODE : HELPER_DATA;
 	flow_make_reverse(&pair->reply, f, answer);
 	flow_reverse_key(&pair->reply_key, f, answer);
