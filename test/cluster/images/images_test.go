@@ -106,18 +106,26 @@ func TestTheTestsKnowTheseImages(t *testing.T) {
 	}
 }
 
-func TestFlannelsManifestAsksForTheseImages(t *testing.T) {
-	dir, err := programs.Source(t.Context(), "flannel", "github.com/flannel-io/flannel")
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest, err := os.ReadFile(filepath.Join(dir, "Documentation", "kube-flannel.yml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range references(t, Flannel) {
-		if !strings.Contains(string(manifest), "image: "+r+"\n") {
-			t.Errorf("flannel's manifest does not name %s", r)
+func TestManifestsAskForTheseImages(t *testing.T) {
+	for _, m := range []struct {
+		program, module, file string
+		images                []string
+	}{
+		{"flannel", "github.com/flannel-io/flannel", "Documentation/kube-flannel.yml", Flannel},
+		{"metallb", "go.universe.tf/metallb", MetalLBManifest, MetalLB},
+	} {
+		dir, err := programs.Source(t.Context(), m.program, m.module)
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := os.ReadFile(filepath.Join(dir, m.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range references(t, m.images) {
+			if !strings.Contains(string(manifest), "image: "+r+"\n") {
+				t.Errorf("%s does not name %s", m.file, r)
+			}
 		}
 	}
 }

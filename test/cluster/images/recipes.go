@@ -41,10 +41,11 @@ var alternatives = map[string]string{
 const (
 	registry = "registry.k8s.io/"
 	e2e      = registry + "e2e-test-images/"
+	metalLB  = "quay.io/metallb/"
 )
 
 // recipes has the image of each short name. Names and tags are those that e2e.test,
-// kubeadm and flannel's manifest ask for; a test compares them.
+// kubeadm, and the manifests of flannel and MetalLB ask for; a test compares them.
 var recipes = map[string]recipe{
 	"pause": {Name: registry + "pause", Tag: "3.10.2", Programs: map[string]string{pause: "/pause"},
 		Config: image.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"}},
@@ -82,11 +83,19 @@ var recipes = map[string]recipe{
 		Config:   image.Config{Entrypoint: []string{"/opt/bin/flanneld"}}},
 	"flannel-cni-plugin": {Name: "ghcr.io/flannel-io/flannel-cni-plugin", Tag: "v1.9.1-flannel3", Debian: true,
 		Programs: map[string]string{"flannel": "/flannel"}},
+
+	"metallb-controller": {Name: metalLB + "controller", Tag: "v0.15.2", Programs: map[string]string{"metallb-controller": "/controller"},
+		Config: image.Config{Entrypoint: []string{"/controller"}}},
+	"metallb-speaker": {Name: metalLB + "speaker", Tag: "v0.15.2", Programs: map[string]string{"metallb-speaker": "/speaker"},
+		Config: image.Config{Entrypoint: []string{"/speaker"}}},
 }
 
 func local(program string) map[string]string {
 	return map[string]string{program: filepath.Join("/usr/local/bin", program)}
 }
+
+// MetalLBManifest is the file of MetalLB's module that installs it.
+const MetalLBManifest = "config/manifests/metallb-native.yaml"
 
 // The images of each purpose, by their short names.
 var (
@@ -94,6 +103,8 @@ var (
 	Tests = []string{"agnhost", "busybox", "distroless-iptables", "glibc-dns-testing", "nginx", "pause", "regression-issue-74839"}
 	// Flannel are the images of flannel's manifest.
 	Flannel = []string{"flannel", "flannel-cni-plugin"}
+	// MetalLB are the images of MetalLB's manifest.
+	MetalLB = []string{"metallb-controller", "metallb-speaker"}
 	// Kubeadm are the images of a node that kubeadm makes.
 	Kubeadm = []string{"coredns", "etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "pause"}
 )
