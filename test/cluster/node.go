@@ -54,6 +54,17 @@ func (n *Node) Command(ctx context.Context, argv ...string) *topology.Cmd {
 // Log returns the path of the output of "node", "containerd" or "kubelet".
 func (n *Node) Log(program string) string { return filepath.Join(n.dir, program+".log") }
 
+// SetCable cuts the node off from the LAN ("down"), or connects it again ("up"). The node's own
+// device keeps its addresses and routes.
+func (n *Node) SetCable(ctx context.Context, state string) error {
+	lan := *n.host
+	lan.Namespace = "spw-" + n.cluster.Name + "-lan"
+	if out, err := lan.Command(ctx, "ip", "link", "set", n.Name(), state).CombinedOutput(); err != nil {
+		return fmt.Errorf("set cable of %s %s: %w: %s", n.Name(), state, err, out)
+	}
+	return nil
+}
+
 func (n *Node) enter(argv []string) []string {
 	return append([]string{"nsenter", "--target", strconv.Itoa(n.pid), "--mount", "--uts", "--ipc", "--pid", "--cgroup",
 		"--", "bash", "-euc", inNode, "bash"}, argv...)

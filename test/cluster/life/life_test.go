@@ -33,9 +33,11 @@ func TestMain(m *testing.M) {
 // start starts a cluster with peers on node0 and node1, and the load's askers.
 func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 	t.Helper()
-	c := clustertest.Start(t, "life", cluster.Config{
-		CNI: cluster.CNI(*cni), Proxy: proxy, Values: []string{"proxyMode=" + *proxyMode}, Images: []string{"agnhost"},
-	})
+	cfg := cluster.Config{CNI: cluster.CNI(*cni), Proxy: proxy, Values: []string{"proxyMode=" + *proxyMode}, Images: []string{"agnhost"}}
+	if proxy == cluster.Spillway { // for directReplies
+		cfg.Families, cfg.Images = cluster.Dual, append(cfg.Images, images.MetalLB...)
+	}
+	c := clustertest.Start(t, "life", cfg)
 	clustertest.StartPeers(t, c, "peer", "node2")
 	l := startAskers(t, c)
 	l.settle(t, c)
@@ -51,6 +53,7 @@ func TestSpillway(t *testing.T) {
 		name   string
 		before func(*testing.T, *cluster.Cluster) // without load
 		do     func(*testing.T, *cluster.Cluster)
+		ebpf   bool // of this dataplane alone
 		// Streams that cannot survive it, or may lose questions, with the reason in a comment.
 		without []string
 		except  []excuse
@@ -78,9 +81,13 @@ func TestSpillway(t *testing.T) {
 			// With eBPF it stays with its endpoint: docs/reference/limits.md. drain has another.
 			without: []string{"udp from node1"},
 			except:  []excuse{movedSocket}},
+		{name: "direct replies", do: func(t *testing.T, c *cluster.Cluster) { directReplies(t, c, l) }, ebpf: true},
 		{name: "optional parts", do: func(t *testing.T, c *cluster.Cluster) { optionalParts(t, c, l) }},
 		{name: "node deleted and added", do: deleteNode},
 	} {
+		if test.ebpf && *proxyMode != "ebpf" {
+			continue
+		}
 		ok := t.Run(test.name, func(t *testing.T) {
 			if test.before != nil {
 				test.before(t, c)

@@ -93,7 +93,7 @@ func (l *load) start(t *testing.T, c *cluster.Cluster, without ...string) {
 // stream starts one stream, and returns the Pod that answers its first question.
 func (l *load) stream(t *testing.T, from string, req probe.Request) (server string) {
 	t.Helper()
-	req.Op, req.PauseMS, req.Netexec, req.Processes = probe.Stream, 10, true, l.servers
+	req.Op, req.PauseMS, req.Netexec, req.Processes = probe.Stream, max(req.PauseMS, 10), true, l.servers
 	resp, err := l.probes[from].Do(t.Context(), req)
 	if err != nil {
 		t.Fatalf("start %s: %v", req.Name, err)
