@@ -438,6 +438,9 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 	} else if (dsr_one_way(f)) {
 		if (flow_one_way(f, p) == TCP_RENEWS)
 			return MISS_STALE;
+	} else if (!dsr && packet_syn(p) && flow_began_one_way(f)) {
+		/* Of a run with keys. This one saw nothing that tells whether it is over. */
+		return MISS_STALE;
 	} else if (!tcp_plain(f, p)) {
 		if (flow_reopens(f, p))
 			return MISS_STALE;

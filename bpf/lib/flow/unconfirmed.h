@@ -34,10 +34,16 @@
 /* Slots to try for one whose flow may be replaced. */
 #define ADMIT_TRIES 4
 
+/* Was this node to see the client's packets alone when it stored the flow? */
+static __always_inline bool flow_began_one_way(const struct flow *f)
+{
+	return (f->flags & (FLOW_DSR | FLOW_TO_POD | FLOW_REVERSE_TO_POD)) == FLOW_DSR;
+}
+
 /* Is this a flow of a node that sees the client's packets alone? */
 static __always_inline bool dsr_one_way(const struct flow *f)
 {
-	return dsr && (f->flags & (FLOW_DSR | FLOW_TO_POD | FLOW_REVERSE_TO_POD)) == FLOW_DSR;
+	return dsr && flow_began_one_way(f);
 }
 
 static __always_inline int flow_confirmed(const struct flow *f)

@@ -547,6 +547,34 @@ func TestPacketDSRRings(t *testing.T) {
 	})
 }
 
+// TestPacketDSRLeftOver: a node whose secret was removed has flows of direct replies. Connections
+// go on, and a client's port that had one gets another connection.
+func TestPacketDSRLeftOver(t *testing.T) {
+	d := newDSRNodes(t)
+	without := newPacketNode(t)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		without.forget(t)
+		without.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
+		c := d.conn(p, 40000)
+		c.establish(t)
+		key := tupleOf(protoTCP, c.client, c.front)
+		flow := d.first.flowAt(t, key)
+		var reply tcFlow
+		back := tupleOf(protoTCP, c.server, c.client)
+		ok(t, d.first.m(tcMapFlows).Lookup(back, &reply))
+		ok(t, without.m(tcMapFlows).Put(key, flow))
+		ok(t, without.m(tcMapFlows).Put(back, reply))
+		_, ask := c.frame("P.", []byte("data"))
+		without.send(t, inEth0, ask).wantPath(t, c.client, c.server)
+		_, syn := c.frame("S", nil)
+		syn.seq, syn.ack = 1, 0
+		r := without.send(t, inEth0, syn)
+		if r.v.src.Addr() != p.tun0 || r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+			t.Errorf("the next SYN comes from %s: %s", r.v.src, verdictList(r.verdicts))
+		}
+	})
+}
+
 // TestPacketDSRSamePort uses a client's port again, for another address of the Service, when the
 // first connection is over and while it is not.
 func TestPacketDSRSamePort(t *testing.T) {
