@@ -57,7 +57,7 @@ func (c *Config) balanceOf(svc *model.Service, complain func(field, what string)
 	field := annotationField(BalanceAnnotation)
 	b := Balance(max(slices.Index(balanceNames, name), 0))
 	switch {
-	case name != "" && name != b.String():
+	case set && name != b.String():
 		complain(field, fmt.Sprintf("%q is not a way to choose endpoints, and random is used; use %s or %s", name, strings.Join(balanceNames, ", "), weighted))
 	case b.ByLoad() && !c.BalanceByLoad:
 		complain(field, fmt.Sprintf("%s has no effect on this node, and random is used: its agent needs --proxy-mode ebpf and --balance-by-load", b))

@@ -11,6 +11,7 @@ func TestBalanceOfAnnotations(t *testing.T) {
 		name, balance, weights string
 		affinity               time.Duration
 		off                    bool // the dataplane can do neither
+		set                    bool // the annotation is there, although empty
 		want                   Balance
 		problem                string // part of the only one; "" for none
 	}{
@@ -27,12 +28,13 @@ func TestBalanceOfAnnotations(t *testing.T) {
 		{name: "maglev by weight", balance: "maglev", weights: "*=3", want: Maglev},
 		{name: "the dataplane has no tables", balance: "maglev", off: true, want: Random, problem: "maglev has no effect on this node, and random is used"},
 		{name: "maglev and session affinity", balance: "maglev", affinity: time.Hour, want: Random, problem: "maglev has no effect with spec.sessionAffinity"},
+		{name: "empty", set: true, want: Random, problem: `"" is not a way to choose endpoints`},
 		{name: "unknown", balance: "Least", want: Random, problem: `"Least" is not a way to choose endpoints, and random is used; use random, least, latency, maglev or weighted`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			svc := web(clusterIPs("10.96.0.1"))
 			svc.Affinity, svc.Annotations = c.affinity, map[string]string{}
-			if c.balance != "" {
+			if c.balance != "" || c.set {
 				svc.Annotations[BalanceAnnotation] = c.balance
 			}
 			if c.weights != "" {
