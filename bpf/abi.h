@@ -490,6 +490,15 @@ struct edge_device {
 	__u16 flags; /* enum edge_flags; 0: no program */
 };
 
+/* syn_clients: clients that have answered the SYN filter, by address or IPv6 /64. */
+#define SYN_CREDIT 100 /* SYNs a second that such a client may send; each further answer allows one more */
+
+struct syn_client {
+	__u32 answered; /* seconds since boot of the last answer */
+	__u32 second;	/* of credit */
+	__u32 credit;
+};
+
 /* syn_rates: SYNs of a second, by Service, modulo SYN_RATES. */
 #define SYN_RATES 1024
 struct syn_rate {
@@ -517,7 +526,7 @@ struct settings {
 	__u64 icmp_interval_v6;
 	__u64 icmp_interval_all; /* to all addresses together (net.ipv4.icmp_msgs_per_sec) */
 	__u32 network_ports; /* length of the list PORTS_NETWORK, which follows it in snat_ports */
-	__u32 pad;
+	__u32 agent_seen;    /* seconds since boot: without an agent, XDP drops nothing after a while */
 };
 
 enum settings_flags {
@@ -733,6 +742,7 @@ enum verdict {
 	TRANSLATED_XDP,		/* rewritten and sent before the kernel had an skb for it */
 	SYN_CHALLENGED,		/* a SYN of a flood: its client must prove its address */
 	SYN_PROVED,		/* a client has proved its address */
+	DROP_SYN_FORM,		/* a SYN with IP options or in fragments, to a Service with a SYN filter */
 	VERDICTS,
 };
 

@@ -108,6 +108,14 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 	return decide_service(skb, p, s, hook, found);
 }
 
+/* Has the Service a SYN filter (edge/syn_filter.h)? */
+static __noinline bool has_syn_filter(__u32 service)
+{
+	struct service *s = bpf_map_lookup_elem(&services, &service);
+
+	return s && s->syn_limit;
+}
+
 /*
  * Creates the flow of a Service's first packet to an endpoint, and forwards the packet. direct: the
  * endpoint answers the client itself (special/dsr.h).
@@ -195,6 +203,11 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 	case ENDPOINT_GONE:
 		return drop_reported(s, found.fe->service, DROP_NO_BACKEND, REPORT_PACKET);
 	case CHOSEN:
+		/* XDP does not parse such a SYN, and clients send none: it would evade the filter. */
+		if (hook == FROM_NETWORK && packet_syn(&m->packet) &&
+		    unlikely(m->packet.flags & (PACKET_OPTIONS | PACKET_FIRST_FRAGMENT)) &&
+		    has_syn_filter(found.fe->service))
+			return drop_reported(s, found.fe->service, DROP_SYN_FORM, REPORT_PACKET);
 		m->pair.flow.backend = found.choice.id;
 		direct = dsr && found.choice.dsr && hook == FROM_NETWORK && dsr_possible(&m->packet);
 		/* With DSR it may have begun at another node, or have lost its flow here. */

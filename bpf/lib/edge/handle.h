@@ -51,7 +51,8 @@ static __always_inline int edge_forward(struct xdp_md *ctx, struct scratch *m, s
 /*
  * Drops the first packet of a connection that the Service drops, and makes its client prove its
  * address. Later packets may belong to a connection of netfilter, as may datagrams, and a SYN while
- * netfilter translates destinations: the tc programs ask conntrack.
+ * netfilter translates destinations: the tc programs ask conntrack. Without an agent the maps may be
+ * those of another release: then the tc programs decide alone.
  */
 static __always_inline int edge_first(struct xdp_md *ctx, struct scratch *m, struct settings *s)
 {
@@ -60,12 +61,14 @@ static __always_inline int edge_first(struct xdp_md *ctx, struct scratch *m, str
 	struct frontend *fe;
 	enum verdict verdict;
 
-	if (s->flags & SETTING_ASK_CONNTRACK)
+	if (p->time - s->agent_seen > SYN_AGENT_SECONDS)
 		return XDP_PASS;
 	fe = frontend_lookup(&t->daddr, t->dport, t->proto, t->family).fe;
 	if (!is_service(fe))
 		return XDP_PASS;
 	verdict = source_belongs(t, 0) ? service_drops(fe, t, fe->external_route) : DROP_SOURCE;
+	if (verdict && s->flags & SETTING_ASK_CONNTRACK)
+		return XDP_PASS;
 	if (verdict) {
 		drop_reported(s, fe->service, verdict, REPORT_PACKET);
 		return XDP_DROP;
@@ -100,7 +103,8 @@ static __always_inline int edge_handle(struct xdp_md *ctx)
 		s = get_settings();
 		return s ? edge_first(ctx, m, s) : XDP_PASS;
 	}
-	if ((p->flags & PACKET_TCP_FLAGS) == PACKET_RST && syn_prove(p)) {
+	/* lwIP sends an ACK with its RST. */
+	if ((p->flags & (PACKET_RST | PACKET_SYN | PACKET_FIN)) == PACKET_RST && syn_prove(p)) {
 		count(SYN_PROVED);
 		return XDP_DROP;
 	}

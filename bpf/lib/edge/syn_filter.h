@@ -7,10 +7,14 @@
  *   client -> service   RST with that number (RFC 9293, 3.10.7.3). A forger does not see it
  *   client -> service   the SYN again. Linux repeats it at once, others after their timeout
  *
- * A client that has proved its address is free for a while. The connection is the endpoint's own
- * from its SYN on, so window scale, SACK and timestamps are as without the filter. A cookie that
- * the client accepts (bpf_tcp_raw_gen_syncookie) would put this node's sequence numbers into each
- * packet of the connection, and lose these options.
+ * A client that has answered may send so many SYNs a second for a while. The answer shows that the
+ * address is in use, not that its owner has asked: a host without such a connection resets it as well.
+ * So a forger that knows hosts in use gets SYN_CREDIT a second through for each, and one more for
+ * each RST of theirs.
+ *
+ * The connection is the endpoint's own from its SYN on, so window scale, SACK and timestamps are as
+ * without the filter. A cookie that the client accepts (bpf_tcp_raw_gen_syncookie) would put this
+ * node's sequence numbers into each packet of the connection, and lose these options.
  *
  * Nothing is stored for a SYN, and the answer is not longer than it.
  */
@@ -23,6 +27,7 @@
 
 #define SYN_COOKIE_SECONDS 16	/* a cookie is valid for one to two times as long */
 #define SYN_PROVED_SECONDS 300
+#define SYN_AGENT_SECONDS 60 /* without an agent, nothing is dropped after this time */
 
 /* What a cookie belongs to, as SipHash reads it. */
 struct syn_claim {
@@ -47,22 +52,34 @@ static __always_inline __u64 syn_cookie(const struct tuple *t, __u32 period)
 	return siphash(&c, sizeof(c) / sizeof(__u64), syn_key0, syn_key1);
 }
 
-static __always_inline void syn_client(struct addr_key *key, const struct tuple *t)
+/* One who has an IPv6 address has all of its /64. */
+static __always_inline void syn_client_key(struct addr_key *key, const struct tuple *t)
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	key->addr = t->saddr;
+	if (t->family == FAMILY_V6)
+		key->addr.w[2] = key->addr.w[3] = 0;
 	key->family = t->family;
 }
 
-/* Has the client proved its address lately? */
+/* Has the client answered lately, and not sent too many SYNs since? */
 static __always_inline bool syn_proved(const struct packet *p)
 {
+	struct syn_client *c;
 	struct addr_key key;
-	__u32 *when;
 
-	syn_client(&key, &p->tuple);
-	when = bpf_map_lookup_elem(&syn_clients, &key);
-	return when && p->time - *when <= SYN_PROVED_SECONDS;
+	syn_client_key(&key, &p->tuple);
+	c = bpf_map_lookup_elem(&syn_clients, &key);
+	if (!c || p->time - c->answered > SYN_PROVED_SECONDS)
+		return false;
+	if (c->second != p->time) {
+		c->second = p->time;
+		c->credit = SYN_CREDIT;
+	}
+	if (!c->credit)
+		return false;
+	__sync_fetch_and_add(&c->credit, -1);
+	return true;
 }
 
 /*
@@ -95,8 +112,9 @@ __noinline int syn_must_prove(const struct packet *p, __u32 service)
 /* Takes the RST of a client that proves its address. Returns 1 if it is one. */
 __noinline int syn_prove(const struct packet *p)
 {
+	struct syn_client *c, first = {};
 	struct addr_key key;
-	__u32 period, time;
+	__u32 period;
 
 	if (!p)
 		return 0;
@@ -104,9 +122,18 @@ __noinline int syn_prove(const struct packet *p)
 	if (p->seq != syn_cookie(&p->tuple, period) >> 32 &&
 	    p->seq != syn_cookie(&p->tuple, period - 1) >> 32)
 		return 0;
-	syn_client(&key, &p->tuple);
-	time = p->time;
-	bpf_map_update_elem(&syn_clients, &key, &time, BPF_ANY);
+	syn_client_key(&key, &p->tuple);
+	c = bpf_map_lookup_elem(&syn_clients, &key);
+	if (c && p->time - c->answered <= SYN_PROVED_SECONDS) {
+		c->answered = p->time;
+		if (c->second == p->time)
+			__sync_fetch_and_add(&c->credit, 1);
+		return 1;
+	}
+	first.answered = p->time;
+	first.second = p->time;
+	first.credit = SYN_CREDIT;
+	bpf_map_update_elem(&syn_clients, &key, &first, BPF_ANY);
 	return 1;
 }
 

@@ -54,6 +54,7 @@ type Backend struct {
 
 	mu            sync.Mutex // for the fields below: interfaces change on their own
 	node          *intent.Node
+	written       *tcSettings // nil before the first node
 	uplinks       map[int]attach.Uplink
 	pods          map[netip.Addr]attach.Pod
 	traversing    map[netip.Addr]traversal
@@ -313,6 +314,7 @@ func (b *Backend) attach(ctx context.Context) error {
 		}
 	})
 	b.done.Go(func() { b.sweepLoop(run) })
+	b.done.Go(func() { b.beatLoop(run) })
 	b.done.Go(func() { b.checkLoop(run) })
 	b.done.Go(func() { b.unhookLoop(run) })
 	b.done.Go(func() { b.endLoop(run) })

@@ -122,6 +122,7 @@ var meanings = map[string]string{
 	"drop_xfrm":            "dropped: an IPsec policy selects the packet, and a redirect would bypass IPsec",
 	"drop_source":          "dropped: the source address does not belong to the packet's device",
 	"drop_dsr":             "dropped: it announces a connection for DSR, and no node with this cluster's key wrote that",
+	"drop_syn_form":        "dropped: a SYN with IP options or in fragments, and the Service has a SYN filter",
 	"drop_icmp_rate":       "not answered: the answer would exceed the rate of ICMP errors",
 	"socket_refused":       "connect failed with ECONNREFUSED: the Service has no endpoint",
 	"socket_timed_out":     "connect failed with ETIMEDOUT: traffic policy Local or a source range",

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -33,7 +34,37 @@ func (b *Backend) writeSettings(n *intent.Node) error {
 	}
 	s := b.settings(n)
 	s.SnatPorts, s.NetworkPorts = lists.snat, lists.network
-	if err := b.m(tcMapNodeSettings).Put(uint32(0), s); err != nil {
+	b.written = &s
+	return b.beat()
+}
+
+// beatInterval is well below SYN_AGENT_SECONDS of bpf/lib/edge/syn_filter.h.
+const beatInterval = 10 * time.Second
+
+// beatLoop tells the XDP program that an agent runs.
+func (b *Backend) beatLoop(ctx context.Context) {
+	for b.cfg.xdp() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(beatInterval):
+		}
+		b.mu.Lock()
+		err := b.beat()
+		b.mu.Unlock()
+		if err != nil {
+			b.cfg.Log.Error("Tell the XDP program that an agent runs", "err", err)
+		}
+	}
+}
+
+// beat writes the settings with the present time. The caller holds mu.
+func (b *Backend) beat() error {
+	if b.written == nil {
+		return nil
+	}
+	b.written.AgentSeen = bootSeconds()
+	if err := b.m(tcMapNodeSettings).Put(uint32(0), b.written); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}
 	return nil

@@ -212,7 +212,7 @@ func TestPacketSYNFilter(t *testing.T) {
 	const limit = 10
 	n := newXDPNode(t)
 	eachFamily(t, n, func(t *testing.T, p *plan) {
-		empty[tcAddrKey, uint32](t, n.m(tcMapSynClients))
+		empty[tcAddrKey, tcSynClient](t, n.m(tcMapSynClients))
 		sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
 		sp.SYNLimit = limit
 		n.serve(t, sp)
@@ -248,7 +248,8 @@ func TestPacketSYNFilter(t *testing.T) {
 			"another client":  func(f *frame) { f.src = ap(p.client2, 40000) },
 			"another port":    func(f *frame) { f.src = ap(p.client, 40001) },
 			"another Service": func(f *frame) { f.dst = ap(p.externalIP, 80) },
-			"with an ACK":     func(f *frame) { f.flags = "R." },
+			"no RST":          func(f *frame) { f.flags = "." },
+			"a SYN":           func(f *frame) { f.flags = "SR" },
 		} {
 			f := proof
 			change(&f)
@@ -261,7 +262,102 @@ func TestPacketSYNFilter(t *testing.T) {
 		flood(syn(p.client, 40000)).want(t, xdpPass)
 		flood(syn(p.client, 50000)).want(t, xdpPass) // each connection of the client
 		flood(syn(p.client2, 40000)).want(t, xdpTx, tcVerdictSYN_CHALLENGED)
+		empty[tcAddrKey, tcSynClient](t, n.m(tcMapSynClients))
+		proof.flags, proof.ack = "R.", 7001 // as lwIP does
+		n.send(t, xdpEth0, proof).want(t, xdpDrop, tcVerdictSYN_PROVED)
+		flood(syn(p.client, 40000)).want(t, xdpPass)
+
+		// Another host resets what it has not asked for, too. A forger of its address gets few SYNs.
+		passed := 0
+		for i := range 4 * tcSynCredit {
+			if n.send(t, xdpEth0, syn(p.client, uint16(1000+i))).code == xdpPass {
+				passed++
+			}
+		}
+		// The filter counts in whole seconds, and takes SYNs below the limit in each.
+		if passed > 2*(tcSynCredit+limit) {
+			t.Errorf("%d SYNs of a client that has answered once were passed", passed)
+		}
+		n.send(t, xdpEth0, proof).want(t, xdpDrop, tcVerdictSYN_PROVED)
 	})
+}
+
+// tcSynCredit is SYN_CREDIT of bpf/abi.h.
+const tcSynCredit = 100
+
+// TestPacketSYNFilterForms: a SYN that XDP does not parse does not evade the filter. Without one,
+// the Service takes it.
+func TestPacketSYNFilterForms(t *testing.T) {
+	n := newXDPNode(t)
+	eachFamily(t, n, func(t *testing.T, p *plan) {
+		syn := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S", payload: make([]byte, 40)}
+		option := syn
+		option.options = []byte{0x94, 4, 0, 0}
+		if p.eth0.Is6() {
+			option.options, option.ext = nil, []extension{{extDestOpts, []byte{1, 4, 0, 0, 0, 0}}}
+		}
+		forms := map[string][]byte{"option": option.bytes(n, "eth0"), "fragment": syn.fragments(n, "eth0", 24)[0]}
+		for _, limit := range []uint16{0, 1} {
+			sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+			sp.SYNLimit = limit
+			n.serve(t, sp)
+			for name, in := range forms {
+				n.forget(t)
+				if r := n.sendRaw(t, xdpEth0, in); r.code != xdpPass {
+					t.Errorf("%s: XDP ends with %d", name, r.code)
+				}
+				r := n.sendRaw(t, inEth0, in)
+				if dropped := r.verdicts[tcVerdictDROP_SYN_FORM] == 1; dropped != (limit > 0) {
+					t.Errorf("limit %d, %s: %s", limit, name, verdictList(r.verdicts))
+				}
+			}
+		}
+	})
+}
+
+// TestPacketXDPWithoutAgent: maps that no agent writes any more decide nothing.
+func TestPacketXDPWithoutAgent(t *testing.T) {
+	n := newXDPNode(t)
+	p := plans["IPv4"]
+	sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+	for i := range sp.Frontends {
+		sp.Frontends[i].ExternalRoute = intent.Drop
+	}
+	n.serve(t, sp)
+	syn := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80), flags: "S"}
+	n.send(t, xdpEth0, syn).want(t, xdpDrop, tcVerdictDROP_POLICY_LOCAL)
+	var s tcSettings
+	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	s.AgentSeen -= 61
+	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
+	n.send(t, xdpEth0, syn).want(t, xdpPass)
+	n.onThread(t, n.beat)
+	n.send(t, xdpEth0, syn).want(t, xdpDrop, tcVerdictDROP_POLICY_LOCAL)
+}
+
+// TestPacketXDPBesideNAT: where netfilter translates destinations, XDP drops nothing, and filters
+// floods all the same.
+func TestPacketXDPBesideNAT(t *testing.T) {
+	n := newXDPNode(t)
+	p := plans["IPv4"]
+	n.askConntrack = true
+	n.setNode(t, func(*intent.Node) {})
+	sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+	sp.SYNLimit = 1
+	n.serve(t, sp)
+	code := xdpPass
+	for i := range 20 {
+		code = n.send(t, xdpEth0, frame{proto: protoTCP, src: ap(p.client, uint16(40000+i)), dst: ap(p.clusterIP, 80), flags: "S"}).code
+	}
+	if code != xdpTx {
+		t.Errorf("in a flood, XDP ends with %d", code)
+	}
+	sp = service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+	for i := range sp.Frontends {
+		sp.Frontends[i].ExternalRoute = intent.Drop
+	}
+	n.serve(t, sp)
+	n.send(t, xdpEth0, frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S"}).want(t, xdpPass)
 }
 
 // TestPacketXDPAgreesWithTC gives random frames to both: what XDP sends or drops, tc sends or drops.

@@ -401,7 +401,7 @@ type tcSettings struct {
 	IcmpIntervalV6  uint64
 	IcmpIntervalAll uint64
 	NetworkPorts    uint32
-	Pad             uint32
+	AgentSeen       uint32
 }
 
 type tcSettingsFlags uint32
@@ -444,6 +444,13 @@ type tcSocketPeer struct {
 	Port    uint16
 	Pad     uint16
 	Backend uint32
+}
+
+type tcSynClient struct {
+	_        structs.HostLayout
+	Answered uint32
+	Second   uint32
+	Credit   uint32
 }
 
 type tcSynRate struct {
@@ -565,7 +572,8 @@ const (
 	tcVerdictTRANSLATED_XDP       tcVerdict = 45
 	tcVerdictSYN_CHALLENGED       tcVerdict = 46
 	tcVerdictSYN_PROVED           tcVerdict = 47
-	tcVerdictVERDICTS             tcVerdict = 48
+	tcVerdictDROP_SYN_FORM        tcVerdict = 48
+	tcVerdictVERDICTS             tcVerdict = 49
 )
 
 // Names of all BPF objects in the ELF.

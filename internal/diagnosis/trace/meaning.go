@@ -55,6 +55,7 @@ var meanings = map[string]meaning{
 	"passed_untracked":     {stepNextHop, Decided, "forwarded unchanged, past netfilter: a do-not-track policy allows it"},
 	"translated_direct":    {stepNextHop, Decided, "translated and redirected, past netfilter"},
 	"translated_xdp":       {stepNextHop, Decided, "translated and sent by the XDP program"},
+	"drop_syn_form":        {stepSource, Refused, ""},
 	"syn_challenged":       {stepSource, Decided, "a flood of SYNs: the client is made to prove its address"},
 	"syn_proved":           {stepSource, Decided, "the client has proved its address"},
 	"translated_stack":     {stepNextHop, Decided, "translated and passed to the stack, with netfilter"},

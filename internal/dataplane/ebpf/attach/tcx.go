@@ -95,10 +95,8 @@ func (t *tcxHooks) load() error {
 // program.
 func (t *tcxHooks) takeOver(h hook, path string) (ok bool, err error) {
 	l, err := link.LoadPinnedLink(path, nil)
-	for _, passing := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EPERM, unix.EACCES, unix.EINTR} {
-		if errors.Is(err, passing) {
-			return false, fmt.Errorf("open pinned link %s: %w", path, err)
-		}
+	if passing(err) {
+		return false, fmt.Errorf("open pinned link %s: %w", path, err)
 	}
 	if err != nil {
 		return false, nil
@@ -110,6 +108,16 @@ func (t *tcxHooks) takeOver(h hook, path string) (ok bool, err error) {
 	}
 	t.links[h] = &tcxLink{Link: l, id: info.ID, prog: info.Program}
 	return true, nil
+}
+
+// passing reports whether another try may succeed.
+func passing(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EPERM, unix.EACCES, unix.EINTR} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // attachedHere reports whether the link is attached to the hook's interface in this

@@ -74,8 +74,17 @@ func openXDP(pinDir string, cfg XDP) (*xdpHooks, error) {
 		return nil, fmt.Errorf("list pinned XDP links: %w", err)
 	}
 	for _, pin := range pins {
-		ifindex, _ := strconv.Atoi(pin.Name())
-		if l, err := link.LoadPinnedLink(filepath.Join(x.dir, pin.Name()), nil); err == nil && ifindex > 0 {
+		path := filepath.Join(x.dir, pin.Name())
+		ifindex, err := strconv.Atoi(pin.Name())
+		if err != nil { // a crash has left it, with the program at its device: see pinOver
+			_ = os.Remove(path)
+			continue
+		}
+		l, err := link.LoadPinnedLink(path, nil)
+		if passing(err) {
+			return nil, fmt.Errorf("open pinned XDP link %s: %w", path, err)
+		}
+		if err == nil {
 			x.links[ifindex] = l
 		}
 	}

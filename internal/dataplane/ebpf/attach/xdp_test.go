@@ -2,6 +2,10 @@ package attach
 
 import (
 	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -107,6 +111,29 @@ func TestXDPFollowsInterfacesAndRestarts(t *testing.T) {
 	must(t, without.Sync(context.Background()))
 	wantXDP(t, "eth1", nil)
 	must(t, UnpinXDP(dir))
+}
+
+// An agent that was killed while it pinned a link leaves one that the next agent replaces.
+func TestXDPAfterACrash(t *testing.T) {
+	enterNetns(t)
+	dir, progs := mountBPF(t), classifiers(t)
+	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
+	l, err := link.AttachXDP(link.XDPOptions{Program: xdpPasses(t), Interface: eth0, Flags: link.XDPGenericMode})
+	must(t, err)
+	must(t, os.MkdirAll(xdpDir(dir), 0o700))
+	must(t, l.Pin(filepath.Join(xdpDir(dir), strconv.Itoa(eth0)+newNameSuffix)))
+	must(t, l.Close())
+	next := xdpPasses(t)
+	var r xdpReports
+	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(next, XDPGeneric)})
+	eventually(t, func() error { // the kernel detaches a link without a pin on its own time
+		must(t, a.Sync(context.Background()))
+		if len(r.devices) == 0 {
+			return errors.New(r.decision["eth0"])
+		}
+		return nil
+	})
+	wantXDP(t, "eth0", next)
 }
 
 // An instance whose agent is gone leaves nothing behind.
