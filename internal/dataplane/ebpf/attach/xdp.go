@@ -243,6 +243,13 @@ const (
 	genericHeader  = 4
 )
 
+// genericRequest is struct genlmsghdr: command, version, and two bytes that must be 0. nl.Genlmsg
+// has whatever is behind it in memory there, and this family refuses that.
+type genericRequest [genericHeader]byte
+
+func (r genericRequest) Len() int          { return len(r) }
+func (r genericRequest) Serialize() []byte { return r[:] }
+
 // xdpFeatures returns what a driver can do with XDP.
 func xdpFeatures(ifindex int) (uint64, error) {
 	family, err := netlink.GenlFamilyGet(netdevFamily)
@@ -250,7 +257,7 @@ func xdpFeatures(ifindex int) (uint64, error) {
 		return 0, fmt.Errorf("ask for XDP features: %w", err)
 	}
 	req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
-	req.AddData(&nl.Genlmsg{Command: netdevGet, Version: 1})
+	req.AddData(genericRequest{netdevGet, 1})
 	req.AddData(nl.NewRtAttr(netdevIfindex, nl.Uint32Attr(uint32(ifindex))))
 	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
 	if err != nil {
