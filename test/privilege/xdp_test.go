@@ -49,9 +49,7 @@ func TestXDPAttachesWithTheChartsPrivileges(t *testing.T) {
 	if err != nil || before < 1 {
 		t.Fatalf("%v devices have the program: %v\n%s", before, err, n.Agent("a").Tail())
 	}
-	n.Run(t, "a", "ip", "link", "add", "late0", "type", "veth", "peer", "name", "late1")
-	n.Run(t, "a", "ip", "addr", "add", "198.51.100.1/24", "dev", "late0")
-	n.Run(t, "a", "ip", "link", "set", "late0", "up")
+	n.Run(t, "a", "sh", "-c", "ip link add late0 type veth peer name late1 && ip addr add 198.51.100.1/24 dev late0 && ip link set late0 up")
 	wantDevices(before + 1)
 	if err := n.restart("ebpf", syscall.SIGKILL); err != nil {
 		t.Fatal(err)
