@@ -61,8 +61,8 @@ type Config struct {
 
 	// FlowTableSize is the maximum number of confirmed flows; the kernel evicts the
 	// oldest first. The table has room for a quarter as many unconfirmed flows in
-	// addition, and with DSRKeys as many that it sees one direction of
-	// (bpf/lib/flow/unconfirmed.h). 0 means DefaultFlowTableSize, and the
+	// addition (bpf/lib/flow/unconfirmed.h). With DSRKeys, a quarter of it may be flows that
+	// the node sees one direction of. 0 means DefaultFlowTableSize, and the
 	// maximum is MaxFlowTableSize. A flow takes FlowBytes of kernel memory, allocated
 	// at start.
 	FlowTableSize uint32

@@ -239,7 +239,7 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 			}
 		}
 		for name, size := range map[string]uint32{
-			tcMapFlows:       2 * (cfg.FlowTableSize + cfg.unconfirmed() + cfg.oneWay()),
+			tcMapFlows:       2 * (cfg.FlowTableSize + cfg.unconfirmed()),
 			tcMapUnconfirmed: cfg.unconfirmed() + cfg.oneWay(),
 			tcMapFrontends:   cfg.MaxFrontends + cfg.MaxEndpoints,
 			tcMapServices:    cfg.MaxFrontends,
@@ -327,13 +327,14 @@ const unconfirmedShare = 4
 // unconfirmed returns the length of the ring of unconfirmed flows.
 func (c *Config) unconfirmed() uint32 { return max(c.FlowTableSize/unconfirmedShare, 1) }
 
-// oneWay returns the length of the ring of flows that this node sees one direction of: as many as
-// confirmed ones, for nothing tells their clients from forged ones.
+// oneWay returns the length of the ring of flows that this node sees one direction of. The map
+// flows keeps its size with DSRKeys: flows that begin while it is created anew may be lost. So these
+// flows take room of confirmed ones.
 func (c *Config) oneWay() uint32 {
 	if len(c.DSRKeys) == 0 {
 		return 0
 	}
-	return c.FlowTableSize
+	return c.unconfirmed()
 }
 
 // clientFlowsMax returns the maximum number of confirmed flows of one client: half of all.
