@@ -150,7 +150,7 @@ func TestUnpinDetachesXDP(t *testing.T) {
 	wantXDP(t, "eth0", nil)
 }
 
-// A device that cannot run the program safely has none, and the reason is told.
+// A device that cannot run the program safely has none. The decision names the reason.
 func TestXDPIsRefused(t *testing.T) {
 	enterNetns(t)
 	dir, progs := mountBPF(t), classifiers(t)
