@@ -112,12 +112,17 @@ static __noinline int frame_for_node(struct __sk_buff *skb, const struct packet 
 				   ETH_ALEN, 0);
 }
 
-/* Has the packet room for the option? A SYN has: it is short. */
+/*
+ * Has the packet room for the option? The first packet of a flow has: dsr_carries. The MTU is unknown
+ * until the neighbor is known.
+ */
 static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct packet *p,
 				     const struct next_hop *hop)
 {
+	__u32 mtu = hop->mtu ? hop->mtu : IPV6_MIN_MTU;
+
 	return packet_syn(p) || (!skb->gso_size &&
-				 packet_size(skb, p) + dsr_room(p->tuple.family) <= hop->mtu);
+				 packet_size(skb, p) + dsr_room(p->tuple.family) <= mtu);
 }
 
 /*
@@ -140,7 +145,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	}
 	if (f->flags & FLOW_STACK) {
 		hop->kind = NEXT_HOP_STACK;
-	} else if (likely(flow_next_hop_fresh(skb, p, f))) {
+	} else if (likely(flow_next_hop_fresh(skb, p, f)) &&
+		   !(dsr_one_way(f) && entry && flow_is_new_udp(entry, p))) {
 		if (nat_rewrite(skb, p, f, f->next_hop_kind == NEXT_HOP_LINK))
 			return drop(DROP_REWRITE);
 		return redirect_frame(skb, p, f->next_hop_kind, f->next_hop_ifindex,
@@ -153,7 +159,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH) ||
 	    (hop->kind == NEXT_HOP_STACK && hook == FROM_POD && frame_for_node(skb, p)))
 		return drop(DROP_REWRITE);
-	if (dsr_one_way(f) && (!entry || packet_syn(p)) && dsr_fits(skb, p, hop)) {
+	if (dsr_one_way(f) && (!entry || flow_announces(f, p)) && dsr_fits(skb, p, hop)) {
 		if (dsr_add(skb))
 			return drop(DROP_REWRITE);
 		count(DSR_ANNOUNCED);

@@ -14,7 +14,8 @@
 /* Is the flow's last next hop a neighbor that this packet can be sent to? */
 static __always_inline bool edge_next_hop(const struct flow *f, const struct packet *p)
 {
-	return f->next_hop_seen == p->time && f->next_hop_kind == NEXT_HOP_LINK && p->ttl > 1 &&
+	return !(dsr_one_way(f) && flow_is_new_udp(f, p)) &&
+	       f->next_hop_seen == p->time && f->next_hop_kind == NEXT_HOP_LINK && p->ttl > 1 &&
 	       p->l3_len <= f->next_hop_mtu;
 }
 

@@ -379,15 +379,24 @@ static __always_inline int source_moved(struct flow *f, const struct tuple *t, _
 	return 1;
 }
 
-/* Does a datagram of the same second as the last one leave the state of its flow as it is? */
-static __always_inline int udp_plain(const struct flow *f, const struct settings *s)
+/*
+ * Has the flow's endpoint left its Service? At the node of an endpoint that another node has chosen
+ * (special/dsr.h), that node knows it.
+ */
+static __always_inline int flow_endpoint_gone(const struct flow *f)
 {
 	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
 
+	return backend && !bpf_map_lookup_elem(&backends, &backend);
+}
+
+/* Does a datagram of the same second as the last one leave the state of its flow as it is? */
+static __always_inline int udp_plain(const struct flow *f, const struct settings *s)
+{
 	if (f->state == FLOW_NEW || f->helper != HELPER_NONE)
 		return 0;
 	return f->flags & FLOW_REPLY ? !(s->flags & SETTING_ASK_CONNTRACK) :
-	       bpf_map_lookup_elem(&backends, &backend) != NULL;
+	       !flow_endpoint_gone(f);
 }
 
 /*
@@ -426,8 +435,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		 * A datagram must not follow an endpoint that was deleted, except in a
 		 * transfer, which no other endpoint knows.
 		 */
-		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
-		    !bpf_map_lookup_elem(&backends, &f->backend))
+		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA && flow_endpoint_gone(f))
 			return MISS_STALE;
 		flow_udp(f, p);
 	} else if (unlikely(p->flags & (PACKET_NO_L4 | PACKET_SCTP))) {

@@ -46,6 +46,23 @@ static __always_inline bool dsr_one_way(const struct flow *f)
 	return dsr && flow_began_one_way(f);
 }
 
+/* Seconds in which all datagrams of a flow say which Service they are for: the first may be lost. */
+#define DSR_UDP_SECONDS 2
+
+static __always_inline bool flow_is_new_udp(const struct flow *f, const struct packet *p)
+{
+	return p->tuple.proto == IPPROTO_UDP && p->time - f->opened <= DSR_UDP_SECONDS;
+}
+
+/*
+ * Does a packet of a flow of one direction say which Service it is for? A SYN does. So do the first
+ * datagrams, and later the first of each second, which alone is looked up here.
+ */
+static __always_inline bool flow_announces(const struct flow *f, const struct packet *p)
+{
+	return p->tuple.proto == IPPROTO_UDP || packet_syn(p);
+}
+
 static __always_inline int flow_confirmed(const struct flow *f)
 {
 	return f->flags & FLOW_CONFIRMED && f->state != FLOW_CLOSED;

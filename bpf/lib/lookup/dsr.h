@@ -61,6 +61,8 @@ union dsr_header {
 _Static_assert(DSR_ROOM_V4 == DSR_OPTION_V4_LEN, "the option fills the IPv4 options");
 _Static_assert(DSR_ROOM_V6 == (DSR_HEADER_V6_WORDS + 1) * 8, "the option fills the IPv6 header");
 
+#define IPV6_MIN_MTU 1280
+
 static __always_inline __u32 dsr_room(__u8 family)
 {
 	return family == FAMILY_V4 ? DSR_ROOM_V4 : DSR_ROOM_V6;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Direct server return (DSR) of TCP: an endpoint on another node gets the client's own address,
+ * Direct server return (DSR): an endpoint on another node gets the client's own address,
  * and its node answers the client, without the node that received the connection.
  *
- *   receiving node   client -> service    becomes  client -> endpoint, a SYN with an option
+ *   receiving node   client -> service    becomes  client -> endpoint, with an option: a SYN, or
+ *                                                  a datagram (flow_announces)
  *   endpoint's node  client -> endpoint   belongs to the flow  client -> service
  *                    endpoint -> client   becomes  service -> client
  *
@@ -38,6 +39,17 @@ static __always_inline int dsr_forget_ended(struct flow_pair *pair, const struct
 }
 
 /*
+ * Has the first packet of a flow room for the option? A SYN without data has, and so has a datagram
+ * that all networks forward (RFC 8200, 5). A packet in the middle of a connection needs none.
+ */
+static __always_inline bool dsr_carries(const struct packet *p)
+{
+	if (p->tuple.proto == IPPROTO_UDP)
+		return p->l3_len + dsr_room(p->tuple.family) <= IPV6_MIN_MTU;
+	return p->tuple.proto == IPPROTO_TCP && (!packet_syn(p) || p->seq_end == p->seq + 1);
+}
+
+/*
  * Can the packet's new flow be one of DSR? The client must be outside the cluster: this node, or a
  * node or pod that the endpoint's node knows, would take the answer for a forged one. Another flow
  * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart. A path
@@ -50,10 +62,9 @@ __noinline int dsr_possible(const struct packet *p)
 	struct backend *b;
 	struct flow *other;
 
-	if (!p || !pair || p->tuple.proto != IPPROTO_TCP ||
+	if (!p || !pair || !dsr_carries(p) ||
 	    p->flags & (PACKET_OPTIONS | PACKET_NO_L4 | PACKET_FIRST_FRAGMENT | PACKET_REPEATED) ||
-	    (packet_syn(p) && (p->seq_end != p->seq + 1 ||
-			       !dsr_path_works(pair->flow.backend, p->time))) ||
+	    (packet_syn(p) && !dsr_path_works(pair->flow.backend, p->time)) ||
 	    in_cluster(&p->tuple.saddr, p->tuple.family))
 		return 0;
 	b = bpf_map_lookup_elem(&backends, &pair->flow.backend);
@@ -125,7 +136,7 @@ static __always_inline int dsr_follow(struct scratch *m)
 	struct tuple *t = &m->packet.tuple, *key = &m->pair.reply_key;
 	struct flow *reply;
 
-	if (t->proto != IPPROTO_TCP || packet_syn(&m->packet))
+	if ((t->proto != IPPROTO_TCP && t->proto != IPPROTO_UDP) || packet_syn(&m->packet))
 		return 0;
 	tuple_mirror(key, t);
 	reply = bpf_map_lookup_elem(&flows, key);
@@ -177,7 +188,7 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 	if (!source_belongs(&m->packet.tuple, 0))
 		return drop(DROP_SOURCE);
 	dsr_backend(m, &b);
-	if (!is_endpoint(&b.addr, b.port, IPPROTO_TCP, b.family))
+	if (!is_endpoint(&b.addr, b.port, m->dsr.claim.proto, b.family))
 		return drop_reported(s, b.service, DROP_NO_BACKEND, REPORT_PACKET);
 	f->backend = 0;
 	f->helper = HELPER_NONE;
@@ -188,7 +199,7 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, f->service, verdict, REPORT_PLANNED);
 	f->flags |= FLOW_DSR;
-	if (packet_syn(&m->packet))
+	if (packet_begins(&m->packet))
 		flow_record_first(skb, m);
 	else
 		f->state = FLOW_ESTABLISHED;

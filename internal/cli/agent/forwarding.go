@@ -23,15 +23,15 @@ const maxSecrets = 2
 func (c *Config) validateForwarding() (err error) {
 	c.Forwarding = cmp.Or(c.Forwarding, intent.SNAT)
 	if !slices.Contains(intent.Forwardings, c.Forwarding) {
-		return cli.UsageErrorf("--forwarding %q: not a way to forward packets: use %s", c.Forwarding, strings.Join(intent.Forwardings, " or "))
+		return cli.UsageErrorf("--forwarding %q: not a way to forward packets: use %s", c.Forwarding, strings.Join(intent.Forwardings, ", "))
 	}
 	switch {
 	case c.Forwarding == intent.SNAT && c.DSRKeyFile == "":
 		return nil
 	case c.ProxyMode != "ebpf":
-		return cli.UsageErrorf("--forwarding hybrid and --dsr-key-file need --proxy-mode ebpf: leave them out")
+		return cli.UsageErrorf("--forwarding %s and --dsr-key-file need --proxy-mode ebpf: leave them out", c.Forwarding)
 	case c.DSRKeyFile == "":
-		return cli.UsageErrorf("--forwarding hybrid needs --dsr-key-file, with the same secret on all nodes")
+		return cli.UsageErrorf("--forwarding %s needs --dsr-key-file, with the same secret on all nodes", c.Forwarding)
 	case c.MasqueradeAll:
 		return cli.UsageErrorf("--masquerade-all and --dsr-key-file: an endpoint gets either the node's address or the client's: give one of them")
 	}

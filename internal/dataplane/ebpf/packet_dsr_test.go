@@ -47,7 +47,11 @@ func (d *dsrNodes) serve(t testing.TB, p *plan) {
 }
 
 func dsrService(p *plan, e ...intent.Endpoint) *intent.ServicePort {
-	sp := service(p, protoTCP, e...)
+	return dsrServiceOf(p, protoTCP, e...)
+}
+
+func dsrServiceOf(p *plan, proto uint8, e ...intent.Endpoint) *intent.ServicePort {
+	sp := service(p, proto, e...)
 	sp.Balance, sp.Direct = intent.Maglev, true
 	for slot := range 251 {
 		sp.Table = append(sp.Table, uint32(slot%len(e)))

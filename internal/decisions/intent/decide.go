@@ -102,7 +102,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 		Lingering:         t.lingering(cs),
 		Affinity:          e.spec.Affinity,
 		Balance:           e.plan.balance,
-		Direct:            e.plan.direct && p.id.Protocol == model.TCP,
+		Direct:            direct(e.plan.forwarding, p.id.Protocol),
 		SYNLimit:          e.plan.synLimitOf(p.id.Protocol),
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,

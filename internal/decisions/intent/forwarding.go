@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,29 +21,39 @@ const (
 	// rest is as with SNAT. The Service must choose by Maglev: this node sees one direction, and may
 	// forget flows of clients that it cannot prove, or another node may get their packets.
 	Hybrid = "hybrid"
+	// DSR does so for UDP too. Nothing shows whether datagrams were answered: it is for networks that
+	// are known to forward them.
+	DSR = "dsr"
 )
 
 // Forwardings are the values of ForwardingAnnotation.
-var Forwardings = []string{SNAT, Hybrid}
+var Forwardings = []string{SNAT, Hybrid, DSR}
 
-// directOf reports whether endpoints on other nodes answer the TCP clients of a Service directly.
-func (c *Config) directOf(svc *model.Service, by Balance, complain func(field, what string)) bool {
+// forwardingOf returns the way in effect on this node.
+func (c *Config) forwardingOf(svc *model.Service, by Balance, complain func(field, what string)) string {
 	way, asked := svc.Annotations[ForwardingAnnotation]
-	field := annotationField(ForwardingAnnotation)
-	switch {
-	case asked && !slices.Contains(Forwardings, way):
-		complain(field, fmt.Sprintf("%q is not a way to forward packets, and snat is used; use %s", way, strings.Join(Forwardings, " or ")))
-		return false
-	case !asked:
-		return c.Forwarding == Hybrid && c.CanForwardDirectly && by == Maglev
-	case way == SNAT:
-		return false
-	case !c.CanForwardDirectly:
-		complain(field, "hybrid has no effect on this node, and snat is used: its agent needs --proxy-mode ebpf and --dsr-key-file")
-		return false
-	case by != Maglev:
-		complain(field, "hybrid has no effect, and snat is used: it needs "+BalanceAnnotation+": maglev")
-		return false
+	if !asked {
+		way = cmp.Or(c.Forwarding, SNAT)
 	}
-	return true
+	why := ""
+	switch {
+	case !slices.Contains(Forwardings, way):
+		why = fmt.Sprintf("%q is not a way to forward packets, and snat is used; use %s", way, strings.Join(Forwardings, ", "))
+	case way == SNAT:
+	case !c.CanForwardDirectly:
+		why = way + " has no effect on this node, and snat is used: its agent needs --proxy-mode ebpf and --dsr-key-file"
+	case by != Maglev:
+		why = way + " has no effect, and snat is used: it needs " + BalanceAnnotation + ": maglev"
+	default:
+		return way
+	}
+	if asked && why != "" {
+		complain(annotationField(ForwardingAnnotation), why)
+	}
+	return SNAT
+}
+
+// direct reports whether endpoints on other nodes answer the clients of a protocol directly.
+func direct(way string, proto model.Protocol) bool {
+	return way == Hybrid && proto == model.TCP || way == DSR && (proto == model.TCP || proto == model.UDP)
 }

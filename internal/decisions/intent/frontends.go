@@ -12,11 +12,11 @@ import (
 
 // plan is what a Service requests, before other Services and endpoints count.
 type plan struct {
-	ports   []portPlan                      // sorted by ID
-	health  *addressRequest                 // the healthCheckNodePort; nil for none
-	ranges  map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
-	balance Balance
-	direct  bool // see ServicePort.Direct
+	ports      []portPlan                      // sorted by ID
+	health     *addressRequest                 // the healthCheckNodePort; nil for none
+	ranges     map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
+	balance    Balance
+	forwarding string // one of Forwardings
 	// synLimit is that of the TCP ports: see ServicePort.SYNLimit.
 	synLimit uint16
 	eject    bool // endpoints that do not accept connections
@@ -91,7 +91,7 @@ func planService(svc *model.Service, cfg *Config) plan {
 	addrs := frontendAddrs(svc, external, families, complain)
 	helpers := helpersOf(svc, complain)
 	p.balance, p.weights = cfg.balanceOf(svc, complain)
-	p.direct = cfg.directOf(svc, p.balance, complain)
+	p.forwarding = cfg.forwardingOf(svc, p.balance, complain)
 	p.synLimit = cfg.synLimitOf(svc, complain)
 	p.slowStart = slowStartOf(svc, complain)
 	p.eject = cfg.ejectsOutliers(svc, complain)
