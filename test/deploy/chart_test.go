@@ -295,6 +295,7 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"endSockets: host", "- --drop-capabilities\n            - --end-sockets\n"},
 		{"forwarding: hybrid\nforwardingSecretName: s", "- --dsr-key-file=/etc/spillway/forwarding/secret\n            - --forwarding=hybrid\n"},
 		{"xdp: auto", "- --xdp=auto\n"},
+		{"forwarding: dsr\nforwardingSecretName: s", "- --forwarding=dsr\n"},
 		{"forwardingSecretName: s", "secret: {secretName: \"s\", defaultMode: 0400}\n"},
 		{"endSockets: all", "- --v=0\n            - --end-sockets\n"},
 		{"{endSockets: all, k8sServiceHost: 10.1.2.3}", "hostPath: {path: /run/netns, type: DirectoryOrCreate}\n"},

@@ -40,14 +40,25 @@ func TestDSR(t *testing.T) {
 			if e.Mode != "ebpf" {
 				t.Skip("the other dataplanes forward with their node's address")
 			}
-			e.dsr(t)
+			e.dsr(t, "dsr", 10000, func(flows.Combo) bool { return true })
+			s := e.dsr(t, "", 20000, func(combo flows.Combo) bool { return combo.Protocol() == "tcp" })
+			e.showDirect(t, s)
+			if e.Spec.PodNetwork == topology.VXLAN {
+				e.strictTunnel(t)
+			}
+			e.surviveReceiver(t, s, e.MustProbe(t, "client0"))
 		})
 	}
 }
 
-func (e *env) dsr(t *testing.T) {
-	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1", "b"),
-		Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
+// dsr asks a Service with this forwarding ("": the flag's), from local ports from this one on. The
+// endpoints must see the client in the combinations that keep its address.
+func (e *env) dsr(t *testing.T, forwarding string, port int, keeps func(flows.Combo) bool) *suite.File {
+	annotations := map[string]string{intent.BalanceAnnotation: "maglev"}
+	if forwarding != "" {
+		annotations[intent.ForwardingAnnotation] = forwarding
+	}
+	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1", "b"), Annotations: annotations})
 	client := e.MustProbe(t, "client0")
 	own := e.MustHost(t, "client0")
 	for _, combo := range flows.AllCombos {
@@ -56,12 +67,12 @@ func (e *env) dsr(t *testing.T) {
 			for i := range 20 {
 				// The same ports would get the same endpoints at both addresses, which could not tell the
 				// connections apart.
-				resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, to, combo), LocalPort: 20000 + 1000*n + i})
+				resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, to, combo), LocalPort: port + 1000*n + i})
 				must(t, err)
 				a := resp.Answers[0]
 				seen, err := netip.ParseAddrPort(a.Source)
 				kept := seen.Addr().Unmap() == own.IPv4 || seen.Addr() == own.IPv6
-				if err != nil || kept != (combo.Protocol() == "tcp") {
+				if err != nil || kept != keeps(combo) {
 					t.Errorf("%s by %s: answer %+v", combo, to, a)
 				}
 				servers[a.Server] = true
@@ -71,11 +82,7 @@ func (e *env) dsr(t *testing.T) {
 			}
 		}
 	}
-	e.showDirect(t, s)
-	if e.Spec.PodNetwork == topology.VXLAN {
-		e.strictTunnel(t)
-	}
-	e.surviveReceiver(t, s, client)
+	return s
 }
 
 // surviveReceiver keeps connections busy while the node that received them dies.

@@ -23,6 +23,8 @@ func TestDirectForwarding(t *testing.T) {
 		{"by flag", hybrid, "maglev", "", true, ""},
 		{"by flag, without a table", hybrid, "", "", false, ""},
 		{"by annotation", can, "maglev", "hybrid", true, ""},
+		{"UDP too", can, "maglev", "dsr", true, ""},
+		{"UDP on a node that cannot", cannot, "maglev", "dsr", false, "dsr has no effect on this node"},
 		{"against the flag", hybrid, "maglev", "snat", false, ""},
 		{"on a node that cannot", cannot, "maglev", "hybrid", false, "needs --proxy-mode ebpf and --dsr-key-file"},
 		{"unknown", can, "maglev", "fast", false, `"fast" is not a way to forward packets`},
@@ -40,7 +42,7 @@ func TestDirectForwarding(t *testing.T) {
 			tr := New(c.cfg)
 			tr.Apply(delta(svc, sliceOf("s", at("10.1.0.1", there))))
 			for _, p := range tr.State().Ports {
-				if want := c.want && p.ID.Protocol == model.TCP; p.Direct != want {
+				if want := c.want && (p.ID.Protocol == model.TCP || c.way == DSR); p.Direct != want {
 					t.Errorf("%s is forwarded directly: %v, want %v", p.ID, p.Direct, want)
 				}
 			}

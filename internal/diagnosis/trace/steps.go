@@ -516,7 +516,7 @@ func (p *packet) snatStep() (Step, bool) {
 	switch {
 	case f.Has("dsr"):
 		s.Found, s.Follows = "kept", "the endpoint sees the client, and its node answers the client itself"
-	case f.Has("snat") && p.Protocol == model.TCP && p.client.kind == outsideClient && p.view.Direct(p.frontend.Service):
+	case f.Has("snat") && p.client.kind == outsideClient && p.view.Direct(p.frontend.Service):
 		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
 		s.Follows, s.State = undirected(p.view.DirectPath(f.Backend), time.Now())
 	case f.Has("snat"):

@@ -129,6 +129,9 @@ func convertPort(spec *model.Service, p *intent.ServicePort, sync reconcile.Port
 	if p.Direct {
 		out.Forwarding = intent.Hybrid
 	}
+	if p.Direct && p.ID.Protocol == model.UDP {
+		out.Forwarding = intent.DSR
+	}
 	out.LocalRedirect = intent.RedirectOf(spec).Name
 	for _, f := range p.Frontends {
 		frontend := &nodev1alpha1.Frontend{Kind: kindName(f.Kind), Port: uint32(f.Port)}

@@ -76,8 +76,8 @@
 {{- if .forwardingSecretName }}
 - --dsr-key-file=/etc/spillway/forwarding/secret
 {{- end }}
-{{- if eq (toString .forwarding) "hybrid" }}
-- --forwarding=hybrid
+{{- if has (toString .forwarding) (list "hybrid" "dsr") }}
+- --forwarding={{ .forwarding }}
 {{- end }}
 {{- if eq (toString .xdp) "auto" }}
 - --xdp=auto

@@ -284,8 +284,8 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- fail "otlp.secretName without otlp.secretKeys: list those of ca.crt, tls.crt and headers that it has" }}
 {{- end }}
 {{- end }}
-{{- if and (eq (toString .Values.forwarding) "hybrid") (not .Values.forwardingSecretName) }}
-{{- fail "forwarding: hybrid: set forwardingSecretName too, to a Secret with the key secret" }}
+{{- if and (has (toString .Values.forwarding) (list "hybrid" "dsr")) (not .Values.forwardingSecretName) }}
+{{- fail (printf "forwarding: %s: set forwardingSecretName too, to a Secret with the key secret" .Values.forwarding) }}
 {{- end }}
 {{- if and .Values.forwardingSecretName (ne (include "spillway.proxyMode" .) "ebpf") }}
 {{- fail "forwardingSecretName: only proxyMode: ebpf forwards without SNAT" }}
