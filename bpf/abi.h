@@ -667,6 +667,22 @@ struct dsr_path {
 	__u32 pad;
 };
 
+/*
+ * dsr_carriers: how packets tell an endpoint's node which Service they are for, by the endpoint's
+ * address. The agents find out by probes; an endpoint without an entry was not probed yet.
+ */
+enum dsr_carrier_kind {
+	DSR_BY_OPTION = 0,  /* an IP option of the first packet */
+	DSR_BY_GUE = 1,	    /* each packet travels within a datagram to the endpoint's address */
+	DSR_BY_NOTHING = 2, /* neither arrives: new connections get SNAT */
+};
+
+struct dsr_carrier {
+	__u16 mtu; /* DSR_BY_GUE: the longest packet that arrives, with all headers, in bytes */
+	__u8 kind; /* enum dsr_carrier_kind */
+	__u8 pad;
+};
+
 /* flow_bytes: the packets of one direction of a flow, by the key of its entry. */
 struct traffic {
 	__u64 packets;
@@ -743,6 +759,8 @@ enum verdict {
 	SYN_CHALLENGED,		/* a SYN of a flood: its client must prove its address */
 	SYN_PROVED,		/* a client has proved its address */
 	DROP_SYN_FORM,		/* a SYN with IP options or in fragments, to a Service with a SYN filter */
+	DSR_ENCAPSULATED,	/* sent to the endpoint's node within a datagram */
+	DSR_PROBED,		/* another node's probe was answered */
 	VERDICTS,
 };
 

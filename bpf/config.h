@@ -43,6 +43,9 @@ volatile const __u64 dsr_key1 = 0;
 volatile const __u64 dsr_previous_key0 = 0;
 volatile const __u64 dsr_previous_key1 = 0;
 
+/* The UDP port of packets within datagrams, and of probes; 0: there are none. */
+volatile const __be16 dsr_port = 0;
+
 /* The key of the cookies of edge/syn_filter.h, which the agent draws at each start. */
 volatile const __u64 syn_key0 = 0;
 volatile const __u64 syn_key1 = 0;

@@ -38,7 +38,8 @@
  *                egress.h      packets of the node's own stack
  *                stray.h       TCP and SCTP packets to a Service without a flow
  *                dsr.h         an endpoint's node answers clients of another node;
- *                              lookup/dsr.h, act/dsr.h: the option that tells it so
+ *                              lookup/dsr.h, act/dsr.h: the option that tells it so;
+ *                              act/gue.h: datagrams where a network drops options
  *
  * Replies of flows through the stack are rewritten at egress, after the stack, and so are its
  * packets whose source port a flow has. All other packets are rewritten at ingress. sock.bpf.c has the socket hooks (lib/socket.h), and
@@ -128,5 +129,6 @@ const enum event_end *unused_event_end __attribute__((unused));
 const enum event_count *unused_event_count __attribute__((unused));
 const enum edge_flags *unused_edge_flags __attribute__((unused));
 const enum dsr_path_limit *unused_dsr_path_limit __attribute__((unused));
+const enum dsr_carrier_kind *unused_dsr_carrier_kind __attribute__((unused));
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -115,10 +115,16 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l
 		return relay_error(skb, hook);
 	if (unlikely(p->flags & PACKET_NO_L4) && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
-	if (dsr && unlikely(p->flags & PACKET_DSR) && hook == FROM_NETWORK) {
-		ret = dsr_receive(skb);
+	if (dsr && hook == FROM_NETWORK) {
+		ret = 0;
+		if (unlikely(p->flags & PACKET_DSR))
+			ret = dsr_receive(skb);
+		else if (unlikely(gue_possible(p)))
+			ret = dsr_receive_gue(skb);
 		if (ret)
 			return drop(ret);
+		if (unlikely(dsr_is_probe(p)))
+			return dsr_answer_probe(skb);
 	}
 	if (!(p->flags & PACKET_TRANSLATED) && !filter_passes(p))
 		return pass(PASS_OTHER);

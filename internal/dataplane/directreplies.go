@@ -20,9 +20,30 @@ type DirectReplies struct {
 	// Paths are the endpoints on other nodes that this node has forwarded connections to with
 	// the client's address.
 	Paths []DirectPath
+	// Carriers are the addresses of all endpoints on other nodes, sorted.
+	Carriers []DirectCarrier
 	// ThroughStack are the Pods of this node that other nodes forward such connections to, and
 	// whose packets traverse the node's stack.
 	ThroughStack []netip.AddrPort
+}
+
+// How packets tell the node of an endpoint which Service they are for, by what probes of the network
+// between the nodes say.
+const (
+	CarrierUnknown = "unknown" // no probe is over yet
+	CarrierOption  = "option"  // an IP option of the first packet
+	CarrierGUE     = "gue"     // each packet travels within a datagram
+	CarrierNone    = "none"    // neither arrives: new connections get this node's address
+)
+
+// Carriers are all of them.
+var Carriers = []string{CarrierUnknown, CarrierOption, CarrierGUE, CarrierNone}
+
+// DirectCarrier is the way to an endpoint on another node.
+type DirectCarrier struct {
+	Endpoint netip.Addr
+	Carrier  string
+	MTU      int // CarrierGUE: the longest packet that arrives, with all headers, in bytes; otherwise 0
 }
 
 // DirectPath is what a node knows about the replies of an endpoint on another node.

@@ -43,9 +43,10 @@ type Config struct {
 	BalanceByLoad     bool // --balance-by-load
 	MaglevSeed        string
 	DSRKeys           []ebpf.DSRKey // of --dsr-key-file
-	XDP               string        // ebpf.XDPModes
-	ServiceMetrics    bool          // --service-metrics is not off
-	ServiceMetricsTop int           // 0: all
+	DSRPort           uint16
+	XDP               string // ebpf.XDPModes
+	ServiceMetrics    bool   // --service-metrics is not off
+	ServiceMetricsTop int    // 0: all
 	// Refused receives a text for each address of a pod that is refused; may be nil.
 	Refused func(note string)
 	// Takeover keeps connections that netfilter translates; nil for --cleanup.

@@ -235,6 +235,7 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"{forwarding: hybrid, k8sServiceHost: 10.1.2.3}", "set forwardingSecretName too"},
 		{"{forwardingSecretName: s, proxyMode: nftables, k8sServiceHost: 10.1.2.3}", "only proxyMode: ebpf forwards without SNAT"},
 		{"{xdp: auto, proxyMode: nftables, k8sServiceHost: 10.1.2.3}", "only proxyMode: ebpf has an XDP program"},
+		{"extraArgs: [--dsr-port=1]", "set forwardingPort instead"},
 		{"extraArgs: [--xdp=auto]", "set xdp instead"},
 		{"xdp: generic", "xdp"},
 		{"{forwardingSecretName: s, masqueradeAll: true, k8sServiceHost: 10.1.2.3}", "either the client's address or the node's"},
@@ -264,7 +265,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "xdp", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "xdp", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",
@@ -296,6 +297,7 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"forwarding: hybrid\nforwardingSecretName: s", "- --dsr-key-file=/etc/spillway/forwarding/secret\n            - --forwarding=hybrid\n"},
 		{"xdp: auto", "- --xdp=auto\n"},
 		{"forwarding: dsr\nforwardingSecretName: s", "- --forwarding=dsr\n"},
+		{"{forwardingSecretName: s, forwardingPort: 0}", "- --dsr-port=0\n"},
 		{"forwardingSecretName: s", "secret: {secretName: \"s\", defaultMode: 0400}\n"},
 		{"endSockets: all", "- --v=0\n            - --end-sockets\n"},
 		{"{endSockets: all, k8sServiceHost: 10.1.2.3}", "hostPath: {path: /run/netns, type: DirectoryOrCreate}\n"},

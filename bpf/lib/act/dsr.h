@@ -23,11 +23,7 @@ static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet
 	h->ip.ihl += DSR_ROOM_V4 / 4;
 	h->ip.tot_len = bpf_htons(bpf_ntohs(h->ip.tot_len) + DSR_ROOM_V4);
 	h->ip.check = 0;
-	h->type = DSR_OPTION_V4;
-	h->len = DSR_OPTION_V4_LEN;
-	h->port = to_service->dport;
-	h->addr = to_service->daddr.w[0];
-	__builtin_memcpy(h->tag, &tag, sizeof(tag));
+	dsr_write_v4(&h->option, to_service, tag);
 	h->ip.check = dsr_check(h, sizeof(*h));
 	return bpf_skb_store_bytes(skb, p->l3_off, h, sizeof(*h), BPF_F_RECOMPUTE_CSUM);
 }
@@ -44,14 +40,17 @@ static __always_inline int dsr_add_v6(struct __sk_buff *skb, const struct packet
 	h->ip.nexthdr = IPPROTO_DSTOPTS;
 	h->ip.payload_len = bpf_htons(bpf_ntohs(h->ip.payload_len) + DSR_ROOM_V6);
 	h->words = DSR_HEADER_V6_WORDS;
-	h->type = DSR_OPTION_V6;
-	h->len = DSR_OPTION_V6_LEN;
-	h->port = to_service->dport;
-	__builtin_memcpy(&h->addr, &to_service->daddr, sizeof(h->addr));
-	__builtin_memcpy(h->tag, &tag, sizeof(tag));
+	dsr_write_v6(&h->option, to_service, tag);
 	h->pad[0] = 1;
 	h->pad[1] = 0;
 	return bpf_skb_store_bytes(skb, p->l3_off, h, sizeof(*h), BPF_F_RECOMPUTE_CSUM);
+}
+
+/* Returns the tag for the packet in scratch memory, with the endpoint of its flow. */
+static __always_inline __u64 dsr_tag_packet(struct scratch *m)
+{
+	dsr_claim(&m->dsr.claim, &m->packet.tuple, &m->pair.flow.daddr, m->pair.flow.dport);
+	return dsr_tag(&m->dsr.claim, 0);
 }
 
 /*
@@ -67,8 +66,7 @@ __noinline int dsr_add(struct __sk_buff *skb)
 	if (!m)
 		return -1;
 	p = &m->packet;
-	dsr_claim(&m->dsr.claim, &p->tuple, &m->pair.flow.daddr, m->pair.flow.dport);
-	tag = dsr_tag(&m->dsr.claim, 0);
+	tag = dsr_tag_packet(m);
 	if (p->tuple.family == FAMILY_V4)
 		return dsr_add_v4(skb, p, &m->dsr.header.v4, &p->tuple, tag);
 	return dsr_add_v6(skb, p, &m->dsr.header.v6, &p->tuple, tag);

@@ -6,7 +6,7 @@
 #include "../flow/table.h"
 #include "../hook.h"
 #include "../parse/fragment.h"
-#include "dsr.h"
+#include "gue.h"
 #include "nat.h"
 #include "redirect.h"
 
@@ -71,20 +71,55 @@ static __always_inline int flow_next_hop_fresh(const struct __sk_buff *skb, cons
 		(p->ttl > 1 && packet_size(skb, p) <= f->next_hop_mtu));
 }
 
-/* Finds the next hop of a flow's packets, and stores it in the flow's entry for a second. */
+/*
+ * Finds out whether a packet of a flow of one direction must travel within a datagram, and whether
+ * it fits. One that does not fit is answered even if it may be fragmented: the endpoint's node
+ * reads no fragments of datagrams. Those of the client pass as they are, as they always do.
+ */
+static __noinline void flow_carrier(struct __sk_buff *skb, struct scratch *m)
+{
+	struct next_hop *hop = &m->next_hop;
+	struct packet *p = &m->packet;
+	struct dsr_carrier *c;
+	__u32 mtu;
+
+	if (p->flags & (PACKET_FIRST_FRAGMENT | PACKET_NO_L4) ||
+	    (hop->kind != NEXT_HOP_NEIGH && hop->kind != NEXT_HOP_TOO_BIG))
+		return;
+	c = dsr_carrier(&m->pair.flow.daddr, p->tuple.family);
+	if (!c || c->kind != DSR_BY_GUE)
+		return;
+	hop->by_gue = true;
+	mtu = c->mtu;
+	if (hop->mtu && hop->mtu < mtu)
+		mtu = hop->mtu;
+	mtu -= gue_room(p->tuple.family);
+	if (packet_size(skb, p) > mtu) {
+		hop->kind = NEXT_HOP_TOO_BIG;
+		hop->mtu = mtu;
+	}
+}
+
+/*
+ * Finds the next hop of a flow's packets, and stores it in the flow's entry for a second. Packets
+ * that travel within datagrams look it up each time.
+ */
 static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
 {
 	struct flow *f = &m->pair.flow;
 	struct packet *p = &m->packet;
 	struct next_hop *hop = &m->next_hop;
 
+	hop->by_gue = false;
 	if (flow_must_traverse(f, entry, p)) {
 		hop->kind = NEXT_HOP_STACK;
 		return;
 	}
 	if (!(f->flags & FLOW_TO_POD) || !next_hop_pod(&f->daddr, p->tuple.family, hop))
 		next_hop_route(skb, p, &f->saddr, &f->daddr, hop);
-	if (!entry ||
+	if (dsr_one_way(f))
+		flow_carrier(skb, m);
+	if (!entry || hop->by_gue ||
 	    !(hop->kind == NEXT_HOP_POD || (hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known)))
 		return;
 	entry->next_hop_mtu = hop->mtu;
@@ -126,6 +161,32 @@ static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct p
 }
 
 /*
+ * Tells the endpoint's node which Service a packet of a flow of one direction is for, if that node
+ * may not know it. Returns 0, or -1 if the packet cannot grow.
+ */
+static __always_inline int flow_announce(struct __sk_buff *skb, struct scratch *m,
+					 const struct flow *entry)
+{
+	const struct packet *p = &m->packet;
+	const struct next_hop *hop = &m->next_hop;
+	bool first = !entry || flow_announces(&m->pair.flow, p);
+
+	if (hop->by_gue) {
+		if (gue_add(skb))
+			return -1;
+		count(DSR_ENCAPSULATED);
+	} else if (first && dsr_fits(skb, p, hop)) {
+		if (dsr_add(skb))
+			return -1;
+	} else {
+		return 0;
+	}
+	if (first)
+		count(DSR_ANNOUNCED);
+	return 0;
+}
+
+/*
  * Rewrites a packet as pair->flow says, and forwards it. entry is the flow's entry in the
  * map, or NULL for a new flow.
  */
@@ -145,6 +206,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	}
 	if (f->flags & FLOW_STACK) {
 		hop->kind = NEXT_HOP_STACK;
+		hop->by_gue = false;
 	} else if (likely(flow_next_hop_fresh(skb, p, f)) &&
 		   !(dsr_one_way(f) && entry && flow_is_new_udp(entry, p))) {
 		if (nat_rewrite(skb, p, f, f->next_hop_kind == NEXT_HOP_LINK))
@@ -159,11 +221,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH) ||
 	    (hop->kind == NEXT_HOP_STACK && hook == FROM_POD && frame_for_node(skb, p)))
 		return drop(DROP_REWRITE);
-	if (dsr_one_way(f) && (!entry || flow_announces(f, p)) && dsr_fits(skb, p, hop)) {
-		if (dsr_add(skb))
-			return drop(DROP_REWRITE);
-		count(DSR_ANNOUNCED);
-	}
+	if (dsr_one_way(f) && flow_announce(skb, m, entry))
+		return drop(DROP_REWRITE);
 	return redirect_packet(skb, p, hop, TRANSLATED_DIRECT);
 }
 

@@ -8,19 +8,6 @@
 #include "../lookup/xfrm.h"
 #include "create.h"
 
-/* Returns in *out the node's source address towards an interface. -1: there is none. */
-static __always_inline int snat_addr(struct addr *out, __u32 ifindex, __u8 family,
-				     const struct settings *s)
-{
-	struct uplink *own = bpf_map_lookup_elem(&uplinks, &ifindex);
-
-	if (own)
-		*out = family == FAMILY_V4 ? own->v4 : own->v6;
-	if (!own || addr_zero(out))
-		*out = family == FAMILY_V4 ? s->node_v4 : s->node_v6;
-	return addr_zero(out) ? -1 : 0;
-}
-
 /*
  * Must netfilter see the packets of this flow? Then their source address stays. The pod is
  * found by the address, because an EndpointSlice may name another node.
@@ -141,7 +128,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	if (!hairpin && !(s->flags & SETTING_MASQUERADE_ALL) && (on_this_node || hook == FROM_POD))
 		return FLOW_CREATED;
 	f->flags |= FLOW_SNAT;
-	if (snat_addr(&f->saddr, on_this_node ? 0 : m->next_hop.ifindex, p->tuple.family, s))
+	if (node_addr(&f->saddr, on_this_node ? 0 : m->next_hop.ifindex, p->tuple.family, s))
 		return DROP_NO_SNAT_ADDR;
 	return FLOW_CREATED;
 }

@@ -4,6 +4,9 @@
  * address of a Service the client asked for. It comes first: in IPv4 as the first option, in
  * IPv6 as a Destination Options header of its own. The numbers are for experiments (RFC 4727).
  *
+ * Where a network drops options, all packets travel within datagrams, from the node's address to the
+ * endpoint's, by GUE (draft-ietf-intarea-gue, variant 0). The option is its private data.
+ *
  * The tag proves that a node of this cluster has chosen the endpoint for this client: it is
  * SipHash-2-4 (Aumasson and Bernstein, 2012) by the key of --dsr-key-file. Without it, any host
  * could have an endpoint answer with the address of its choice.
@@ -28,9 +31,7 @@ struct dsr_claim {
 
 #define DSR_CLAIM_WORDS (sizeof(struct dsr_claim) / sizeof(__u64))
 
-/* The IP header with the option, as it is read and written. */
-struct dsr_ipv4 {
-	struct iphdr ip;
+struct dsr_option_v4 {
 	__u8 type;
 	__u8 len;
 	__be16 port;
@@ -38,21 +39,55 @@ struct dsr_ipv4 {
 	__u8 tag[8];
 } __attribute__((packed));
 
-struct dsr_ipv6 {
-	struct ipv6hdr ip;
-	__u8 next;
-	__u8 words; /* of 8 bytes after the first */
+struct dsr_option_v6 {
 	__u8 type;
 	__u8 len;
 	__be16 port;
 	struct in6_addr addr;
 	__u8 tag[8];
+} __attribute__((packed));
+
+/* The IP header with the option, as it is read and written. */
+struct dsr_ipv4 {
+	struct iphdr ip;
+	struct dsr_option_v4 option;
+} __attribute__((packed));
+
+struct dsr_ipv6 {
+	struct ipv6hdr ip;
+	__u8 next;
+	__u8 words; /* of 8 bytes after the first */
+	struct dsr_option_v6 option;
 	__u8 pad[2]; /* PadN */
 } __attribute__((packed));
+
+/* The header of GUE, without the private data. The version and the type "data" are 0. */
+struct gue {
+	__u8 words; /* of 4 bytes after this header */
+	__u8 proto; /* of the packet inside */
+	__be16 flags;
+};
+
+/* The headers before a packet that travels within a datagram. */
+struct dsr_gue_v4 {
+	struct iphdr ip;
+	struct udphdr udp;
+	struct gue gue;
+	struct dsr_option_v4 option;
+};
+
+struct dsr_gue_v6 {
+	struct ipv6hdr ip;
+	struct udphdr udp;
+	struct gue gue;
+	struct dsr_option_v6 option;
+};
 
 union dsr_header {
 	struct dsr_ipv4 v4;
 	struct dsr_ipv6 v6;
+	struct dsr_gue_v4 gue_v4;
+	struct dsr_gue_v6 gue_v6;
 };
 
 #define DSR_ROOM_V4 (sizeof(struct dsr_ipv4) - sizeof(struct iphdr))
@@ -60,12 +95,21 @@ union dsr_header {
 
 _Static_assert(DSR_ROOM_V4 == DSR_OPTION_V4_LEN, "the option fills the IPv4 options");
 _Static_assert(DSR_ROOM_V6 == (DSR_HEADER_V6_WORDS + 1) * 8, "the option fills the IPv6 header");
+_Static_assert(sizeof(struct dsr_gue_v4) == 48 && sizeof(struct dsr_gue_v6) == 80, "no padding");
+_Static_assert(sizeof(struct dsr_option_v4) % 4 == 0 && sizeof(struct dsr_option_v6) % 4 == 0,
+	       "GUE counts words");
 
 #define IPV6_MIN_MTU 1280
 
 static __always_inline __u32 dsr_room(__u8 family)
 {
 	return family == FAMILY_V4 ? DSR_ROOM_V4 : DSR_ROOM_V6;
+}
+
+/* Returns the length of the headers before a packet that travels within a datagram, in bytes. */
+static __always_inline __u32 gue_room(__u8 family)
+{
+	return family == FAMILY_V4 ? sizeof(struct dsr_gue_v4) : sizeof(struct dsr_gue_v6);
 }
 
 /* Returns the tag of a claim by the present key, or by the one before it. */
@@ -91,28 +135,57 @@ static __always_inline void dsr_claim(struct dsr_claim *c, const struct tuple *t
 	c->family = to_service->family;
 }
 
-/*
- * Reads the option of a packet with PACKET_DSR. Changes the tuple into that of the packet at
- * the node that received it first, and fills the claim. Returns the tag.
- */
-static __always_inline __u64 dsr_read(const union dsr_header *h, struct tuple *t,
-				      struct dsr_claim *c)
+static __always_inline void dsr_write_v4(struct dsr_option_v4 *o, const struct tuple *to_service,
+					 __u64 tag)
 {
+	o->type = DSR_OPTION_V4;
+	o->len = DSR_OPTION_V4_LEN;
+	o->port = to_service->dport;
+	o->addr = to_service->daddr.w[0];
+	__builtin_memcpy(o->tag, &tag, sizeof(tag));
+}
+
+static __always_inline void dsr_write_v6(struct dsr_option_v6 *o, const struct tuple *to_service,
+					 __u64 tag)
+{
+	o->type = DSR_OPTION_V6;
+	o->len = DSR_OPTION_V6_LEN;
+	o->port = to_service->dport;
+	__builtin_memcpy(&o->addr, &to_service->daddr, sizeof(o->addr));
+	__builtin_memcpy(o->tag, &tag, sizeof(tag));
+}
+
+/*
+ * Reads the option of a packet: a dsr_option_v4 or dsr_option_v6. Changes the tuple into that of
+ * the packet at the node that received it first, and fills the claim. Returns the tag.
+ */
+static __always_inline __u64 dsr_read(const void *option, struct tuple *t, struct dsr_claim *c)
+{
+	const struct dsr_option_v4 *v4 = option;
+	const struct dsr_option_v6 *v6 = option;
 	struct addr endpoint = t->daddr;
 	__be16 endpoint_port = t->dport;
 	__u64 tag;
 
 	if (t->family == FAMILY_V4) {
-		t->daddr.w[0] = h->v4.addr;
-		t->dport = h->v4.port;
-		__builtin_memcpy(&tag, h->v4.tag, sizeof(tag));
+		t->daddr.w[0] = v4->addr;
+		t->dport = v4->port;
+		__builtin_memcpy(&tag, v4->tag, sizeof(tag));
 	} else {
-		__builtin_memcpy(&t->daddr, &h->v6.addr, sizeof(t->daddr));
-		t->dport = h->v6.port;
-		__builtin_memcpy(&tag, h->v6.tag, sizeof(tag));
+		__builtin_memcpy(&t->daddr, &v6->addr, sizeof(t->daddr));
+		t->dport = v6->port;
+		__builtin_memcpy(&tag, v6->tag, sizeof(tag));
 	}
 	dsr_claim(c, t, &endpoint, endpoint_port);
 	return tag;
+}
+
+/* Returns how packets tell the node of an endpoint about the Service, or NULL if it is unknown. */
+static __always_inline struct dsr_carrier *dsr_carrier(const struct addr *endpoint, __u8 family)
+{
+	struct addr_key key = { .addr = *endpoint, .family = family };
+
+	return bpf_map_lookup_elem(&dsr_carriers, &key);
 }
 
 /* Can the endpoint answer clients, as far as is known? */

@@ -12,9 +12,23 @@ struct next_hop {
 	__u32 mtu;
 	__u32 neighbor_known; /* NEXT_HOP_NEIGH: macs is valid */
 	__u8 macs[ETH_ALEN * 2]; /* destination, source */
+	bool by_gue; /* the packet travels within a datagram: act/gue.h */
 	struct bpf_redir_neigh neigh; /* NEXT_HOP_NEIGH */
 	struct bpf_fib_lookup fib; /* memory of next_hop_route, which the stack lacks */
 };
+
+/* Returns in *out the node's source address towards an interface. -1: there is none. */
+static __always_inline int node_addr(struct addr *out, __u32 ifindex, __u8 family,
+				     const struct settings *s)
+{
+	struct uplink *own = bpf_map_lookup_elem(&uplinks, &ifindex);
+
+	if (own)
+		*out = family == FAMILY_V4 ? own->v4 : own->v6;
+	if (!own || addr_zero(out))
+		*out = family == FAMILY_V4 ? s->node_v4 : s->node_v6;
+	return addr_zero(out) ? -1 : 0;
+}
 
 static __always_inline int next_hop_unusable(const struct next_hop *hop)
 {

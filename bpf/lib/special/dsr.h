@@ -59,6 +59,7 @@ static __always_inline bool dsr_carries(const struct packet *p)
 __noinline int dsr_possible(const struct packet *p)
 {
 	struct flow_pair *pair = get_flow_pair();
+	struct dsr_carrier *carrier;
 	struct backend *b;
 	struct flow *other;
 
@@ -69,6 +70,9 @@ __noinline int dsr_possible(const struct packet *p)
 		return 0;
 	b = bpf_map_lookup_elem(&backends, &pair->flow.backend);
 	if (!b || b->flags & BACKEND_ON_THIS_NODE)
+		return 0;
+	carrier = dsr_carrier(&b->addr, b->family);
+	if (carrier && carrier->kind == DSR_BY_NOTHING)
 		return 0;
 	tuple_mirror(&pair->reply_key, &p->tuple);
 	pair->reply_key.saddr = b->addr;
@@ -85,6 +89,33 @@ static __always_inline bool dsr_valid(const struct dsr_claim *c, __u64 tag)
 	return dsr_previous_key0 | dsr_previous_key1 && dsr_tag(c, 1) == tag;
 }
 
+/* Is the packet for a pod of this node, or for the node? */
+static __always_inline bool dsr_is_here(const struct tuple *t)
+{
+	struct addr_key key = { .addr = t->daddr, .family = t->family };
+
+	return bpf_map_lookup_elem(&pods, &key) || bpf_map_lookup_elem(&node_addrs, &key);
+}
+
+static __always_inline int parse_at(struct __sk_buff *skb, struct packet *p, __u32 l3_off)
+{
+	__builtin_memset(&p->tuple, 0, sizeof(p->tuple));
+	p->flags = 0;
+	p->l3_off = l3_off;
+	return parse(skb, p);
+}
+
+/* Parses a packet whose option was removed. t is its tuple at the node that received it. */
+static __always_inline int dsr_received(struct __sk_buff *skb, struct packet *p, __u32 l3_off,
+					const struct tuple *t)
+{
+	if (parse_at(skb, p, l3_off) != PARSE_OK)
+		return DROP_REWRITE;
+	p->tuple = *t;
+	p->flags |= PACKET_DSR | PACKET_TRANSLATED;
+	return 0;
+}
+
 /*
  * Reads and removes the option of a packet for an endpoint of this node. The packet in scratch
  * memory then has the tuple that it had at the receiving node, and PACKET_TRANSLATED. A packet for
@@ -93,7 +124,42 @@ static __always_inline bool dsr_valid(const struct dsr_claim *c, __u64 tag)
 __noinline int dsr_receive(struct __sk_buff *skb)
 {
 	struct scratch *m = get_scratch();
-	struct addr_key key;
+	struct packet *p;
+	struct tuple t;
+	__u64 tag;
+
+	if (!m)
+		return DROP_REWRITE;
+	p = &m->packet;
+	if (!dsr_is_here(&p->tuple))
+		return 0;
+	t = p->tuple;
+	if (t.family == FAMILY_V4) {
+		if (load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv4)))
+			return DROP_REWRITE;
+		tag = dsr_read(&m->dsr.header.v4.option, &t, &m->dsr.claim);
+	} else {
+		if (load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv6)))
+			return DROP_REWRITE;
+		tag = dsr_read(&m->dsr.header.v6.option, &t, &m->dsr.claim);
+	}
+	if (p->flags & PACKET_NO_L4 || !dsr_valid(&m->dsr.claim, tag))
+		return DROP_DSR;
+	if (dsr_remove(skb, p, &m->dsr.header))
+		return DROP_REWRITE;
+	return dsr_received(skb, p, p->l3_off, &t);
+}
+
+/*
+ * Takes a packet for an endpoint of this node out of its datagram, as dsr_receive does with an
+ * option. A datagram of something else stays as it is: a pod may use the port. The one who can send
+ * a true tag may choose the packet, so its endpoint must be the one that the network delivered to.
+ */
+__noinline int dsr_receive_gue(struct __sk_buff *skb)
+{
+	struct scratch *m = get_scratch();
+	struct addr endpoint;
+	const void *option;
 	struct packet *p;
 	struct tuple t;
 	__u32 l3_off;
@@ -102,29 +168,75 @@ __noinline int dsr_receive(struct __sk_buff *skb)
 	if (!m)
 		return DROP_REWRITE;
 	p = &m->packet;
-	key.addr = p->tuple.daddr;
-	key.family = p->tuple.family;
-	if (!bpf_map_lookup_elem(&pods, &key) && !bpf_map_lookup_elem(&node_addrs, &key))
+	if (!dsr_is_here(&p->tuple))
 		return 0;
-	if (p->tuple.family == FAMILY_V4 ?
-	    load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv4)) :
-	    load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv6)))
-		return DROP_REWRITE;
-	t = p->tuple;
-	tag = dsr_read(&m->dsr.header, &t, &m->dsr.claim);
-	if (p->flags & PACKET_NO_L4 || !dsr_valid(&m->dsr.claim, tag))
-		return DROP_DSR;
-	if (dsr_remove(skb, p, &m->dsr.header))
-		return DROP_REWRITE;
+	option = gue_load(skb, p, &m->dsr.header);
+	if (!option)
+		return 0;
+	endpoint = p->tuple.daddr;
 	l3_off = p->l3_off;
-	__builtin_memset(&p->tuple, 0, sizeof(p->tuple));
-	p->flags = 0;
-	p->l3_off = l3_off;
-	if (parse(skb, p) != PARSE_OK)
+	if (parse_at(skb, p, l3_off + gue_room(p->tuple.family)) != PARSE_OK ||
+	    p->flags & (PACKET_NO_L4 | PACKET_FIRST_FRAGMENT | PACKET_ICMP_ERROR | PACKET_DSR) ||
+	    !addr_equal(&p->tuple.daddr, &endpoint))
+		return DROP_DSR;
+	t = p->tuple;
+	tag = dsr_read(option, &t, &m->dsr.claim);
+	if (!dsr_valid(&m->dsr.claim, tag))
+		return DROP_DSR;
+	if (gue_remove(skb, t.family))
 		return DROP_REWRITE;
-	p->tuple = t;
-	p->flags |= PACKET_DSR | PACKET_TRANSLATED;
-	return 0;
+	return dsr_received(skb, p, l3_off, &t);
+}
+
+/* Is this a probe of another node's agent? No Service has port 0. */
+static __always_inline bool dsr_is_probe(const struct packet *p)
+{
+	return p->flags & PACKET_DSR && p->flags & PACKET_TRANSLATED && !p->tuple.dport &&
+	       p->tuple.proto == IPPROTO_UDP;
+}
+
+/*
+ * Sends a probe back to its agent, in the endpoint's name. The agent knows by the data which of its
+ * probes has arrived. An exchange of source and destination changes no checksum.
+ */
+__noinline int dsr_answer_probe(struct __sk_buff *skb)
+{
+	struct scratch *m = get_scratch();
+	struct {
+		struct addr saddr;
+		struct addr daddr;
+	} v6, v6_back;
+	struct {
+		__be32 saddr;
+		__be32 daddr;
+	} v4, v4_back;
+	__be16 ports[2], back[2];
+	struct packet *p;
+	int ret;
+
+	if (!m)
+		return TC_ACT_SHOT;
+	p = &m->packet;
+	if (p->tuple.family == FAMILY_V4) {
+		ret = load(skb, p->l3_off + offsetof(struct iphdr, saddr), &v4, sizeof(v4));
+		v4_back.saddr = v4.daddr;
+		v4_back.daddr = v4.saddr;
+		ret = ret ?: bpf_skb_store_bytes(skb, p->l3_off + offsetof(struct iphdr, saddr),
+						 &v4_back, sizeof(v4_back), 0);
+	} else {
+		ret = load(skb, p->l3_off + offsetof(struct ipv6hdr, saddr), &v6, sizeof(v6));
+		v6_back.saddr = v6.daddr;
+		v6_back.daddr = v6.saddr;
+		ret = ret ?: bpf_skb_store_bytes(skb, p->l3_off + offsetof(struct ipv6hdr, saddr),
+						 &v6_back, sizeof(v6_back), 0);
+	}
+	ret = ret ?: load(skb, p->l4_off, ports, sizeof(ports));
+	back[0] = ports[1];
+	back[1] = ports[0];
+	if (ret || bpf_skb_store_bytes(skb, p->l4_off, back, sizeof(back), 0))
+		return drop(DROP_REWRITE);
+	count(DSR_PROBED);
+	return answer_send(skb, p);
 }
 
 /*

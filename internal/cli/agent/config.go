@@ -56,6 +56,7 @@ type Config struct {
 	Forwarding         string
 	XDP                string
 	DSRKeyFile         string
+	DSRPort            uint16
 	DropCapabilities   bool
 	LeavePrevious      bool
 	EBPFSCTP           bool
@@ -115,6 +116,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Forwarding, "forwarding", intent.SNAT, "How clients' packets get to endpoints on other nodes: snat (with this node's address), hybrid (TCP of Services with spillway.dev/balance: maglev keeps the client's address, and the endpoint's node answers the client) or dsr (UDP too). The annotation spillway.dev/forwarding of a Service takes precedence. hybrid and dsr need --proxy-mode ebpf, and --dsr-key-file on all nodes.")
 	f.StringVar(&c.XDP, "xdp", ebpf.XDPOff, "Where to send packets of known flows on, and drop SYNs that a Service drops, before the kernel allocates memory for them: auto (network devices whose driver runs XDP programs) or off. Needs --proxy-mode ebpf. The value generic is for tests: any device, and slow.")
 	f.StringVar(&c.DSRKeyFile, "dsr-key-file", "", "File with the cluster's secret, by which nodes prove to each other that they forward a client's connection. Its first line is the secret, of 16 characters or more. A second line is the one before it, which is accepted too.")
+	f.Uint16Var(&c.DSRPort, "dsr-port", ebpf.DefaultDSRPort, "UDP port, on all nodes the same, by which nodes with --dsr-key-file find out what the network between them forwards. Where it drops IP options, clients' packets travel within datagrams to that port. 0: no probes, and no datagrams.")
 	f.BoolVar(&c.EndSockets, "end-sockets", false, "End connected sockets that a socket hook has translated when their endpoint neither serves nor terminates any more: the process gets ECONNABORTED (--proxy-mode ebpf). Sockets of pods need CAP_SYS_ADMIN, and /run/netns of the host.")
 	f.StringVar(&c.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
 	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "Drop CAP_SYS_ADMIN and CAP_PERFMON after the dataplane is loaded. Conntrack of other network namespaces is then neither measured nor tuned.")
@@ -403,7 +405,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
-		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.dsrKeys, XDP: c.XDP,
+		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.dsrKeys, DSRPort: c.DSRPort, XDP: c.XDP,
 		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
 		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
 		Log: log,

@@ -35,6 +35,7 @@ type Backend struct {
 	policies *untracked   // used only by the goroutine that writes policies
 	ends     *socketEnds  // nil: no socket is ended
 	loads    *loadTable   // nil: no Service chooses by load
+	carriers *carriers    // nil: no endpoint on another node is probed
 	rollback *rollback    // nil without Config.LeavePrevious
 
 	facts        atomic.Pointer[podFacts] // nil before the first node
@@ -304,6 +305,9 @@ func (b *Backend) attach(ctx context.Context) error {
 	if err := b.objects.filter.fill(b.objects.maps); err != nil {
 		return err
 	}
+	if b.carriers, err = newCarriers(b.m(tcMapDsrCarriers), &b.cfg); err != nil {
+		return err
+	}
 	retireLayouts(b.cfg.BPFFS, abiVersion)
 	b.attached = true
 	run, stop := context.WithCancel(context.Background())
@@ -315,6 +319,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	})
 	b.done.Go(func() { b.sweepLoop(run) })
 	b.done.Go(func() { b.beatLoop(run) })
+	b.done.Go(func() { b.probeLoop(run) })
 	b.done.Go(func() { b.checkLoop(run) })
 	b.done.Go(func() { b.unhookLoop(run) })
 	b.done.Go(func() { b.endLoop(run) })

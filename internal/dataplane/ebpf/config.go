@@ -119,6 +119,10 @@ type Config struct {
 	// endpoint answers the client directly (bpf/lib/lookup/dsr.h): the present key, and
 	// optionally the one before it. Without a key, this node takes part in no such connection.
 	DSRKeys []DSRKey
+	// DSRPort is the UDP port by which the nodes find out what the network between them forwards,
+	// and of packets that travel within datagrams (internal/dataplane/ebpf/dsrprobe). It must be the
+	// same on all nodes. 0: neither.
+	DSRPort uint16
 	// LeavePrevious has Close leave the maps and programs of the release before, for a
 	// rollback to it. The maps whose layout differs exist twice until then.
 	LeavePrevious bool
@@ -132,6 +136,7 @@ type DSRKey [16]byte
 // Defaults of Config.
 const (
 	DefaultFlowTableSize = 262144
+	DefaultDSRPort       = 6080 // IANA's for GUE
 	DefaultMaxFrontends  = 1 << 19
 	DefaultMaxEndpoints  = 1 << 20
 	defaultSweepInterval = 10 * time.Second

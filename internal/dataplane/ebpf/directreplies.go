@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 var _ dataplane.DirectReplier = (*Backend)(nil)
@@ -57,6 +58,7 @@ func (b *Backend) DirectReplies() (out dataplane.DirectReplies, err error) {
 	if out.Paths, err = b.directPaths(); err != nil {
 		return out, err
 	}
+	out.Carriers = b.carriers.list()
 	out.ThroughStack, err = b.directThroughStack()
 	return out, err
 }
@@ -92,20 +94,27 @@ func (b *Backend) directThroughStack() ([]netip.AddrPort, error) {
 // directPods lists the Pods of this node, without those that have its addresses, behind Services
 // with direct replies.
 func (b *Backend) directPods() (list []netip.AddrPort) {
+	b.eachDirectEndpoint(func(e *intent.Endpoint) {
+		if e.OnThisNode && !e.HostNetwork {
+			list = append(list, e.Addr)
+		}
+	})
+	slices.SortFunc(list, netip.AddrPort.Compare)
+	return slices.Compact(list)
+}
+
+// eachDirectEndpoint calls f with each endpoint of Service ports with direct replies.
+func (b *Backend) eachDirectEndpoint(f func(*intent.Endpoint)) {
 	b.portsMu.Lock()
 	defer b.portsMu.Unlock()
 	for _, p := range b.ports.byID {
 		if p.source == nil || !p.source.Direct { // nil: a write of it has failed
 			continue
 		}
-		for _, e := range p.source.Endpoints {
-			if e.OnThisNode && !e.HostNetwork {
-				list = append(list, e.Addr)
-			}
+		for i := range p.source.Endpoints {
+			f(&p.source.Endpoints[i])
 		}
 	}
-	slices.SortFunc(list, netip.AddrPort.Compare)
-	return slices.Compact(list)
 }
 
 // Direct reports whether endpoints of a Service on other nodes answer TCP clients directly.
@@ -130,6 +139,16 @@ func (v *View) DirectPath(backend uint32) *DirectPath {
 	of, _ := lookup[uint32, tcBackend](v, tcMapBackends, backend)
 	path := p.describe(of, bootSeconds())
 	return &path
+}
+
+// DirectCarrier reads how packets tell the node of an endpoint about the Service: one of
+// dataplane.Carriers.
+func (v *View) DirectCarrier(endpoint netip.Addr) string {
+	c, found := lookup[tcAddrKey, tcDsrCarrier](v, tcMapDsrCarriers, addrKey(endpoint))
+	if !found {
+		return dataplane.CarrierUnknown
+	}
+	return carrierName(c)
 }
 
 // DirectRetry is the time after the last repeated SYN for which a path is not trusted.

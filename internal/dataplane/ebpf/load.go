@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -247,12 +248,13 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 			tcMapSlots:       2 * cfg.MaxEndpoints,
 			tcMapPortFilter:  cfg.filterWords(),
 
-			tcMapEvents:     cfg.eventsSize(),
-			tcMapHandshakes: cfg.handshakes(),
-			tcMapFlowBytes:  cfg.countedFlows(),
-			tcMapLoads:      cfg.loads(),
-			tcMapDsrPaths:   cfg.dsrPaths(),
-			tcMapSynClients: cfg.synClients(),
+			tcMapEvents:      cfg.eventsSize(),
+			tcMapHandshakes:  cfg.handshakes(),
+			tcMapFlowBytes:   cfg.countedFlows(),
+			tcMapLoads:       cfg.loads(),
+			tcMapDsrPaths:    cfg.dsrPaths(),
+			tcMapDsrCarriers: cfg.dsrPaths(),
+			tcMapSynClients:  cfg.synClients(),
 		} {
 			if m := spec.Maps[name]; m != nil {
 				m.MaxEntries = size
@@ -284,7 +286,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	}
 	for i, key := range cfg.DSRKeys[:min(len(cfg.DSRKeys), 2)] {
 		names := [][2]string{{tcVarDsrKey0, tcVarDsrKey1}, {tcVarDsrPreviousKey0, tcVarDsrPreviousKey1}}[i]
-		c[tcVarDsr] = uint8(1)
+		c[tcVarDsr], c[tcVarDsrPort] = uint8(1), bits.ReverseBytes16(cfg.DSRPort)
 		c[names[0]], c[names[1]] = binary.LittleEndian.Uint64(key[:8]), binary.LittleEndian.Uint64(key[8:])
 	}
 	if f.SetRetval {
@@ -302,7 +304,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 // maxDSRPaths is the number of endpoints on other nodes whose paths to clients are watched.
 const maxDSRPaths = 1 << 14
 
-// dsrPaths returns the number of entries of the map of this name.
+// dsrPaths returns the number of entries of the maps dsr_paths and dsr_carriers.
 func (c *Config) dsrPaths() uint32 {
 	if len(c.DSRKeys) > 0 {
 		return maxDSRPaths

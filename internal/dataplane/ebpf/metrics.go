@@ -56,13 +56,15 @@ var (
 		"Interfaces by role and by whether all programs are attached.", []string{"role", "attached"}, nil)
 	xdpDesc = prometheus.NewDesc("spillway_ebpf_xdp_interfaces",
 		"External interfaces by what runs the XDP program of --xdp: native (the driver), generic (the kernel) or none. The log has the reason.", []string{"mode"}, nil)
+	carriersDesc = prometheus.NewDesc("spillway_ebpf_direct_endpoints",
+		"Addresses of endpoints on other nodes behind Services with direct replies, by how packets tell their node about the Service: option, gue (within datagrams), none (new connections get SNAT) or unknown (not probed yet).", []string{"carrier"}, nil)
 	refusedDesc = prometheus.NewDesc("spillway_ebpf_refused_pod_addresses",
 		"Addresses that pods of this node claim without success, by reason. No packets are sent to them. The log names the address and the interface.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, flowsDesc, flowsMaxDesc, sweptDesc, interfacesDesc, xdpDesc, refusedDesc,
+	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, flowsDesc, flowsMaxDesc, sweptDesc, interfacesDesc, xdpDesc, carriersDesc, refusedDesc,
 		eventsDesc, eventsLostDesc, eventsLeftOutDesc, serviceConnectionsDesc, serviceActiveDesc, serviceRefusedDesc, serviceDroppedDesc, serviceBytesDesc,
 		servicePacketsDesc, serviceHandshakeDesc, servicesOmittedDesc, serviceUncountedDesc, socketsEndedDesc} {
 		ch <- d
@@ -87,6 +89,7 @@ func (b *Backend) Collect(ch chan<- prometheus.Metric) {
 	b.collectEvents(ch)
 	b.collectServices(ch)
 	b.ends.collect(ch)
+	b.carriers.collect(ch)
 	refused := map[attach.Reason]int{}
 	for _, r := range b.attacher.Refused() {
 		refused[r.Reason]++

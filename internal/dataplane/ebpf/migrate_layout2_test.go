@@ -185,7 +185,7 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	wantSame(t, "endpoints again", again.endpoints, first.endpoints)
 	wantOnlyOwnMaps(t, cfg)
 	// Layout 2 has no maps of events and of pods without hooks: they went with their pins.
-	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapOneWayNext, tcMapEdgeDevices, tcMapSynClients, tcMapSynRates,
+	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapDsrCarriers, tcMapOneWayNext, tcMapEdgeDevices, tcMapSynClients, tcMapSynRates,
 		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketBackends, tcMapSocketFlows, tcMapLoads, tcMapUnhookedCgroups)
 }
 

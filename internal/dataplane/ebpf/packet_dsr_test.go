@@ -3,9 +3,10 @@ package ebpf
 import (
 	"bytes"
 	"encoding/binary"
-	"math/bits"
 	"net/netip"
 	"testing"
+
+	"github.com/dchest/siphash"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -26,7 +27,7 @@ func newDSRNodes(t testing.TB, change ...func(*Config)) *dsrNodes {
 }
 
 func newDSRHome(t testing.TB, keys ...DSRKey) *packetNode {
-	n := newPacketNode(t, withKeys(keys...))
+	n := newPacketNode(t, withKeys(keys...), withDSRPort)
 	pods := map[netip.Addr]attach.Pod{}
 	for _, p := range plans {
 		pods[p.far] = attach.Pod{Ifindex: n.ifindex["pod1"], PodMAC: podMAC("pod1"), HostMAC: n.mac["pod1"]}
@@ -642,47 +643,8 @@ func TestPacketDSRKeys(t *testing.T) {
 		binary.BigEndian.PutUint16(claim[48+2*i:], port)
 	}
 	claim[54], claim[55] = protoTCP, 4
-	if got, want := binary.LittleEndian.Uint64(sent.out[14+28:]), sipHash(dsrKeys[0], claim); got != want {
+	if got, want := binary.LittleEndian.Uint64(sent.out[14+28:]), siphash.Hash(binary.LittleEndian.Uint64(dsrKeys[0][:8]), binary.LittleEndian.Uint64(dsrKeys[0][8:]), claim); got != want {
 		t.Errorf("tag %#x, want %#x", got, want)
-	}
-}
-
-// sipHash is SipHash-2-4 of a message of whole words.
-func sipHash(key DSRKey, message []byte) uint64 {
-	k0, k1 := binary.LittleEndian.Uint64(key[:]), binary.LittleEndian.Uint64(key[8:])
-	a, b, c, d := k0^0x736f6d6570736575, k1^0x646f72616e646f6d, k0^0x6c7967656e657261, k1^0x7465646279746573
-	rounds := func(n int) {
-		for range n {
-			a, c = a+b, c+d
-			b, d = bits.RotateLeft64(b, 13)^a, bits.RotateLeft64(d, 16)^c
-			a = bits.RotateLeft64(a, 32)
-			c, a = c+b, a+d
-			b, d = bits.RotateLeft64(b, 17)^c, bits.RotateLeft64(d, 21)^a
-			c = bits.RotateLeft64(c, 32)
-		}
-	}
-	for i := 0; i <= len(message); i += 8 {
-		word := uint64(len(message)) << 56
-		if i < len(message) {
-			word = binary.LittleEndian.Uint64(message[i:])
-		}
-		d ^= word
-		rounds(2)
-		a ^= word
-	}
-	c ^= 0xff
-	rounds(4)
-	return a ^ b ^ c ^ d
-}
-
-// The 8-byte message of the reference's test vectors (vectors_sip64).
-func TestSipHashOfReference(t *testing.T) {
-	var key DSRKey
-	for i := range key {
-		key[i] = byte(i)
-	}
-	if got, want := sipHash(key, []byte{0, 1, 2, 3, 4, 5, 6, 7}), uint64(0x93f5f5799a932462); got != want {
-		t.Errorf("SipHash %#x, want %#x", got, want)
 	}
 }
 

@@ -187,7 +187,8 @@ func checkTransport(src, dst netip.Addr, proto uint8, b []byte, quoted bool) err
 			return orWhole(quoted)
 		}
 		if binary.BigEndian.Uint16(b[6:]) == 0 {
-			if src.Is6() && !quoted {
+			// Datagrams between nodes have none (RFC 6935).
+			if src.Is6() && !quoted && binary.BigEndian.Uint16(b[2:]) != DefaultDSRPort {
 				return errors.New("UDP over IPv6 without checksum")
 			}
 			return nil

@@ -42,6 +42,7 @@ const (
 	sockMapAffinities       = "affinities"
 	sockMapBackends         = "backends"
 	sockMapConnections      = "connections"
+	sockMapDsrCarriers      = "dsr_carriers"
 	sockMapDsrPaths         = "dsr_paths"
 	sockMapEdgeDevices      = "edge_devices"
 	sockMapEventCounts      = "event_counts"
@@ -100,6 +101,7 @@ const (
 	sockVarDsr              = "dsr"
 	sockVarDsrKey0          = "dsr_key0"
 	sockVarDsrKey1          = "dsr_key1"
+	sockVarDsrPort          = "dsr_port"
 	sockVarDsrPreviousKey0  = "dsr_previous_key0"
 	sockVarDsrPreviousKey1  = "dsr_previous_key1"
 	sockVarEndSockets       = "end_sockets"
@@ -188,6 +190,7 @@ type sockMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
 	EdgeDevices     *ebpf.MapSpec `ebpf:"edge_devices"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
@@ -240,6 +243,7 @@ type sockVariableSpecs struct {
 	Dsr              *ebpf.VariableSpec `ebpf:"dsr"`
 	DsrKey0          *ebpf.VariableSpec `ebpf:"dsr_key0"`
 	DsrKey1          *ebpf.VariableSpec `ebpf:"dsr_key1"`
+	DsrPort          *ebpf.VariableSpec `ebpf:"dsr_port"`
 	DsrPreviousKey0  *ebpf.VariableSpec `ebpf:"dsr_previous_key0"`
 	DsrPreviousKey1  *ebpf.VariableSpec `ebpf:"dsr_previous_key1"`
 	EndSockets       *ebpf.VariableSpec `ebpf:"end_sockets"`
@@ -288,6 +292,7 @@ type sockMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
 	EdgeDevices     *ebpf.Map `ebpf:"edge_devices"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
@@ -335,6 +340,7 @@ func (m *sockMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.DsrCarriers,
 		m.DsrPaths,
 		m.EdgeDevices,
 		m.EventCounts,
@@ -388,6 +394,7 @@ type sockVariables struct {
 	Dsr              *ebpf.Variable `ebpf:"dsr"`
 	DsrKey0          *ebpf.Variable `ebpf:"dsr_key0"`
 	DsrKey1          *ebpf.Variable `ebpf:"dsr_key1"`
+	DsrPort          *ebpf.Variable `ebpf:"dsr_port"`
 	DsrPreviousKey0  *ebpf.Variable `ebpf:"dsr_previous_key0"`
 	DsrPreviousKey1  *ebpf.Variable `ebpf:"dsr_previous_key1"`
 	EndSockets       *ebpf.Variable `ebpf:"end_sockets"`

@@ -61,6 +61,21 @@ const (
 	tcBackendFlagsBACKEND_EJECTED             tcBackendFlags = 128
 )
 
+type tcDsrCarrier struct {
+	_    structs.HostLayout
+	Mtu  uint16
+	Kind uint8
+	Pad  uint8
+}
+
+type tcDsrCarrierKind uint32
+
+const (
+	tcDsrCarrierKindDSR_BY_OPTION  tcDsrCarrierKind = 0
+	tcDsrCarrierKindDSR_BY_GUE     tcDsrCarrierKind = 1
+	tcDsrCarrierKindDSR_BY_NOTHING tcDsrCarrierKind = 2
+)
+
 type tcDsrPath struct {
 	_        structs.HostLayout
 	Failures uint32
@@ -573,7 +588,9 @@ const (
 	tcVerdictSYN_CHALLENGED       tcVerdict = 46
 	tcVerdictSYN_PROVED           tcVerdict = 47
 	tcVerdictDROP_SYN_FORM        tcVerdict = 48
-	tcVerdictVERDICTS             tcVerdict = 49
+	tcVerdictDSR_ENCAPSULATED     tcVerdict = 49
+	tcVerdictDSR_PROBED           tcVerdict = 50
+	tcVerdictVERDICTS             tcVerdict = 51
 )
 
 // Names of all BPF objects in the ELF.
@@ -583,6 +600,7 @@ const (
 	tcMapAffinities            = "affinities"
 	tcMapBackends              = "backends"
 	tcMapConnections           = "connections"
+	tcMapDsrCarriers           = "dsr_carriers"
 	tcMapDsrPaths              = "dsr_paths"
 	tcMapEdgeDevices           = "edge_devices"
 	tcMapEventCounts           = "event_counts"
@@ -636,6 +654,7 @@ const (
 	tcVarDsr                   = "dsr"
 	tcVarDsrKey0               = "dsr_key0"
 	tcVarDsrKey1               = "dsr_key1"
+	tcVarDsrPort               = "dsr_port"
 	tcVarDsrPreviousKey0       = "dsr_previous_key0"
 	tcVarDsrPreviousKey1       = "dsr_previous_key1"
 	tcVarEndSockets            = "end_sockets"
@@ -659,6 +678,7 @@ const (
 	tcVarUdpEndsSeen           = "udp_ends_seen"
 	tcVarUnconfirmedMax        = "unconfirmed_max"
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
+	tcVarUnusedDsrCarrierKind  = "unused_dsr_carrier_kind"
 	tcVarUnusedDsrPathLimit    = "unused_dsr_path_limit"
 	tcVarUnusedEdgeFlags       = "unused_edge_flags"
 	tcVarUnusedEvent           = "unused_event"
@@ -739,6 +759,7 @@ type tcMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
 	EdgeDevices     *ebpf.MapSpec `ebpf:"edge_devices"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
@@ -792,6 +813,7 @@ type tcVariableSpecs struct {
 	Dsr                   *ebpf.VariableSpec `ebpf:"dsr"`
 	DsrKey0               *ebpf.VariableSpec `ebpf:"dsr_key0"`
 	DsrKey1               *ebpf.VariableSpec `ebpf:"dsr_key1"`
+	DsrPort               *ebpf.VariableSpec `ebpf:"dsr_port"`
 	DsrPreviousKey0       *ebpf.VariableSpec `ebpf:"dsr_previous_key0"`
 	DsrPreviousKey1       *ebpf.VariableSpec `ebpf:"dsr_previous_key1"`
 	EndSockets            *ebpf.VariableSpec `ebpf:"end_sockets"`
@@ -815,6 +837,7 @@ type tcVariableSpecs struct {
 	UdpEndsSeen           *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
 	UnconfirmedMax        *ebpf.VariableSpec `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
+	UnusedDsrCarrierKind  *ebpf.VariableSpec `ebpf:"unused_dsr_carrier_kind"`
 	UnusedDsrPathLimit    *ebpf.VariableSpec `ebpf:"unused_dsr_path_limit"`
 	UnusedEdgeFlags       *ebpf.VariableSpec `ebpf:"unused_edge_flags"`
 	UnusedEvent           *ebpf.VariableSpec `ebpf:"unused_event"`
@@ -861,6 +884,7 @@ type tcMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
 	EdgeDevices     *ebpf.Map `ebpf:"edge_devices"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
@@ -909,6 +933,7 @@ func (m *tcMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.DsrCarriers,
 		m.DsrPaths,
 		m.EdgeDevices,
 		m.EventCounts,
@@ -963,6 +988,7 @@ type tcVariables struct {
 	Dsr                   *ebpf.Variable `ebpf:"dsr"`
 	DsrKey0               *ebpf.Variable `ebpf:"dsr_key0"`
 	DsrKey1               *ebpf.Variable `ebpf:"dsr_key1"`
+	DsrPort               *ebpf.Variable `ebpf:"dsr_port"`
 	DsrPreviousKey0       *ebpf.Variable `ebpf:"dsr_previous_key0"`
 	DsrPreviousKey1       *ebpf.Variable `ebpf:"dsr_previous_key1"`
 	EndSockets            *ebpf.Variable `ebpf:"end_sockets"`
@@ -986,6 +1012,7 @@ type tcVariables struct {
 	UdpEndsSeen           *ebpf.Variable `ebpf:"udp_ends_seen"`
 	UnconfirmedMax        *ebpf.Variable `ebpf:"unconfirmed_max"`
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`
+	UnusedDsrCarrierKind  *ebpf.Variable `ebpf:"unused_dsr_carrier_kind"`
 	UnusedDsrPathLimit    *ebpf.Variable `ebpf:"unused_dsr_path_limit"`
 	UnusedEdgeFlags       *ebpf.Variable `ebpf:"unused_edge_flags"`
 	UnusedEvent           *ebpf.Variable `ebpf:"unused_event"`

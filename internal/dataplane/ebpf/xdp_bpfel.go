@@ -19,6 +19,7 @@ const (
 	xdpMapAffinities       = "affinities"
 	xdpMapBackends         = "backends"
 	xdpMapConnections      = "connections"
+	xdpMapDsrCarriers      = "dsr_carriers"
 	xdpMapDsrPaths         = "dsr_paths"
 	xdpMapEdgeDevices      = "edge_devices"
 	xdpMapEventCounts      = "event_counts"
@@ -67,6 +68,7 @@ const (
 	xdpVarDsr              = "dsr"
 	xdpVarDsrKey0          = "dsr_key0"
 	xdpVarDsrKey1          = "dsr_key1"
+	xdpVarDsrPort          = "dsr_port"
 	xdpVarDsrPreviousKey0  = "dsr_previous_key0"
 	xdpVarDsrPreviousKey1  = "dsr_previous_key1"
 	xdpVarEndSockets       = "end_sockets"
@@ -143,6 +145,7 @@ type xdpMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
+	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
 	EdgeDevices     *ebpf.MapSpec `ebpf:"edge_devices"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
@@ -196,6 +199,7 @@ type xdpVariableSpecs struct {
 	Dsr              *ebpf.VariableSpec `ebpf:"dsr"`
 	DsrKey0          *ebpf.VariableSpec `ebpf:"dsr_key0"`
 	DsrKey1          *ebpf.VariableSpec `ebpf:"dsr_key1"`
+	DsrPort          *ebpf.VariableSpec `ebpf:"dsr_port"`
 	DsrPreviousKey0  *ebpf.VariableSpec `ebpf:"dsr_previous_key0"`
 	DsrPreviousKey1  *ebpf.VariableSpec `ebpf:"dsr_previous_key1"`
 	EndSockets       *ebpf.VariableSpec `ebpf:"end_sockets"`
@@ -243,6 +247,7 @@ type xdpMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
 	Connections     *ebpf.Map `ebpf:"connections"`
+	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
 	EdgeDevices     *ebpf.Map `ebpf:"edge_devices"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
@@ -291,6 +296,7 @@ func (m *xdpMaps) Close() error {
 		m.Affinities,
 		m.Backends,
 		m.Connections,
+		m.DsrCarriers,
 		m.DsrPaths,
 		m.EdgeDevices,
 		m.EventCounts,
@@ -345,6 +351,7 @@ type xdpVariables struct {
 	Dsr              *ebpf.Variable `ebpf:"dsr"`
 	DsrKey0          *ebpf.Variable `ebpf:"dsr_key0"`
 	DsrKey1          *ebpf.Variable `ebpf:"dsr_key1"`
+	DsrPort          *ebpf.Variable `ebpf:"dsr_port"`
 	DsrPreviousKey0  *ebpf.Variable `ebpf:"dsr_previous_key0"`
 	DsrPreviousKey1  *ebpf.Variable `ebpf:"dsr_previous_key1"`
 	EndSockets       *ebpf.Variable `ebpf:"end_sockets"`

@@ -85,7 +85,7 @@ var nodeChecks = []Check{
 
 // agentChecks are the Checks that read Node.Traffic: only a running agent knows it.
 var agentChecks = []Check{
-	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, nodePortTaken{}, flowTableFull{}, directRepliesMissing{}, rpFilterStrict{},
+	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, nodePortTaken{}, flowTableFull{}, directRepliesMissing{}, directCarriers{}, rpFilterStrict{},
 }
 
 // ChecksOf returns the checks that can report findings of these ids; all without ids.

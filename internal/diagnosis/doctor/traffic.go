@@ -34,6 +34,12 @@ type DirectReplies struct {
 	// Window, and Unanswered those whose client repeated its SYN.
 	Announced, Unanswered uint64
 	Window                time.Duration
+	// Probed are the endpoints on other nodes that this node has probed. Packets to those of
+	// Encapsulated travel within datagrams, of at most MTU bytes to each. Those of Unreached answer no
+	// probe.
+	Probed                  int
+	Encapsulated, Unreached SomeAddresses
+	MTU                     int
 	// ThroughStack are Pods of this node whose direct packets traverse the node's stack.
 	ThroughStack []DirectEndpoint
 }

@@ -49,6 +49,8 @@ var meanings = map[string]meaning{
 	"drop_source":          {stepSource, Refused, ""},
 	"drop_dsr":             {stepPacket, Refused, ""},
 	"dsr_unanswered":       {"", Passed, "the endpoint has not answered the client directly: the packet gets the node's address"},
+	"dsr_encapsulated":     {"", Passed, "the packet travels within a datagram to the endpoint's node, because the network drops IP options"},
+	"dsr_probed":           {"", Passed, "the packet is a probe of another node's agent, and it was answered"},
 	"dsr_announced":        {"", Passed, "the packet tells the endpoint's node which Service the client asked for"},
 	"pass_conntrack":       {stepNetfilter, Decided, "netfilter knows the connection and handles it by its own entry"},
 	"passed_direct":        {stepNextHop, Decided, "forwarded unchanged, past netfilter"},

@@ -59,6 +59,7 @@ func (s *Server) directTraffic(ctx context.Context) (out doctor.DirectReplies, e
 			return out, fmt.Errorf("read direct replies: %w", err)
 		}
 		through = append(through, replies.ThroughStack...)
+		countCarriers(&out, replies.Carriers)
 		for _, p := range replies.Paths {
 			switch {
 			case p.Broken && time.Since(p.Failed) <= pathWindow:
@@ -74,6 +75,23 @@ func (s *Server) directTraffic(ctx context.Context) (out doctor.DirectReplies, e
 	out.MoreBroken = max(len(broken)-mostTraffic, 0)
 	broken, through = broken[:min(len(broken), mostTraffic)], through[:min(len(through), mostTraffic)]
 	return out, s.nameDirect(ctx, &out, broken, through)
+}
+
+func countCarriers(out *doctor.DirectReplies, carriers []dataplane.DirectCarrier) {
+	for _, c := range carriers {
+		switch c.Carrier {
+		case dataplane.CarrierUnknown:
+			continue
+		case dataplane.CarrierGUE:
+			out.Encapsulated.Add(c.Endpoint)
+			if out.MTU == 0 || c.MTU < out.MTU {
+				out.MTU = c.MTU
+			}
+		case dataplane.CarrierNone:
+			out.Unreached.Add(c.Endpoint)
+		}
+		out.Probed++
+	}
 }
 
 // nameDirect adds the endpoints with their names.

@@ -57,6 +57,10 @@ func TestMissingDirectRepliesAreFound(t *testing.T) {
 		{"some clients get no reply", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{works}}, announced: 80, unanswered: 5}, []string{"5 of the last 80 got no direct reply", "1 other endpoint answered"}},
 		{"few clients get no reply", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{works}}, announced: 1000, unanswered: 40}, nil},
 		{"nothing happens", directPlane{}, nil},
+		{"no network was probed yet", directPlane{replies: carriersOf(dataplane.CarrierUnknown, 0, 1)}, nil},
+		{"options arrive", directPlane{replies: carriersOf(dataplane.CarrierOption, 0, 3)}, nil},
+		{"only datagrams arrive", directPlane{replies: carriersOf(dataplane.CarrierGUE, 1430, 7)}, []string{"direct-replies-encapsulated", "info", "the network drops IP options to 7 endpoints of 7", "10.2.2.4", "and 2 more endpoints", "1430 bytes"}},
+		{"nothing arrives", directPlane{replies: carriersOf(dataplane.CarrierNone, 0, 1)}, []string{"direct-replies-impossible", "warning", "1 endpoint of 1 cannot answer clients directly", "10.2.2.0"}},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			found := directFindings(t, &row.plane)
@@ -76,6 +80,13 @@ func TestMissingDirectRepliesAreFound(t *testing.T) {
 			t.Errorf("found %v", found)
 		}
 	})
+}
+
+func carriersOf(carrier string, mtu, n int) (out dataplane.DirectReplies) {
+	for i := range n {
+		out.Carriers = append(out.Carriers, dataplane.DirectCarrier{Endpoint: netip.AddrFrom4([4]byte{10, 2, 2, byte(i)}), Carrier: carrier, MTU: mtu})
+	}
+	return out
 }
 
 func manyPaths(like dataplane.DirectPath, n int) (list []dataplane.DirectPath) {

@@ -75,6 +75,9 @@
 {{- end }}
 {{- if .forwardingSecretName }}
 - --dsr-key-file=/etc/spillway/forwarding/secret
+{{- if not (has (toString .forwardingPort) (list "6080" "" "<nil>")) }}
+- --dsr-port={{ .forwardingPort }}
+{{- end }}
 {{- end }}
 {{- if has (toString .forwarding) (list "hybrid" "dsr") }}
 - --forwarding={{ .forwarding }}

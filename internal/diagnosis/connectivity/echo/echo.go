@@ -74,7 +74,7 @@ func answerLines(name string, conn net.Conn) {
 	source := unmapped(conn.RemoteAddr())
 	lines := bufio.NewScanner(conn)
 	for lines.Scan() {
-		if _, err := conn.Write(marshalReply(name, source, lines.Text())); err != nil {
+		if _, err := conn.Write(marshalReply(name, source, strings.TrimSpace(lines.Text()))); err != nil {
 			return
 		}
 	}

@@ -1,0 +1,248 @@
+package ebpf
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
+	"spillway.dev/spillway/internal/decisions/intent"
+)
+
+const (
+	// probeInterval is the time from one probe of an endpoint to the next, unless it fails.
+	probeInterval = 10 * time.Second
+	// retryInterval is the time from a failed probe to the next, until failedProbes in a row.
+	retryInterval = time.Second
+	failedProbes  = 3
+	// probesAtOnce and probesPerRound bound what probes cost, in a cluster of any size.
+	probesAtOnce   = 16
+	probesPerRound = 64
+	// carrierKept is the time for which flows may go on to an endpoint that is gone.
+	carrierKept = 10 * time.Minute
+)
+
+// leastCarried is the length of packets that must arrive, with the headers around the packet
+// inside: that one may have the length that each network must forward (RFC 791, RFC 8200).
+func leastCarried(is4 bool) int {
+	if is4 {
+		return 576 + dsrprobe.Room(true)
+	}
+	return 1280 + dsrprobe.Room(false)
+}
+
+// carriers has what probes have found out about endpoints on other nodes. It is the only writer of
+// the map dsr_carriers.
+type carriers struct {
+	m     kernelMap
+	probe func(context.Context, netip.Addr) (dsrprobe.Result, error)
+	log   *slog.Logger
+
+	mu sync.Mutex // of known; the loop alone changes it
+	// known has an entry for each endpoint that is or was probed.
+	known map[netip.Addr]*carrierState
+	last  time.Time // the last round
+}
+
+// carrierState is what is known about one endpoint.
+type carrierState struct {
+	value    tcDsrCarrier
+	written  bool // value is in the map
+	failures int  // probes in a row without any answer
+	next     time.Time
+	wanted   time.Time // the last time that a Service had this endpoint
+}
+
+// newCarriers reads what an earlier run has found out. It returns nil if there are no probes.
+func newCarriers(m *ebpf.Map, cfg *Config) (*carriers, error) {
+	if len(cfg.DSRKeys) == 0 || cfg.DSRPort == 0 {
+		return nil, nil
+	}
+	p := dsrprobe.Prober{Key: cfg.DSRKeys[0], Port: cfg.DSRPort}
+	c := &carriers{m: m, probe: p.Probe, log: cfg.Log, known: map[netip.Addr]*carrierState{}}
+	err := each(m, func(k tcAddrKey, v tcDsrCarrier) {
+		c.known[fromAddr(k.Addr, uint8(k.Family))] = &carrierState{value: v, written: true, wanted: time.Now()}
+	})
+	return c, err
+}
+
+// probeLoop keeps the map dsr_carriers true.
+func (b *Backend) probeLoop(ctx context.Context) {
+	if b.carriers == nil {
+		return
+	}
+	for {
+		if err := b.carriers.round(ctx, b.directElsewhere(), time.Now); err != nil && ctx.Err() == nil {
+			b.cfg.Log.Error("Find out how packets tell other nodes about Services", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retryInterval):
+		}
+	}
+}
+
+// round probes the endpoints that are due, and stores what it learns.
+func (c *carriers) round(ctx context.Context, endpoints []netip.Addr, now func() time.Time) error {
+	due := c.due(endpoints, now())
+	results := make([]dsrprobe.Result, len(due))
+	failed := make([]error, len(due))
+	slots := make(chan struct{}, probesAtOnce)
+	var done sync.WaitGroup
+	for i, addr := range due {
+		slots <- struct{}{}
+		done.Go(func() {
+			results[i], failed[i] = c.probe(ctx, addr)
+			<-slots
+		})
+	}
+	done.Wait()
+	if ctx.Err() != nil {
+		return nil
+	}
+	changed := map[string][]netip.Addr{}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, addr := range due {
+		if failed[i] != nil {
+			c.log.Debug("Probe an endpoint", "err", failed[i])
+		}
+		s := c.known[addr]
+		s.learn(results[i], addr.Is4(), now())
+		if !s.known() || s.written {
+			continue
+		}
+		if err := c.m.Put(addrKey(addr), s.value); err != nil {
+			return fmt.Errorf("write eBPF map %s: %w", tcMapDsrCarriers, err)
+		}
+		s.written = true
+		kind := carrierName(s.value)
+		changed[kind] = append(changed[kind], addr)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(changed)) {
+		c.log.Info("Packets for endpoints on other nodes", "carrier", kind, "endpoints", len(changed[kind]), "first", changed[kind][0])
+	}
+	return nil
+}
+
+// due returns the endpoints to probe now, the longest due first, and forgets those that are gone.
+func (c *carriers) due(endpoints []netip.Addr, now time.Time) (due []netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last = now
+	for _, addr := range endpoints {
+		s := c.known[addr]
+		if s == nil {
+			if len(c.known) >= maxDSRPaths {
+				continue
+			}
+			s = &carrierState{}
+			c.known[addr] = s
+		}
+		s.wanted = now
+		if !s.next.After(now) {
+			due = append(due, addr)
+		}
+	}
+	for addr, s := range c.known {
+		if now.Sub(s.wanted) > carrierKept {
+			_ = c.m.Delete(addrKey(addr)) // it may not be there
+			delete(c.known, addr)
+		}
+	}
+	slices.SortStableFunc(due, func(a, b netip.Addr) int { return c.known[a].next.Compare(c.known[b].next) })
+	return due[:min(len(due), probesPerRound)]
+}
+
+// known reports whether enough probes were sent.
+func (s *carrierState) known() bool { return s.failures == 0 || s.failures >= failedProbes }
+
+// learn enters the result of a probe. Three failures in a row make a path one that carries nothing:
+// a node that is busy for a second keeps its connections.
+func (s *carrierState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
+	var found tcDsrCarrier
+	s.next = now.Add(probeInterval)
+	switch {
+	case r.Option:
+		s.failures = 0
+		found.Kind = uint8(tcDsrCarrierKindDSR_BY_OPTION)
+	case r.MTU >= leastCarried(is4):
+		s.failures = 0
+		found.Kind, found.Mtu = uint8(tcDsrCarrierKindDSR_BY_GUE), uint16(r.MTU)
+	default:
+		if s.failures++; s.failures < failedProbes {
+			s.next = now.Add(retryInterval)
+			return
+		}
+		found.Kind = uint8(tcDsrCarrierKindDSR_BY_NOTHING)
+	}
+	s.written = s.written && s.value == found
+	s.value = found
+}
+
+// carrierName is a value of dataplane.Carriers.
+func carrierName(v tcDsrCarrier) string {
+	switch tcDsrCarrierKind(v.Kind) {
+	case tcDsrCarrierKindDSR_BY_OPTION:
+		return dataplane.CarrierOption
+	case tcDsrCarrierKindDSR_BY_GUE:
+		return dataplane.CarrierGUE
+	}
+	return dataplane.CarrierNone
+}
+
+// list describes the endpoints that Services had in the last round, sorted.
+func (c *carriers) list() (list []dataplane.DirectCarrier) {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for addr, s := range c.known {
+		if !s.wanted.Equal(c.last) {
+			continue
+		}
+		d := dataplane.DirectCarrier{Endpoint: addr, Carrier: dataplane.CarrierUnknown}
+		if s.written {
+			d.Carrier, d.MTU = carrierName(s.value), int(s.value.Mtu)
+		}
+		list = append(list, d)
+	}
+	slices.SortFunc(list, func(a, b dataplane.DirectCarrier) int { return a.Endpoint.Compare(b.Endpoint) })
+	return list
+}
+
+func (c *carriers) collect(ch chan<- prometheus.Metric) {
+	if c == nil {
+		return
+	}
+	endpoints := map[string]int{}
+	for _, d := range c.list() {
+		endpoints[d.Carrier]++
+	}
+	for _, carrier := range dataplane.Carriers {
+		ch <- prometheus.MustNewConstMetric(carriersDesc, prometheus.GaugeValue, float64(endpoints[carrier]), carrier)
+	}
+}
+
+// directElsewhere lists the addresses of endpoints on other nodes behind Services with direct
+// replies.
+func (b *Backend) directElsewhere() (list []netip.Addr) {
+	b.eachDirectEndpoint(func(e *intent.Endpoint) {
+		if !e.OnThisNode {
+			list = append(list, e.Addr.Addr())
+		}
+	})
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}

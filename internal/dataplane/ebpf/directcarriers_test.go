@@ -1,0 +1,137 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
+)
+
+// network says what arrives at an endpoint's node.
+type network map[netip.Addr]dsrprobe.Result
+
+func newTestCarriers(t *testing.T, n network) *carriers {
+	t.Helper()
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 20, ValueSize: 4, MaxEntries: maxDSRPaths, Flags: 1})
+	ok(t, err)
+	t.Cleanup(func() { m.Close() })
+	c, err := newCarriers(m, &Config{DSRKeys: dsrKeys, DSRPort: DefaultDSRPort, Log: slog.New(slog.DiscardHandler)})
+	ok(t, err)
+	c.probe = func(_ context.Context, a netip.Addr) (dsrprobe.Result, error) {
+		r, known := n[a]
+		if !known {
+			return r, errors.New("no route")
+		}
+		return r, nil
+	}
+	return c
+}
+
+// carrierClock is a clock that the test moves.
+type carrierClock struct{ time.Time }
+
+func (c *carrierClock) now() time.Time { return c.Time }
+
+func (c *carrierClock) round(t *testing.T, of *carriers, after time.Duration, endpoints ...netip.Addr) {
+	t.Helper()
+	c.Time = c.Add(after)
+	ok(t, of.round(t.Context(), endpoints, c.now))
+}
+
+func carrierOf(t *testing.T, c *carriers, a netip.Addr) string {
+	t.Helper()
+	for _, d := range c.list() {
+		if d.Endpoint == a {
+			return d.Carrier
+		}
+	}
+	t.Fatalf("%s is not among %v", a, c.list())
+	return ""
+}
+
+// TestCarriersFollowTheNetwork: options at once, datagrams at once, and nothing only after three
+// probes in a row.
+func TestCarriersFollowTheNetwork(t *testing.T) {
+	for _, a := range []netip.Addr{addr("10.1.1.1"), addr("fd00::1")} {
+		least := leastCarried(a.Is4())
+		n := network{a: {Option: true}}
+		c, clock := newTestCarriers(t, n), &carrierClock{time.Now()}
+		steps := []struct {
+			what  string
+			after time.Duration
+			r     dsrprobe.Result
+			want  string
+		}{
+			{"the first probe", 0, dsrprobe.Result{Option: true}, dataplane.CarrierOption},
+			{"not due yet", probeInterval - time.Second, dsrprobe.Result{}, dataplane.CarrierOption},
+			{"no answer", time.Second, dsrprobe.Result{}, dataplane.CarrierOption},
+			{"no second answer", retryInterval, dsrprobe.Result{}, dataplane.CarrierOption},
+			{"no third answer", retryInterval, dsrprobe.Result{}, dataplane.CarrierNone},
+			{"datagrams", probeInterval, dsrprobe.Result{MTU: least}, dataplane.CarrierGUE},
+			{"datagrams that are too short", probeInterval, dsrprobe.Result{MTU: least - 1}, dataplane.CarrierGUE},
+			{"still", retryInterval, dsrprobe.Result{MTU: least - 1}, dataplane.CarrierGUE},
+			{"and again", retryInterval, dsrprobe.Result{MTU: least - 1}, dataplane.CarrierNone},
+			{"options", probeInterval, dsrprobe.Result{Option: true}, dataplane.CarrierOption},
+		}
+		for _, step := range steps {
+			n[a] = step.r
+			clock.round(t, c, step.after, a)
+			if got := carrierOf(t, c, a); got != step.want {
+				t.Errorf("%s, %s: %s, want %s", a, step.what, got, step.want)
+			}
+		}
+	}
+}
+
+// TestCarriersOutliveTheAgent: the maps keep what was found out, until endpoints are gone for long.
+func TestCarriersOutliveTheAgent(t *testing.T) {
+	a, b := addr("10.1.1.1"), addr("10.1.1.2")
+	n := network{a: {MTU: 1400}, b: {Option: true}}
+	c, clock := newTestCarriers(t, n), &carrierClock{time.Now()}
+	clock.round(t, c, 0, a, b)
+	again, err := newCarriers(c.m.(*ebpf.Map), &Config{DSRKeys: dsrKeys, DSRPort: DefaultDSRPort, Log: slog.New(slog.DiscardHandler)})
+	ok(t, err)
+	again.probe = c.probe
+	delete(n, a) // the first probe of the new agent fails
+	clock.round(t, again, 0, a, b)
+	if got := again.list(); len(got) != 2 || got[0].Carrier != dataplane.CarrierGUE || got[0].MTU != 1400 || got[1].Carrier != dataplane.CarrierOption {
+		t.Errorf("a new agent knows %+v", got)
+	}
+	clock.round(t, again, carrierKept, b)
+	if got := again.list(); len(got) != 1 || got[0].Endpoint != b {
+		t.Errorf("the Service has %+v", got)
+	}
+	var v tcDsrCarrier
+	ok(t, again.m.(*ebpf.Map).Lookup(addrKey(a), &v))
+	clock.round(t, again, time.Second, b)
+	if err := again.m.(*ebpf.Map).Lookup(addrKey(a), &v); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Errorf("%s is gone, and its entry is not: %v", a, err)
+	}
+}
+
+// TestProbesAreBounded: each round sends so many, and all endpoints have their turn.
+func TestProbesAreBounded(t *testing.T) {
+	n := network{}
+	var all []netip.Addr
+	for i := range 3 * probesPerRound {
+		a := netip.AddrFrom4([4]byte{10, 2, byte(i / 256), byte(i)})
+		n[a] = dsrprobe.Result{Option: true}
+		all = append(all, a)
+	}
+	c, clock := newTestCarriers(t, n), &carrierClock{time.Now()}
+	for round := range 3 {
+		clock.round(t, c, retryInterval, all...)
+		known := slices.DeleteFunc(c.list(), func(d dataplane.DirectCarrier) bool { return d.Carrier == dataplane.CarrierUnknown })
+		if want := (round + 1) * probesPerRound; len(known) != want {
+			t.Errorf("round %d: %d endpoints are known, want %d", round, len(known), want)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package dsrprobe
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"unsafe"
+
+	"github.com/dchest/siphash"
+	"golang.org/x/sys/unix"
+)
+
+// The option of bpf/lib/lookup/dsr.h, and the header around it in IPv6.
+const (
+	optionV4, optionV4Len = 0x9e, 16
+	optionV6, optionV6Len = 0x1e, 26
+	headerV6Words         = 3
+)
+
+// Lengths in bytes.
+const (
+	ipv4Len   = 20
+	ipv6Len   = 40
+	udpLen    = 8
+	gueLen    = 4
+	bodyV6Len = 2 + optionV6Len // of the option, with type and length
+	claimLen  = 56
+)
+
+// minIPv6 is the length that each network of IPv6 forwards (RFC 8200, 5).
+const minIPv6 = 1280
+
+// Room returns how much longer a packet gets within a datagram, in bytes: gue_room of
+// bpf/lib/lookup/dsr.h.
+func Room(is4 bool) int {
+	if is4 {
+		return ipv4Len + udpLen + gueLen + optionV4Len
+	}
+	return ipv6Len + udpLen + gueLen + bodyV6Len
+}
+
+// path is the two ends of a probe.
+type path struct {
+	from, to netip.AddrPort
+}
+
+func (p path) is4() bool { return p.from.Addr().Is4() }
+
+// tag is that of bpf/lib/lookup/dsr.h for a probe: the Service has no address and port 0.
+func (p path) tag(key [16]byte) uint64 {
+	claim := make([]byte, claimLen)
+	copy(claim, p.from.Addr().AsSlice())
+	copy(claim[16:], p.to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(claim[48:], p.from.Port())
+	binary.BigEndian.PutUint16(claim[50:], p.to.Port())
+	claim[54], claim[55] = unix.IPPROTO_UDP, 6
+	if p.is4() {
+		claim[55] = 4
+	}
+	return siphash.Hash(binary.LittleEndian.Uint64(key[:]), binary.LittleEndian.Uint64(key[8:]), claim)
+}
+
+// option returns the option, without the header around it in IPv6.
+func (p path) option(key [16]byte) []byte {
+	o := make([]byte, bodyV6Len)
+	o[0], o[1] = optionV6, optionV6Len
+	if p.is4() {
+		o = o[:optionV4Len]
+		o[0], o[1] = optionV4, optionV4Len
+	}
+	binary.LittleEndian.PutUint64(o[len(o)-8:], p.tag(key))
+	return o
+}
+
+// control returns the control message that has the kernel add the option to a datagram.
+func (p path) control(key [16]byte) []byte {
+	if p.is4() {
+		return controlMessage(unix.SOL_IP, unix.IP_RETOPTS, p.option(key))
+	}
+	h := make([]byte, (headerV6Words+1)*8)
+	h[1] = headerV6Words
+	n := copy(h[2:], p.option(key))
+	h[2+n] = 1 // PadN, without data
+	return controlMessage(unix.SOL_IPV6, unix.IPV6_DSTOPTS, h)
+}
+
+func controlMessage(level, kind int, data []byte) []byte {
+	b := make([]byte, unix.CmsgSpace(len(data)))
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+	h.Level, h.Type = int32(level), int32(kind)
+	h.SetLen(unix.CmsgLen(len(data)))
+	copy(b[unix.CmsgLen(0):], data)
+	return b
+}
+
+// encapsulated returns the payload of a datagram that holds another one with data: GUE, variant 0,
+// with the option as its private data.
+func (p path) encapsulated(key [16]byte, data []byte) []byte {
+	option := p.option(key)
+	b := append([]byte{byte(len(option) / 4), unix.IPPROTO_IPV6, 0, 0}, option...)
+	if p.is4() {
+		b[1] = unix.IPPROTO_IPIP
+	}
+	b = append(b, p.ip(udpLen+len(data))...)
+	return append(b, p.udp(data)...)
+}
+
+// ip returns an IP header.
+func (p path) ip(payload int) []byte {
+	if !p.is4() {
+		h := make([]byte, ipv6Len)
+		h[0], h[6], h[7] = 0x60, unix.IPPROTO_UDP, 64
+		binary.BigEndian.PutUint16(h[4:], uint16(payload))
+		copy(h[8:], p.from.Addr().AsSlice())
+		copy(h[24:], p.to.Addr().AsSlice())
+		return h
+	}
+	h := make([]byte, ipv4Len)
+	h[0], h[6], h[8], h[9] = 0x45, 0x40, 64, unix.IPPROTO_UDP // DF
+	binary.BigEndian.PutUint16(h[2:], uint16(ipv4Len+payload))
+	copy(h[12:], p.from.Addr().AsSlice())
+	copy(h[16:], p.to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(h[10:], ^onesSum(h))
+	return h
+}
+
+// udp returns a datagram of UDP.
+func (p path) udp(data []byte) []byte {
+	d := make([]byte, udpLen, udpLen+len(data))
+	binary.BigEndian.PutUint16(d, p.from.Port())
+	binary.BigEndian.PutUint16(d[2:], p.to.Port())
+	binary.BigEndian.PutUint16(d[4:], uint16(udpLen+len(data)))
+	d = append(d, data...)
+	pseudo := append(p.from.Addr().AsSlice(), p.to.Addr().AsSlice()...)
+	pseudo = append(pseudo, d[4], d[5], 0, unix.IPPROTO_UDP)
+	sum := ^onesSum(append(pseudo, d...))
+	if sum == 0 {
+		sum = 0xffff // RFC 768: 0 says that there is none
+	}
+	binary.BigEndian.PutUint16(d[6:], sum)
+	return d
+}
+
+// onesSum is the Internet checksum's sum (RFC 1071).
+func onesSum(b []byte) uint16 {
+	var sum uint32
+	for i, v := range b {
+		sum += uint32(v) << (8 * (1 - i%2))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return uint16(sum)
+}

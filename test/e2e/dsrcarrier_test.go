@@ -1,0 +1,186 @@
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/harness"
+)
+
+// TestDSRCarriers changes what the network between the nodes forwards, under clients of a Service
+// with direct replies. The nodes must find another way each time, and no connection may end.
+func TestDSRCarriers(t *testing.T) {
+	t.Parallel()
+	if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
+		t.Skip("the other dataplanes forward with their node's address")
+	}
+	for _, network := range []string{topology.Routed, topology.VXLAN} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			secret := filepath.Join(t.TempDir(), "secret")
+			must(t, os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600))
+			spec := topology.DefaultSpec("e2e-carrier-" + network)
+			spec.Nodes, spec.PodNetwork = 2, network
+			flags := []string{"--forwarding", "dsr", "--dsr-key-file", secret}
+			e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})}
+			e.carriers(t)
+		})
+	}
+}
+
+// between are rules for the bridge between the nodes, by the length of the headers before the pods'
+// packets, in bits. A rule has the headers of IP at ip, and counts from the transport header of VXLAN
+// or from the network header.
+func (e *env) between(t *testing.T, rules ...string) {
+	t.Helper()
+	text := "table bridge between\ndelete table bridge between\ntable bridge between {\n chain forward {\n  type filter hook forward priority 0;\n"
+	for _, r := range rules {
+		text += "  " + r + "\n"
+	}
+	e.OnLAN(t, text+" }\n}\n", "nft", "-f", "-")
+}
+
+// noOptions drops pods' packets with IP options, and IPv6 packets with options for the destination.
+func (e *env) noOptions() []string {
+	if e.Spec.PodNetwork == topology.Routed {
+		return []string{"ether type ip ip hdrlength > 5 drop", "ether type ip6 ip6 nexthdr 60 drop"}
+	}
+	return []string{ // after the headers of UDP, VXLAN and Ethernet
+		"udp dport 8472 @th,224,16 0x0800 @th,244,4 > 5 drop",
+		"udp dport 8472 @th,224,16 0x86dd @th,288,8 60 drop",
+	}
+}
+
+// noLong drops datagrams between the nodes of more than so many bytes, with all headers, and says
+// nothing.
+func (e *env) noLong(length int) []string {
+	if e.Spec.PodNetwork == topology.Routed {
+		return []string{fmt.Sprintf("udp dport 6080 ether type ip ip length > %d drop", length), fmt.Sprintf("udp dport 6080 ether type ip6 ip6 length > %d drop", length-40)}
+	}
+	return []string{
+		fmt.Sprintf("udp dport 8472 @th,224,16 0x0800 @th,256,16 > %d drop", length),
+		fmt.Sprintf("udp dport 8472 @th,224,16 0x86dd @th,272,16 > %d drop", length-40),
+	}
+}
+
+// noDatagrams drops those between the nodes.
+func (e *env) noDatagrams() []string {
+	if e.Spec.PodNetwork == topology.Routed {
+		return []string{"udp dport 6080 drop"}
+	}
+	return []string{"udp dport 8472 @th,224,16 0x0800 @th,416,16 6080 drop", "udp dport 8472 @th,224,16 0x86dd @th,576,16 6080 drop"}
+}
+
+func (e *env) carriers(t *testing.T) {
+	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1"),
+		Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
+	client := e.MustProbe(t, "client0")
+	e.awaitCarrier(t, dataplane.CarrierOption)
+	e.askBy(t, s, 10000, 12_000, true)
+	streams := e.startDirectStreams(t, s, client)
+
+	e.between(t, e.noOptions()...)
+	e.awaitCarrier(t, dataplane.CarrierGUE)
+	e.askBy(t, s, 11000, 0, true)
+	e.askBy(t, s, 12000, 12_000, true)
+	r := e.trace(t, "client0", s.MustAddress(t, flows.LoadBalancer("a"), flows.TCP4))
+	if nat := step(r, "source NAT"); !strings.Contains(nat.Follows, "within datagrams") {
+		t.Errorf("trace: %+v", r)
+	}
+	if text := e.doctor(t, "a"); !strings.Contains(text, "direct-replies-encapsulated") {
+		t.Errorf("doctor: %s", text)
+	}
+
+	e.between(t, append(e.noOptions(), e.noLong(1390)...)...)
+	time.Sleep(12 * time.Second) // until each endpoint was probed again
+	e.askBy(t, s, 13000, 12_000, true)
+
+	e.between(t, append(e.noOptions(), e.noDatagrams()...)...)
+	e.awaitCarrier(t, dataplane.CarrierNone)
+	e.askBy(t, s, 14000, 0, false)
+	e.askBy(t, s, 15000, 12_000, false)
+	if text := e.doctor(t, "a"); !strings.Contains(text, "direct-replies-impossible") {
+		t.Errorf("doctor: %s", text)
+	}
+
+	e.between(t)
+	e.awaitCarrier(t, dataplane.CarrierOption)
+	e.askBy(t, s, 16000, 12_000, true)
+	for _, name := range streams {
+		resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: name})
+		must(t, err)
+		if r := resp.Report; r.Ended > 0 || r.Sent != r.Answered || r.Sent < 100 {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
+// awaitCarrier waits until node a uses this way to all endpoints.
+func (e *env) awaitCarrier(t *testing.T, carrier string) {
+	t.Helper()
+	want := fmt.Sprintf(`spillway_ebpf_direct_endpoints{carrier="%s"} 4`, carrier) // two pods of two families
+	var page string
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		var err error
+		page, err = e.Agent("a").Metrics(t.Context())
+		must(t, err)
+		if strings.Contains(page, want) {
+			return
+		}
+	}
+	for line := range strings.Lines(page) {
+		if strings.Contains(line, "direct_endpoints{") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+	t.Fatalf("no %s after a minute", want)
+}
+
+// askBy asks by all protocols, from local ports from this one on, questions of this length. The
+// endpoints must see the client, or else node a.
+func (e *env) askBy(t *testing.T, s *suite.File, port, size int, kept bool) {
+	t.Helper()
+	client, own := e.MustProbe(t, "client0"), e.MustHost(t, "client0")
+	for _, combo := range flows.AllCombos {
+		if size > 0 && combo.Protocol() == "udp" {
+			continue
+		}
+		for i := range 10 {
+			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), LocalPort: port + i, Size: size, TimeoutMS: 5000})
+			must(t, err)
+			a := resp.Answers[0]
+			seen, err := netip.ParseAddrPort(a.Source)
+			if err != nil || (seen.Addr().Unmap() == own.IPv4 || seen.Addr() == own.IPv6) != kept {
+				t.Fatalf("%s, %d bytes, client's address kept %v: answer %+v", combo, size, kept, a)
+			}
+		}
+	}
+}
+
+func (e *env) startDirectStreams(t *testing.T, s *suite.File, client *probe.Process) (names []string) {
+	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
+		for i := range 5 {
+			name := fmt.Sprintf("%s %d", combo, i)
+			_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name, Proto: combo.Protocol(),
+				Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 100, TimeoutMS: 30000})
+			must(t, err)
+			names = append(names, name)
+		}
+	}
+	return names
+}
