@@ -297,7 +297,7 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"forwarding: hybrid\nforwardingSecretName: s", "- --dsr-key-file=/etc/spillway/forwarding/secret\n            - --forwarding=hybrid\n"},
 		{"xdp: auto", "- --xdp=auto\n"},
 		{"forwarding: dsr\nforwardingSecretName: s", "- --forwarding=dsr\n"},
-		{"{forwardingSecretName: s, forwardingPort: 0}", "- --dsr-port=0\n"},
+		{"forwardingSecretName: s\nforwardingPort: 0", "- --dsr-port=0\n"},
 		{"forwardingSecretName: s", "secret: {secretName: \"s\", defaultMode: 0400}\n"},
 		{"endSockets: all", "- --v=0\n            - --end-sockets\n"},
 		{"{endSockets: all, k8sServiceHost: 10.1.2.3}", "hostPath: {path: /run/netns, type: DirectoryOrCreate}\n"},
