@@ -257,6 +257,9 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
  * client speaks to the endpoint itself, and would get replies from the Service. Not a part
  * of reply_try, and without a call of conntrack_sees_as_reply: before Linux 6.12 the frames
  * of all active calls share 512 bytes.
+ *
+ * With SOURCE_PORT_EXACT, the stack sees the flow's packets with the same tuple. The entry may be
+ * that of an earlier flow: a new SYN renews it if it has ended, and a datagram in any case.
  */
 __noinline int reply_contested(struct __sk_buff *skb)
 {
@@ -266,6 +269,8 @@ __noinline int reply_contested(struct __sk_buff *skb)
 	if (!pair || !has_ct_lookup)
 		return 0;
 	if (conntrack_find(skb, &pair->reply_key, &found) != IP_CT_DIR_REPLY)
+		return 0;
+	if (pair->exact && (pair->reply_key.proto != IPPROTO_TCP || tracked_ended(&found)))
 		return 0;
 	bpf_map_delete_elem(&flows, &pair->reply_key);
 	return 1;

@@ -121,6 +121,12 @@ __noinline int conntrack_has(struct __sk_buff *skb, const struct packet *p,
 			    found.status & IPS_DST_NAT);
 }
 
+static __always_inline int tracked_ended(const struct tracked *found)
+{
+	return found->tcp_state == TCP_CONNTRACK_TIME_WAIT ||
+	       found->tcp_state == TCP_CONNTRACK_CLOSE;
+}
+
 /*
  * Does netfilter translate a connection with this tuple that has not ended? Then a SYN is
  * repeated or forged. A flow for it would also get the connection's packets, and lead them
@@ -135,7 +141,7 @@ __noinline int conntrack_runs(struct __sk_buff *skb, const struct tuple *t)
 	if (!t || !has_ct_lookup)
 		return 0;
 	return conntrack_find(skb, t, &found) >= 0 && found.status & IPS_DST_NAT &&
-	       found.tcp_state != TCP_CONNTRACK_TIME_WAIT && found.tcp_state != TCP_CONNTRACK_CLOSE;
+	       !tracked_ended(&found);
 }
 
 /*
