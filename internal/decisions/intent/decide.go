@@ -93,16 +93,17 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 		e.starts.readySince(p.id, before, cs, t.now)
 	}
 	weights, allZero := t.weights(e, p.id, cs)
+	endpoints := t.endpoints(p.id.Protocol, cs)
 	return &ServicePort{
 		ID:                p.id,
 		Frontends:         frontends(e.spec, e.plan.ranges[p.id.Family], held, r),
-		Endpoints:         t.endpoints(p.id.Protocol, cs),
+		Endpoints:         endpoints,
 		Weights:           weights,
 		ServingUnselected: servingUnselected(p.id.Protocol, cs),
 		Lingering:         t.lingering(cs),
 		Affinity:          e.spec.Affinity,
 		Balance:           e.plan.balance,
-		Direct:            direct(e.plan.forwarding, p.id.Protocol),
+		Direct:            direct(e.plan.forwarding, p.id.Protocol, endpoints),
 		SYNLimit:          e.plan.synLimitOf(p.id.Protocol),
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,

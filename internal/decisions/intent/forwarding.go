@@ -53,7 +53,9 @@ func (c *Config) forwardingOf(svc *model.Service, by Balance, complain func(fiel
 	return SNAT
 }
 
-// direct reports whether endpoints on other nodes answer the clients of a protocol directly.
-func direct(way string, proto model.Protocol) bool {
-	return way == Hybrid && proto == model.TCP || way == DSR && (proto == model.TCP || proto == model.UDP)
+// direct reports whether endpoints on other nodes answer the clients of a protocol directly. An
+// endpoint without a node may be outside the cluster: it would answer with its own address.
+func direct(way string, proto model.Protocol, endpoints []Endpoint) bool {
+	return (way == Hybrid && proto == model.TCP || way == DSR && (proto == model.TCP || proto == model.UDP)) &&
+		!slices.ContainsFunc(endpoints, func(e Endpoint) bool { return e.NodeUnknown })
 }

@@ -53,3 +53,23 @@ func TestDirectForwarding(t *testing.T) {
 		})
 	}
 }
+
+// TestNoDirectForwardingWithoutNode has one endpoint that may be outside the cluster.
+func TestNoDirectForwardingWithoutNode(t *testing.T) {
+	tr := New(Config{NodeName: here, MaglevSize: 251, CanForwardDirectly: true, Forwarding: DSR})
+	svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Protocol: model.TCP, Port: 80}))
+	svc.Annotations = map[string]string{BalanceAnnotation: "maglev"}
+	for _, test := range []struct {
+		endpoints []model.Endpoint
+		want      bool
+	}{
+		{[]model.Endpoint{at("10.1.0.1", there)}, true},
+		{[]model.Endpoint{at("10.1.0.1", there), at("203.0.113.1", "")}, false},
+		{[]model.Endpoint{at("10.1.0.1", there), at("10.1.0.2", there)}, true},
+	} {
+		tr.Apply(delta(svc, sliceOf("s", test.endpoints...)))
+		if got := tr.State().Ports[0].Direct; got != test.want {
+			t.Errorf("%v: direct replies %v, want %v", test.endpoints, got, test.want)
+		}
+	}
+}
