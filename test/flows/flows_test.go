@@ -1,6 +1,9 @@
 package flows_test
 
 import (
+	"flag"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"spillway.dev/spillway/lab/topology"
@@ -75,6 +78,56 @@ func TestFlowsFromAPI(t *testing.T) {
 		Spec: spec("flows-api", topology.Routed), FromAPI: true, Flags: hostPorts,
 		Modes: map[string]string{"b": "nftables", "c": "iptables"},
 	}).Run(t, flows.Cases())
+}
+
+// runDirect runs cases on a cluster whose nodes let endpoints on other nodes answer clients
+// directly. The tables of maglev are short: the eBPF map has no room for so many of the default
+// length.
+func runDirect(t *testing.T, spec topology.Spec, cases []flows.Case) {
+	t.Helper()
+	if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
+		t.Skip("the other dataplanes forward with their node's address")
+	}
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, cluster.Config{Spec: spec, Flags: map[string][]string{
+		"": {"--host-ports", "--forwarding", "dsr", "--dsr-key-file", secret, "--maglev-table-size", "251"},
+	}}).Run(t, cases)
+}
+
+// directCases are all cases, with direct replies where a Service can have them.
+func directCases() []flows.Case {
+	return append(flows.DirectCases(), flows.Direct(flows.Cases())...)
+}
+
+// TestFlowsDirect runs every case with direct replies.
+func TestFlowsDirect(t *testing.T) {
+	s := spec("flows-direct", topology.Routed)
+	s.Conntrack = true
+	runDirect(t, s, directCases())
+}
+
+// TestFlowsDirectVXLAN does so where nodes reach each other's pods by VXLAN.
+func TestFlowsDirectVXLAN(t *testing.T) {
+	s := spec("flows-direct-vxlan", topology.VXLAN)
+	s.Masquerade = true
+	runDirect(t, s, directCases())
+}
+
+// TestFlowsDirectStrictSources does so with the reverse path filter of TestFlowsStrictSources.
+func TestFlowsDirectStrictSources(t *testing.T) {
+	s := spec("flows-direct-strict", topology.Routed)
+	s.RPFilter = 1
+	runDirect(t, s, directCases())
+}
+
+// TestFlowsDirectUnused runs every case while no Service has what direct replies need.
+func TestFlowsDirectUnused(t *testing.T) {
+	s := spec("flows-direct-unused", topology.Routed)
+	s.Conntrack = true
+	runDirect(t, s, flows.Cases())
 }
 
 var _ flows.Plan = (*cluster.Cluster)(nil)

@@ -99,6 +99,12 @@ func TestFlagCasesAgreeWithIntent(t *testing.T) {
 	})
 }
 
+// TestDirectCasesAgreeWithIntent is the same for agents with --forwarding dsr.
+func TestDirectCasesAgreeWithIntent(t *testing.T) {
+	cfg := intent.Config{MaglevSize: 251, CanForwardDirectly: true, Forwarding: intent.DSR}
+	checkCases(t, directCases(), map[string]intent.Config{"a": cfg, "b": cfg, "c": cfg})
+}
+
 // checkCases compares all flows of cases, and returns how many.
 func checkCases(t *testing.T, cases []flows.Case, cfg map[string]intent.Config) (asked int) {
 	t.Helper()
@@ -173,16 +179,17 @@ func checkFlow(t *testing.T, scope *flows.Scope, objects []flows.Object, nodes m
 		if err != nil {
 			t.Fatal(err)
 		}
-		kind, servers := travel(nodes, f, dst, combo)
-		if kind == flows.Rejected && f.Want.Kind == flows.NotServed {
-			kind = flows.NotServed
+		got := travel(nodes, f, dst, combo)
+		if got.kind == flows.Rejected && f.Want.Kind == flows.NotServed {
+			got.kind = flows.NotServed
 		}
-		slices.Sort(servers)
+		slices.Sort(got.servers)
 		want := slices.Sorted(slices.Values(f.Want.From))
-		if kind != f.Want.Kind || !slices.Equal(servers, want) {
+		if got.kind != f.Want.Kind || !slices.Equal(got.servers, want) {
 			t.Errorf("%s: %s to %s, %s: intent says kind %d of %v, the case wants kind %d of %v",
-				step, f.From, f.To, combo, kind, servers, f.Want.Kind, want)
+				step, f.From, f.To, combo, got.kind, got.servers, f.Want.Kind, want)
 		}
+		checkSource(t, f, got, step+", "+string(combo))
 	}
 	if asked == 0 {
 		t.Errorf("%s: %s to %s is asked for no combination", step, f.From, f.To)
@@ -190,33 +197,59 @@ func checkFlow(t *testing.T, scope *flows.Scope, objects []flows.Object, nodes m
 	return asked
 }
 
+// checkSource compares the source that a client outside the cluster keeps at an endpoint on
+// another node than the one it reached. What another flow of the client's port does to it is no
+// matter of intent.
+func checkSource(t *testing.T, f flows.Flow, got outcome, step string) {
+	t.Helper()
+	elsewhere := slices.ContainsFunc(got.servers, func(s string) bool { return paper{}.NodeName(s) != receiver(f) })
+	if !cluster.ParseName(f.From).IsClient() || got.kind != flows.Answered || !elsewhere || f.LocalPort != 0 {
+		return
+	}
+	if kept := f.Want.Source == flows.Kept; kept != got.direct && f.Want.Source != flows.AnySource {
+		t.Errorf("%s: %s to %s: intent says direct replies %v, the case wants the client's address %v",
+			step, f.From, f.To, got.direct, kept)
+	}
+}
+
+// outcome is what intent has come of a flow.
+type outcome struct {
+	kind    flows.Kind
+	servers []string
+	direct  bool // servers on other nodes answer the client themselves
+}
+
+// receiver is the node that gets a flow's packets, if the client's own has not served them.
+func receiver(f flows.Flow) string {
+	if f.To.Node == "" && (paper{}).NodeName(f.From) == "" {
+		return "a" // clients route cluster IPs to it
+	}
+	return f.To.Node
+}
+
 // travel follows a packet: the client's own node decides first; what it does
 // not serve goes on to the node that has the address or the route to it.
-func travel(nodes map[string]intent.State, f flows.Flow, dst netip.AddrPort, combo flows.Combo) (flows.Kind, []string) {
+func travel(nodes map[string]intent.State, f flows.Flow, dst netip.AddrPort, combo flows.Combo) outcome {
 	home := paper{}.NodeName(f.From)
 	client := paper{}.Addr(cluster.ParseName(f.From).Base, combo.IPv6())
 	if home != "" {
-		if kind, servers, found := meet(nodes[home], dst, combo, client, true); found {
-			return kind, servers
+		if got, found := meet(nodes[home], dst, combo, client, true); found {
+			return got
 		}
 	}
-	next := f.To.Node
-	if next == "" && home == "" {
-		next = "a" // clients route cluster IPs to it
-	}
-	if next != "" && next != home {
-		if kind, servers, found := meet(nodes[next], dst, combo, client, false); found {
-			return kind, servers
+	if next := receiver(f); next != "" && next != home {
+		if got, found := meet(nodes[next], dst, combo, client, false); found {
+			return got
 		}
 	}
 	if f.To.Kind == flows.ToNodePort {
-		return flows.Rejected, nil // the node itself, without a listener
+		return outcome{kind: flows.Rejected} // the node itself, without a listener
 	}
-	return flows.NotServed, nil
+	return outcome{kind: flows.NotServed}
 }
 
 // meet finds what a node's proxy does with a packet.
-func meet(s intent.State, dst netip.AddrPort, combo flows.Combo, client netip.Addr, inside bool) (flows.Kind, []string, bool) {
+func meet(s intent.State, dst netip.AddrPort, combo flows.Combo, client netip.Addr, inside bool) (outcome, bool) {
 	for _, p := range s.Ports {
 		if (p.ID.Family == model.IPv6) != combo.IPv6() || (p.ID.Protocol == model.UDP) != (combo.Protocol() == "udp") {
 			continue
@@ -231,10 +264,10 @@ func meet(s intent.State, dst netip.AddrPort, combo flows.Combo, client netip.Ad
 				route = fe.InternalRoute
 			}
 			kind, servers := routed(p, fe, route, client)
-			return kind, servers, true
+			return outcome{kind, servers, p.Direct && route == intent.ToCluster}, true
 		}
 	}
-	return 0, nil, false
+	return outcome{}, false
 }
 
 // hasNodePorts reports whether a client has NodePorts at an address. Only a process of the node

@@ -69,7 +69,8 @@ type stage struct {
 // stages returns what to run. The first has every package of the module, with eBPF
 // where a test runs agents.
 func stages(short bool) []stage {
-	repeated := []string{"-skip", "TestFlowsFromAPI", "./test/flows"} // FromAPI has all dataplanes in one cluster
+	// FromAPI has all dataplanes in one cluster, and Direct has eBPF alone.
+	repeated := []string{"-skip", "TestFlowsFromAPI|TestFlowsDirect", "./test/flows"}
 	if !short {
 		repeated = append(repeated, "./test/files", "./test/hostile")
 	}

@@ -40,9 +40,12 @@ type Request struct {
 	// LowPorts has the kernel choose local ports from the lower part of its
 	// range, other requests get the upper part: two probes of one pod then never
 	// use the same port.
-	LowPorts  bool   `json:"lowPorts,omitempty"`
-	LocalPort int    `json:"localPort,omitempty"`
-	Socket    string `json:"socket,omitempty"` // one socket of this name for all tries, kept for later requests
+	LowPorts bool `json:"lowPorts,omitempty"`
+	// FreshPorts gives each socket a local port that no socket of the process had before, below
+	// those of other requests.
+	FreshPorts bool   `json:"freshPorts,omitempty"`
+	LocalPort  int    `json:"localPort,omitempty"`
+	Socket     string `json:"socket,omitempty"` // one socket of this name for all tries, kept for later requests
 	// SameSocket sends all tries of this request through one socket.
 	SameSocket  bool `json:"sameSocket,omitempty"`
 	Unconnected bool `json:"unconnected,omitempty"` // UDP: sendto on a socket that never connects

@@ -1,8 +1,10 @@
 package probe
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +21,11 @@ type socket struct {
 
 // highPorts is the first local port above the range of Request.LowPorts.
 const highPorts = 45000
+
+// freshPorts counts the local ports of Request.FreshPorts. The servers have ports below.
+var freshPorts atomic.Int32
+
+const firstFreshPort = 10000
 
 // openSocket makes a socket that can reach dst.
 func openSocket(req Request, dst netip.AddrPort) (*socket, error) {
@@ -44,22 +51,31 @@ func openSocket(req Request, dst netip.AddrPort) (*socket, error) {
 		ports = (highPorts - 1) << 16
 	}
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, ports)
-	if req.LocalPort == 0 {
-		return s, nil
+	switch {
+	case req.LocalPort != 0:
+		// The linger of 0 lets the next try have the port at once.
+		if s.stream {
+			_ = unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		}
+		err = s.bind(domain, req.LocalPort)
+	case req.FreshPorts:
+		port := firstFreshPort - 1 + int(freshPorts.Add(1))
+		if port >= highPorts {
+			err = errors.New("all ports of FreshPorts are used up")
+			break
+		}
+		err = s.bind(domain, port)
 	}
-	if err := s.bind(domain, req.LocalPort); err != nil {
+	if err != nil {
 		s.close()
 		return nil, err
 	}
 	return s, nil
 }
 
-// bind takes a local port. The linger of 0 lets the next try have it at once.
+// bind takes a local port.
 func (s *socket) bind(domain, port int) error {
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	if s.stream {
-		_ = unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	}
 	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: port}
 	if domain == unix.AF_INET6 {
 		sa = &unix.SockaddrInet6{Port: port}

@@ -73,7 +73,10 @@ func (q *question) request() probe.Request {
 	}
 	// The two probes of a pod share its address. If they also shared ports, an
 	// answer to one could look like an answer to the other.
-	req.LowPorts = cluster.ParseName(q.f.From).Extra == "vm"
+	from := cluster.ParseName(q.f.From)
+	req.LowPorts = from.Extra == "vm"
+	// With direct replies, an endpoint tells the Services that a client asks by the client's port.
+	req.FreshPorts = from.IsClient()
 	want := q.f.Want
 	if q.f.To.Kind == flows.ToHealthCheck {
 		req.Proto = "http"
