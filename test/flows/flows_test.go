@@ -2,10 +2,14 @@ package flows_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
@@ -85,6 +89,11 @@ func TestFlowsFromAPI(t *testing.T) {
 // length.
 func runDirect(t *testing.T, spec topology.Spec, cases []flows.Case) {
 	t.Helper()
+	suite.New(startDirect(t, spec).Cluster).Run(t, cases)
+}
+
+func startDirect(t *testing.T, spec topology.Spec) *harness.Harness {
+	t.Helper()
 	if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
 		t.Skip("the other dataplanes forward with their node's address")
 	}
@@ -92,9 +101,9 @@ func runDirect(t *testing.T, spec topology.Spec, cases []flows.Case) {
 	if err := os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	start(t, cluster.Config{Spec: spec, Flags: map[string][]string{
+	return harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{
 		"": {"--host-ports", "--forwarding", "dsr", "--dsr-key-file", secret, "--maglev-table-size", "251"},
-	}}).Run(t, cases)
+	}})
 }
 
 // directCases are all cases, with direct replies where a Service can have them.
@@ -121,6 +130,47 @@ func TestFlowsDirectStrictSources(t *testing.T) {
 	s := spec("flows-direct-strict", topology.Routed)
 	s.RPFilter = 1
 	runDirect(t, s, directCases())
+}
+
+// TestFlowsDirectDatagrams does so where the network drops IP options.
+func TestFlowsDirectDatagrams(t *testing.T) {
+	s := spec("flows-direct-gue", topology.Routed)
+	s.Conntrack = true
+	h := startDirect(t, s)
+	h.OnLAN(t, `table bridge options {
+	chain forward {
+		type filter hook forward priority 0;
+		ether type ip ip hdrlength > 5 drop
+		ether type ip6 ip6 nexthdr 60 drop
+	}
+}`, "nft", "-f", "-")
+	everywhere := []string{"a", "b", "c"}
+	for _, node := range everywhere[:3] {
+		for pod := range s.PodsPerNode {
+			everywhere = append(everywhere, fmt.Sprint(node, pod))
+		}
+	}
+	h.Load(t, flows.Service{Endpoints: flows.On(everywhere...), Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
+	for _, node := range everywhere[:3] {
+		awaitDatagrams(t, h, node, 2*(len(everywhere)-1-s.PodsPerNode))
+	}
+	suite.New(h.Cluster).Run(t, directCases())
+}
+
+// awaitDatagrams waits until a node has found out that it must send so many endpoints datagrams.
+func awaitDatagrams(t *testing.T, h *harness.Harness, node string, endpoints int) {
+	t.Helper()
+	want := fmt.Sprintf(`spillway_ebpf_direct_endpoints{carrier="gue"} %d`, endpoints)
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		page, err := h.Agent(node).Metrics(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(page, want) {
+			return
+		}
+	}
+	t.Fatalf("node %s: no %s after a minute", node, want)
 }
 
 // TestFlowsDirectUnused runs every case while no Service has what direct replies need.
