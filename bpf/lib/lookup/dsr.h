@@ -180,12 +180,15 @@ static __always_inline __u64 dsr_read(const void *option, struct tuple *t, struc
 	return tag;
 }
 
-/* Returns how packets tell the node of an endpoint about the Service, or NULL if it is unknown. */
+/*
+ * Returns how packets tell the node of an endpoint about the Service, or NULL if it is unknown.
+ * Without a port, the entries are those of an agent that had one.
+ */
 static __always_inline struct dsr_carrier *dsr_carrier(const struct addr *endpoint, __u8 family)
 {
 	struct addr_key key = { .addr = *endpoint, .family = family };
 
-	return bpf_map_lookup_elem(&dsr_carriers, &key);
+	return dsr_port ? bpf_map_lookup_elem(&dsr_carriers, &key) : NULL;
 }
 
 /* Can the endpoint answer clients, as far as is known? */

@@ -100,6 +100,19 @@ func TestPacketDSRGUE(t *testing.T) {
 	})
 }
 
+// TestPacketDSRWithoutPort: what an earlier agent with a port found out does not count.
+func TestPacketDSRWithoutPort(t *testing.T) {
+	d := newDSRNodes(t)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		for i, kind := range []tcDsrCarrierKind{tcDsrCarrierKindDSR_BY_GUE, tcDsrCarrierKindDSR_BY_NOTHING} {
+			d.first.carry(t, p.far, kind)
+			if r := d.conn(p, 40000+uint16(i)).ask(t, d.first, "S"); !announced(r) {
+				t.Errorf("carrier %d: verdicts %s", kind, verdictList(r.verdicts))
+			}
+		}
+	})
+}
+
 // TestPacketDSRGUETooBig: a client learns the length that fits within a datagram.
 func TestPacketDSRGUETooBig(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)

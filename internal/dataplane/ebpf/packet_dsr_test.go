@@ -651,7 +651,7 @@ func TestPacketDSRKeys(t *testing.T) {
 // BenchmarkPacketDSR compares the two ways to an endpoint on another node, at the node that gets
 // the packets and at the endpoint's node.
 func BenchmarkPacketDSR(b *testing.B) {
-	d := newDSRNodes(b)
+	d := newDSRNodes(b, withDSRPort)
 	empty := func(p *plan) *packetCase {
 		return &packetCase{name: "empty program", code: actNext, frame: frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.eth0, 22), flags: "P.", payload: []byte{0}}}
 	}
@@ -672,6 +672,16 @@ func BenchmarkPacketDSR(b *testing.B) {
 	first := func(p *plan) frame {
 		return frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.externalIP, 80), flags: "S", payload: []byte{0}}
 	}
+	// byGUE is the connection of another Service, to another endpoint: its packets travel in datagrams.
+	byGUE := func(p *plan) (*intent.ServicePort, frame) {
+		sp := dsrService(p, endpoint(p.far2, 8080, elsewhere))
+		sp.ID.Service.Name = "gue"
+		for i := range sp.Frontends {
+			sp.Frontends[i].Port += 2
+		}
+		d.first.carry(b, p.far2, tcDsrCarrierKindDSR_BY_GUE)
+		return sp, frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 82), flags: "P.", payload: []byte{0}}
+	}
 	b.Run("receiving", func(b *testing.B) {
 		benchPackets(b, d.first, func(b *testing.B, p *plan) []*packetCase {
 			d.serve(b, p)
@@ -684,7 +694,11 @@ func BenchmarkPacketDSR(b *testing.B) {
 				}
 				snat.Frontends[i].Port += 1
 			}
-			d.first.serve(b, dsrService(p, endpoint(p.far, 8080, elsewhere)), snat)
+			gue, datagram := byGUE(p)
+			d.first.serve(b, dsrService(p, endpoint(p.far, 8080, elsewhere)), snat, gue)
+			firstGUE := first(p)
+			firstGUE.dst = datagram.dst
+			d.first.send(b, inEth0, datagram)
 			other := d.first.openTo(b, ap(p.client, 40000), ap(p.externalIP.Next(), 81), ap(p.far, 8080), inTun0)
 			_, in := other.frame("P.", []byte{0})
 			_, out := other.frame("<P.", []byte{0})
@@ -697,21 +711,29 @@ func BenchmarkPacketDSR(b *testing.B) {
 				{name: "direct, known flow", hook: inEth0, code: actRedirect, frame: direct},
 				{name: "SNAT, first packet", hook: inEth0, code: actRedirect, frame: firstSNAT, fresh: true},
 				{name: "direct, first packet, with the option", hook: inEth0, code: actRedirect, frame: first(p), fresh: true, grows: true},
+				{name: "direct, known flow, in a datagram", hook: inEth0, code: actRedirect, frame: datagram, grows: true},
+				{name: "direct, first packet, in a datagram", hook: inEth0, code: actRedirect, frame: firstGUE, fresh: true, grows: true},
 			}
 		})
 	})
 	b.Run("endpoint's", func(b *testing.B) {
 		benchPackets(b, d.home, func(b *testing.B, p *plan) []*packetCase {
 			d.serve(b, p)
+			d.first.carry(b, p.far, tcDsrCarrierKindDSR_BY_GUE)
 			c := open(p, 40000)
 			_, in := c.frame("P.", []byte{0})
 			in.dst = c.server
 			_, out := c.frame("<P.", []byte{0})
+			_, plain := c.frame("P.", []byte{0})
+			sent := d.first.send(b, inEth0, plain)
+			d.first.carry(b, p.far, tcDsrCarrierKindDSR_BY_OPTION)
+			datagram := frame{proto: protoUDP, src: sent.v.src, dst: sent.v.dst, payload: sent.v.payload}
 			passing := in
 			passing.src = ap(p.far2, 1000)
 			return []*packetCase{empty(p),
 				{name: "direct pass to the pod, as with SNAT", hook: inTun0, code: actRedirect, frame: passing},
 				{name: "of a direct flow, to the pod", hook: inTun0, code: actRedirect, frame: in},
+				{name: "of a direct flow, out of a datagram", hook: inTun0, code: actRedirect, frame: datagram, grows: true},
 				{name: "reply of a direct flow", hook: inPod1, code: actRedirect, frame: out},
 			}
 		})
