@@ -121,10 +121,10 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l
 			ret = dsr_receive(skb);
 		else if (unlikely(gue_possible(p)))
 			ret = dsr_receive_gue(skb);
+		if (ret == DSR_PROBED)
+			return dsr_answer_probe(skb);
 		if (ret)
 			return drop(ret);
-		if (unlikely(dsr_is_probe(p)))
-			return dsr_answer_probe(skb);
 	}
 	if (!(p->flags & PACKET_TRANSLATED) && !filter_passes(p))
 		return pass(PASS_OTHER);

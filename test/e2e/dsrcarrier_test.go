@@ -35,7 +35,7 @@ func TestDSRCarriers(t *testing.T) {
 			secret := filepath.Join(t.TempDir(), "secret")
 			must(t, os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600))
 			spec := topology.DefaultSpec("e2e-carrier-" + network)
-			spec.Nodes, spec.PodNetwork = 2, network
+			spec.Nodes, spec.PodNetwork, spec.Masquerade = 2, network, true // also the agents' probes
 			flags := []string{"--forwarding", "dsr", "--dsr-key-file", secret}
 			e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})}
 			e.carriers(t)

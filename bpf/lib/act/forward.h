@@ -71,6 +71,11 @@ static __always_inline int flow_next_hop_fresh(const struct __sk_buff *skb, cons
 		(p->ttl > 1 && packet_size(skb, p) <= f->next_hop_mtu));
 }
 
+static __always_inline bool is_fragment(const struct packet *p)
+{
+	return p->flags & (PACKET_FIRST_FRAGMENT | PACKET_NO_L4);
+}
+
 /*
  * Finds out whether a packet of a flow of one direction must travel within a datagram, and whether
  * it fits. One that does not fit is answered even if it may be fragmented: the endpoint's node
@@ -83,8 +88,7 @@ static __noinline void flow_carrier(struct __sk_buff *skb, struct scratch *m)
 	struct dsr_carrier *c;
 	__u32 mtu;
 
-	if (p->flags & (PACKET_FIRST_FRAGMENT | PACKET_NO_L4) ||
-	    (hop->kind != NEXT_HOP_NEIGH && hop->kind != NEXT_HOP_TOO_BIG))
+	if (is_fragment(p) || (hop->kind != NEXT_HOP_NEIGH && hop->kind != NEXT_HOP_TOO_BIG))
 		return;
 	c = dsr_carrier(&m->pair.flow.daddr, p->tuple.family);
 	if (!c || c->kind != DSR_BY_GUE)
@@ -119,7 +123,8 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 		next_hop_route(skb, p, &f->saddr, &f->daddr, hop);
 	if (dsr_one_way(f))
 		flow_carrier(skb, m);
-	if (!entry || hop->by_gue ||
+	/* A fragment's way is not that of other packets: flow_carrier. */
+	if (!entry || hop->by_gue || (dsr_one_way(f) && is_fragment(p)) ||
 	    !(hop->kind == NEXT_HOP_POD || (hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known)))
 		return;
 	entry->next_hop_mtu = hop->mtu;
@@ -162,7 +167,7 @@ static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct p
 
 /*
  * Tells the endpoint's node which Service a packet of a flow of one direction is for, if that node
- * may not know it. Returns 0, or -1 if the packet cannot grow.
+ * may not know it. Returns 0, or the verdict to drop the packet.
  */
 static __always_inline int flow_announce(struct __sk_buff *skb, struct scratch *m,
 					 const struct flow *entry)
@@ -170,20 +175,20 @@ static __always_inline int flow_announce(struct __sk_buff *skb, struct scratch *
 	const struct packet *p = &m->packet;
 	const struct next_hop *hop = &m->next_hop;
 	bool first = !entry || flow_announces(&m->pair.flow, p);
+	int ret = 0;
 
 	if (hop->by_gue) {
-		if (gue_add(skb))
-			return -1;
-		count(DSR_ENCAPSULATED);
+		ret = gue_add(skb);
+		if (!ret)
+			count(DSR_ENCAPSULATED);
 	} else if (first && dsr_fits(skb, p, hop)) {
-		if (dsr_add(skb))
-			return -1;
+		ret = dsr_add(skb) ? DROP_REWRITE : 0;
 	} else {
 		return 0;
 	}
-	if (first)
+	if (first && !ret)
 		count(DSR_ANNOUNCED);
-	return 0;
+	return ret;
 }
 
 /*
@@ -196,6 +201,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	struct flow *f = &m->pair.flow;
 	struct packet *p = &m->packet;
 	struct next_hop *hop = &m->next_hop;
+	int ret;
 
 	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT))
 		fragment_remember(p);
@@ -221,8 +227,11 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH) ||
 	    (hop->kind == NEXT_HOP_STACK && hook == FROM_POD && frame_for_node(skb, p)))
 		return drop(DROP_REWRITE);
-	if (dsr_one_way(f) && flow_announce(skb, m, entry))
-		return drop(DROP_REWRITE);
+	if (dsr_one_way(f)) {
+		ret = flow_announce(skb, m, entry);
+		if (ret)
+			return drop(ret);
+	}
 	return redirect_packet(skb, p, hop, TRANSLATED_DIRECT);
 }
 

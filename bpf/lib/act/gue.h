@@ -7,13 +7,22 @@
 #ifndef SPILLWAY_ACT_GUE_H
 #define SPILLWAY_ACT_GUE_H
 
+#include "../lookup/xfrm.h"
 #include "dsr.h"
 
-/* Segments keep their length. The kernel then knows where the packet inside begins. */
-#define GUE_FLAGS (BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L4_UDP)
+/*
+ * Segments keep their length, and the kernel must know where the packet inside begins. It does not
+ * forget that when another node takes the packet out, so others do without (bpf_skb_net_shrink).
+ */
+static __always_inline __u64 gue_flags(const struct __sk_buff *skb, __u64 outer)
+{
+	return skb->gso_size ? BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | outer : 0;
+}
 
 /* The first of the dynamic ports (RFC 6335). Switches choose a path by the source port. */
 #define GUE_FIRST_PORT 0xc000
+
+#define ECN_BITS 3
 
 /* Fills the headers between IP and the option. len is that of the packet inside, in bytes. */
 static __always_inline void gue_fill(struct udphdr *udp, struct gue *gue, const struct tuple *t,
@@ -36,11 +45,12 @@ static __always_inline int gue_add_v4(struct __sk_buff *skb, const struct packet
 {
 	__u32 len = p->l3_len + sizeof(*h);
 
-	/* The type of service and its ECN bits stay (RFC 6040). */
 	if (load(skb, p->l3_off, &h->ip, sizeof(h->ip)) ||
 	    bpf_skb_adjust_room(skb, sizeof(*h), BPF_ADJ_ROOM_MAC,
-				GUE_FLAGS | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4))
+				gue_flags(skb, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4)))
 		return -1;
+	/* The other end reads no marks: a congested switch must drop (RFC 6040, 4.3). */
+	h->ip.tos &= ~ECN_BITS;
 	h->ip.ihl = sizeof(h->ip) / 4;
 	h->ip.tot_len = len > 0xffff ? 0 : bpf_htons(len); /* 0: BIG TCP */
 	h->ip.id = 0;
@@ -63,11 +73,12 @@ static __always_inline int gue_add_v6(struct __sk_buff *skb, const struct packet
 {
 	__u32 payload = p->l3_len + sizeof(*h) - sizeof(h->ip);
 
-	/* The traffic class and the flow label stay. */
+	/* The flow label stays, and the traffic class but for its two bits of ECN. */
 	if (load(skb, p->l3_off, &h->ip, sizeof(h->ip)) ||
 	    bpf_skb_adjust_room(skb, sizeof(*h), BPF_ADJ_ROOM_MAC,
-				GUE_FLAGS | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6))
+				gue_flags(skb, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6)))
 		return -1;
+	h->ip.flow_lbl[0] &= ~(ECN_BITS << 4);
 	h->ip.payload_len = payload > 0xffff ? 0 : bpf_htons(payload);
 	h->ip.nexthdr = IPPROTO_UDP;
 	h->ip.hop_limit = 64;
@@ -80,23 +91,31 @@ static __always_inline int gue_add_v6(struct __sk_buff *skb, const struct packet
 
 /*
  * Puts the packet in scratch memory into a datagram. The packet has the endpoint's address by now.
- * Returns 0, or -1 if that is not possible.
+ * Returns 0, or the verdict to drop it. An IPsec policy may select the datagram, as with SNAT.
  */
 __noinline int gue_add(struct __sk_buff *skb)
 {
 	struct scratch *m = get_scratch();
 	struct settings *s = get_settings();
-	struct addr node;
+	struct addr node, *endpoint;
+	__u8 family;
 	__u64 tag;
+	int ret;
 
-	if (!m || !s ||
-	    node_addr(&node, m->next_hop.ifindex, m->packet.tuple.family, s))
-		return -1;
+	if (!m || !s)
+		return DROP_REWRITE;
+	family = m->packet.tuple.family;
+	endpoint = &m->pair.flow.daddr;
+	if (node_addr(&node, m->next_hop.ifindex, family, s))
+		return DROP_NO_SNAT_ADDR;
+	if (xfrm_selects(s, &node, endpoint, family))
+		return DROP_XFRM;
 	tag = dsr_tag_packet(m);
-	if (m->packet.tuple.family == FAMILY_V4)
-		return gue_add_v4(skb, &m->packet, &m->dsr.header.gue_v4, &node,
-				  &m->pair.flow.daddr, tag);
-	return gue_add_v6(skb, &m->packet, &m->dsr.header.gue_v6, &node, &m->pair.flow.daddr, tag);
+	if (family == FAMILY_V4)
+		ret = gue_add_v4(skb, &m->packet, &m->dsr.header.gue_v4, &node, endpoint, tag);
+	else
+		ret = gue_add_v6(skb, &m->packet, &m->dsr.header.gue_v6, &node, endpoint, tag);
+	return ret ? DROP_REWRITE : 0;
 }
 
 /* May this be such a datagram? */

@@ -121,14 +121,21 @@ __noinline __u64 dsr_tag(const struct dsr_claim *c, __u32 previous)
 	return c ? siphash(c, DSR_CLAIM_WORDS, k0, k1) : 0;
 }
 
-/* Fills the claim of a connection from client to service, to an endpoint. */
+/*
+ * Fills the claim of a connection from client to service, to an endpoint. That of a probe, which has
+ * port 0, is without the client: netfilter may give the agent's datagrams another source.
+ */
 static __always_inline void dsr_claim(struct dsr_claim *c, const struct tuple *to_service,
 				      const struct addr *endpoint, __be16 endpoint_port)
 {
-	c->client = to_service->saddr;
+	__builtin_memset(&c->client, 0, sizeof(c->client));
+	c->client_port = 0;
+	if (to_service->dport) {
+		c->client = to_service->saddr;
+		c->client_port = to_service->sport;
+	}
 	c->service = to_service->daddr;
 	c->endpoint = *endpoint;
-	c->client_port = to_service->sport;
 	c->service_port = to_service->dport;
 	c->endpoint_port = endpoint_port;
 	c->proto = to_service->proto;

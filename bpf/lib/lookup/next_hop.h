@@ -12,9 +12,9 @@ struct next_hop {
 	__u32 mtu;
 	__u32 neighbor_known; /* NEXT_HOP_NEIGH: macs is valid */
 	__u8 macs[ETH_ALEN * 2]; /* destination, source */
-	bool by_gue; /* the packet travels within a datagram: act/gue.h */
 	struct bpf_redir_neigh neigh; /* NEXT_HOP_NEIGH */
 	struct bpf_fib_lookup fib; /* memory of next_hop_route, which the stack lacks */
+	bool by_gue; /* the packet travels within a datagram: act/gue.h */
 };
 
 /* Returns in *out the node's source address towards an interface. -1: there is none. */

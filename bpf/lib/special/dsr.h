@@ -105,12 +105,23 @@ static __always_inline int parse_at(struct __sk_buff *skb, struct packet *p, __u
 	return parse(skb, p);
 }
 
-/* Parses a packet whose option was removed. t is its tuple at the node that received it. */
+/* Is this a probe of another node's agent? No Service has port 0. */
+static __always_inline bool dsr_is_probe(const struct tuple *t)
+{
+	return !t->dport && t->proto == IPPROTO_UDP;
+}
+
+/*
+ * Parses a packet whose option was removed, or a probe. t is its tuple at the node that received it.
+ * Returns 0, or the packet's verdict.
+ */
 static __always_inline int dsr_received(struct __sk_buff *skb, struct packet *p, __u32 l3_off,
 					const struct tuple *t)
 {
 	if (parse_at(skb, p, l3_off) != PARSE_OK)
 		return DROP_REWRITE;
+	if (dsr_is_probe(t))
+		return DSR_PROBED;
 	p->tuple = *t;
 	p->flags |= PACKET_DSR | PACKET_TRANSLATED;
 	return 0;
@@ -119,7 +130,7 @@ static __always_inline int dsr_received(struct __sk_buff *skb, struct packet *p,
 /*
  * Reads and removes the option of a packet for an endpoint of this node. The packet in scratch
  * memory then has the tuple that it had at the receiving node, and PACKET_TRANSLATED. A packet for
- * an endpoint elsewhere stays as it is. Returns 0, or the verdict to drop it.
+ * an endpoint elsewhere stays as it is. Returns 0, DSR_PROBED, or the verdict to drop it.
  */
 __noinline int dsr_receive(struct __sk_buff *skb)
 {
@@ -183,21 +194,15 @@ __noinline int dsr_receive_gue(struct __sk_buff *skb)
 	tag = dsr_read(option, &t, &m->dsr.claim);
 	if (!dsr_valid(&m->dsr.claim, tag))
 		return DROP_DSR;
-	if (gue_remove(skb, t.family))
+	if (!dsr_is_probe(&t) && gue_remove(skb, t.family))
 		return DROP_REWRITE;
 	return dsr_received(skb, p, l3_off, &t);
 }
 
-/* Is this a probe of another node's agent? No Service has port 0. */
-static __always_inline bool dsr_is_probe(const struct packet *p)
-{
-	return p->flags & PACKET_DSR && p->flags & PACKET_TRANSLATED && !p->tuple.dport &&
-	       p->tuple.proto == IPPROTO_UDP;
-}
-
 /*
- * Sends a probe back to its agent, in the endpoint's name. The agent knows by the data which of its
- * probes has arrived. An exchange of source and destination changes no checksum.
+ * Sends a probe back to its agent, in the endpoint's name: one within a datagram as it came. The agent
+ * knows by the data which of its probes has arrived. An exchange of source and destination changes no
+ * checksum.
  */
 __noinline int dsr_answer_probe(struct __sk_buff *skb)
 {

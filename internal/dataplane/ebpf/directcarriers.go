@@ -2,9 +2,9 @@ package ebpf
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -24,9 +24,8 @@ const (
 	// retryInterval is the time from a failed probe to the next, until failedProbes in a row.
 	retryInterval = time.Second
 	failedProbes  = 3
-	// probesAtOnce and probesPerRound bound what probes cost, in a cluster of any size.
-	probesAtOnce   = 16
-	probesPerRound = 64
+	// probesAtOnce bounds what probes cost, in a cluster of any size. Each takes up to 2 s.
+	probesAtOnce = 64
 	// carrierKept is the time for which flows may go on to an endpoint that is gone.
 	carrierKept = 10 * time.Minute
 )
@@ -49,15 +48,18 @@ type carriers struct {
 
 	mu sync.Mutex // of known; the loop alone changes it
 	// known has an entry for each endpoint that is or was probed.
-	known map[netip.Addr]*carrierState
-	last  time.Time // the last round
+	known   map[netip.Addr]*carrierState
+	probing int       // probes that run
+	last    time.Time // the last round
+	running sync.WaitGroup
 }
 
 // carrierState is what is known about one endpoint.
 type carrierState struct {
 	value    tcDsrCarrier
 	written  bool // value is in the map
-	failures int  // probes in a row without any answer
+	probing  bool
+	failures int // probes in a row without any answer
 	next     time.Time
 	wanted   time.Time // the last time that a Service had this endpoint
 }
@@ -65,7 +67,7 @@ type carrierState struct {
 // newCarriers reads what an earlier run has found out. It returns nil if there are no probes.
 func newCarriers(m *ebpf.Map, cfg *Config) (*carriers, error) {
 	if len(cfg.DSRKeys) == 0 || cfg.DSRPort == 0 {
-		return nil, nil
+		return nil, forgetCarriers(m)
 	}
 	p := dsrprobe.Prober{Key: cfg.DSRKeys[0], Port: cfg.DSRPort}
 	c := &carriers{m: m, probe: p.Probe, log: cfg.Log, known: map[netip.Addr]*carrierState{}}
@@ -75,64 +77,72 @@ func newCarriers(m *ebpf.Map, cfg *Config) (*carriers, error) {
 	return c, err
 }
 
+// forgetCarriers removes what an earlier run has found out.
+func forgetCarriers(m *ebpf.Map) error {
+	var old []tcAddrKey
+	err := each(m, func(k tcAddrKey, _ tcDsrCarrier) { old = append(old, k) })
+	for _, k := range old {
+		err = errors.Join(err, m.Delete(k))
+	}
+	if err != nil {
+		return fmt.Errorf("empty eBPF map %s: %w", tcMapDsrCarriers, err)
+	}
+	return nil
+}
+
 // probeLoop keeps the map dsr_carriers true.
 func (b *Backend) probeLoop(ctx context.Context) {
 	if b.carriers == nil {
 		return
 	}
 	for {
-		if err := b.carriers.round(ctx, b.directElsewhere(), time.Now); err != nil && ctx.Err() == nil {
-			b.cfg.Log.Error("Find out how packets tell other nodes about Services", "err", err)
-		}
+		b.carriers.round(ctx, b.directElsewhere(), time.Now)
 		select {
 		case <-ctx.Done():
+			b.carriers.running.Wait()
 			return
 		case <-time.After(retryInterval):
 		}
 	}
 }
 
-// round probes the endpoints that are due, and stores what it learns.
-func (c *carriers) round(ctx context.Context, endpoints []netip.Addr, now func() time.Time) error {
-	due := c.due(endpoints, now())
-	results := make([]dsrprobe.Result, len(due))
-	failed := make([]error, len(due))
-	slots := make(chan struct{}, probesAtOnce)
-	var done sync.WaitGroup
-	for i, addr := range due {
-		slots <- struct{}{}
-		done.Go(func() {
-			results[i], failed[i] = c.probe(ctx, addr)
-			<-slots
+// round starts to probe the endpoints that are due. One that answers nothing delays no other.
+func (c *carriers) round(ctx context.Context, endpoints []netip.Addr, now func() time.Time) {
+	for _, addr := range c.due(endpoints, now()) {
+		c.running.Go(func() {
+			r, err := c.probe(ctx, addr)
+			if ctx.Err() == nil {
+				c.found(addr, r, err, now())
+			}
 		})
 	}
-	done.Wait()
-	if ctx.Err() != nil {
-		return nil
-	}
-	changed := map[string][]netip.Addr{}
+}
+
+// found stores what a probe says. An error is one of this node, and says nothing about the network.
+func (c *carriers) found(addr netip.Addr, r dsrprobe.Result, failed error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, addr := range due {
-		if failed[i] != nil {
-			c.log.Debug("Probe an endpoint", "err", failed[i])
-		}
-		s := c.known[addr]
-		s.learn(results[i], addr.Is4(), now())
-		if !s.known() || s.written {
-			continue
-		}
-		if err := c.m.Put(addrKey(addr), s.value); err != nil {
-			return fmt.Errorf("write eBPF map %s: %w", tcMapDsrCarriers, err)
-		}
-		s.written = true
-		kind := carrierName(s.value)
-		changed[kind] = append(changed[kind], addr)
+	s := c.known[addr]
+	if s == nil {
+		return
 	}
-	for _, kind := range slices.Sorted(maps.Keys(changed)) {
-		c.log.Info("Packets for endpoints on other nodes", "carrier", kind, "endpoints", len(changed[kind]), "first", changed[kind][0])
+	c.probing--
+	s.probing = false
+	s.next = now.Add(probeInterval)
+	if failed != nil {
+		c.log.Debug("Probe an endpoint", "err", failed)
+		return
 	}
-	return nil
+	s.learn(r, addr.Is4(), now)
+	if !s.known() || s.written {
+		return
+	}
+	if err := c.m.Put(addrKey(addr), s.value); err != nil {
+		c.log.Error("Store how packets tell other nodes about Services", "err", err)
+		return
+	}
+	s.written = true
+	c.log.Info("Packets for an endpoint on another node", "endpoint", addr, "carrier", carrierName(s.value), "mtu", s.value.Mtu)
 }
 
 // due returns the endpoints to probe now, the longest due first, and forgets those that are gone.
@@ -150,18 +160,23 @@ func (c *carriers) due(endpoints []netip.Addr, now time.Time) (due []netip.Addr)
 			c.known[addr] = s
 		}
 		s.wanted = now
-		if !s.next.After(now) {
+		if !s.probing && !s.next.After(now) {
 			due = append(due, addr)
 		}
 	}
 	for addr, s := range c.known {
-		if now.Sub(s.wanted) > carrierKept {
+		if now.Sub(s.wanted) > carrierKept && !s.probing {
 			_ = c.m.Delete(addrKey(addr)) // it may not be there
 			delete(c.known, addr)
 		}
 	}
 	slices.SortStableFunc(due, func(a, b netip.Addr) int { return c.known[a].next.Compare(c.known[b].next) })
-	return due[:min(len(due), probesPerRound)]
+	due = due[:min(len(due), probesAtOnce-c.probing)]
+	for _, addr := range due {
+		c.known[addr].probing = true
+	}
+	c.probing += len(due)
+	return due
 }
 
 // known reports whether enough probes were sent.
@@ -171,7 +186,6 @@ func (s *carrierState) known() bool { return s.failures == 0 || s.failures >= fa
 // a node that is busy for a second keeps its connections.
 func (s *carrierState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
 	var found tcDsrCarrier
-	s.next = now.Add(probeInterval)
 	switch {
 	case r.Option:
 		s.failures = 0

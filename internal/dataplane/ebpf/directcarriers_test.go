@@ -18,6 +18,8 @@ import (
 // network says what arrives at an endpoint's node.
 type network map[netip.Addr]dsrprobe.Result
 
+var noRoute = dsrprobe.Result{MTU: -1}
+
 func newTestCarriers(t *testing.T, n network) *carriers {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 20, ValueSize: 4, MaxEntries: maxDSRPaths, Flags: 1})
@@ -26,11 +28,10 @@ func newTestCarriers(t *testing.T, n network) *carriers {
 	c, err := newCarriers(m, &Config{DSRKeys: dsrKeys, DSRPort: DefaultDSRPort, Log: slog.New(slog.DiscardHandler)})
 	ok(t, err)
 	c.probe = func(_ context.Context, a netip.Addr) (dsrprobe.Result, error) {
-		r, known := n[a]
-		if !known {
-			return r, errors.New("no route")
+		if n[a] == noRoute {
+			return dsrprobe.Result{}, errors.New("no route")
 		}
-		return r, nil
+		return n[a], nil
 	}
 	return c
 }
@@ -43,7 +44,8 @@ func (c *carrierClock) now() time.Time { return c.Time }
 func (c *carrierClock) round(t *testing.T, of *carriers, after time.Duration, endpoints ...netip.Addr) {
 	t.Helper()
 	c.Time = c.Add(after)
-	ok(t, of.round(t.Context(), endpoints, c.now))
+	of.round(t.Context(), endpoints, c.now)
+	of.running.Wait()
 }
 
 func carrierOf(t *testing.T, c *carriers, a netip.Addr) string {
@@ -80,6 +82,9 @@ func TestCarriersFollowTheNetwork(t *testing.T) {
 			{"still", retryInterval, dsrprobe.Result{MTU: least - 1}, dataplane.CarrierGUE},
 			{"and again", retryInterval, dsrprobe.Result{MTU: least - 1}, dataplane.CarrierNone},
 			{"options", probeInterval, dsrprobe.Result{Option: true}, dataplane.CarrierOption},
+			{"no route here", probeInterval, noRoute, dataplane.CarrierOption},
+			{"still", probeInterval, noRoute, dataplane.CarrierOption},
+			{"and again", probeInterval, noRoute, dataplane.CarrierOption},
 		}
 		for _, step := range steps {
 			n[a] = step.r
@@ -100,7 +105,7 @@ func TestCarriersOutliveTheAgent(t *testing.T) {
 	again, err := newCarriers(c.m.(*ebpf.Map), &Config{DSRKeys: dsrKeys, DSRPort: DefaultDSRPort, Log: slog.New(slog.DiscardHandler)})
 	ok(t, err)
 	again.probe = c.probe
-	delete(n, a) // the first probe of the new agent fails
+	n[a] = noRoute // the first probe of the new agent fails
 	clock.round(t, again, 0, a, b)
 	if got := again.list(); len(got) != 2 || got[0].Carrier != dataplane.CarrierGUE || got[0].MTU != 1400 || got[1].Carrier != dataplane.CarrierOption {
 		t.Errorf("a new agent knows %+v", got)
@@ -117,11 +122,58 @@ func TestCarriersOutliveTheAgent(t *testing.T) {
 	}
 }
 
+// TestCarriersWithoutPort: an agent without a port leaves nothing behind.
+func TestCarriersWithoutPort(t *testing.T) {
+	a := addr("10.1.1.1")
+	c, clock := newTestCarriers(t, network{a: {MTU: 1400}}), &carrierClock{time.Now()}
+	clock.round(t, c, 0, a)
+	none, err := newCarriers(c.m.(*ebpf.Map), &Config{DSRKeys: dsrKeys})
+	ok(t, err)
+	var v tcDsrCarrier
+	if err := c.m.(*ebpf.Map).Lookup(addrKey(a), &v); none != nil || !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Errorf("%v, and the entry: %v", none, err)
+	}
+}
+
+// TestSilentEndpointsDelayNone: as many as are probed at once never answer, but the first one.
+func TestSilentEndpointsDelayNone(t *testing.T) {
+	c, clock := newTestCarriers(t, nil), &carrierClock{time.Now()}
+	fast := addr("10.9.9.9")
+	release := make(chan struct{})
+	c.probe = func(_ context.Context, a netip.Addr) (dsrprobe.Result, error) {
+		if a != fast {
+			<-release
+		}
+		return dsrprobe.Result{Option: true}, nil
+	}
+	all := []netip.Addr{fast}
+	for i := range probesAtOnce - 1 {
+		all = append(all, netip.AddrFrom4([4]byte{10, 2, 0, byte(i)}))
+	}
+	probes := func() int { // of the fast one
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return probesAtOnce - 1 - c.probing
+	}
+	for range 3 {
+		c.round(t.Context(), all, clock.now)
+		for end := time.Now().Add(time.Minute); probes() != 0 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		if probes() != 0 || carrierOf(t, c, fast) != dataplane.CarrierOption {
+			t.Fatalf("%d probes run, the fast endpoint has %s", c.probing, carrierOf(t, c, fast))
+		}
+		clock.Time = clock.Add(probeInterval)
+	}
+	close(release)
+	c.running.Wait()
+}
+
 // TestProbesAreBounded: each round sends so many, and all endpoints have their turn.
 func TestProbesAreBounded(t *testing.T) {
 	n := network{}
 	var all []netip.Addr
-	for i := range 3 * probesPerRound {
+	for i := range 3 * probesAtOnce {
 		a := netip.AddrFrom4([4]byte{10, 2, byte(i / 256), byte(i)})
 		n[a] = dsrprobe.Result{Option: true}
 		all = append(all, a)
@@ -130,7 +182,7 @@ func TestProbesAreBounded(t *testing.T) {
 	for round := range 3 {
 		clock.round(t, c, retryInterval, all...)
 		known := slices.DeleteFunc(c.list(), func(d dataplane.DirectCarrier) bool { return d.Carrier == dataplane.CarrierUnknown })
-		if want := (round + 1) * probesPerRound; len(known) != want {
+		if want := (round + 1) * probesAtOnce; len(known) != want {
 			t.Errorf("round %d: %d endpoints are known, want %d", round, len(known), want)
 		}
 	}

@@ -141,6 +141,12 @@ func (v *View) DirectPath(backend uint32) *DirectPath {
 	return &path
 }
 
+// CarrierGUE and CarrierNone are those of dataplane, for readers of a View.
+const (
+	CarrierGUE  = dataplane.CarrierGUE
+	CarrierNone = dataplane.CarrierNone
+)
+
 // DirectCarrier reads how packets tell the node of an endpoint about the Service: one of
 // dataplane.Carriers.
 func (v *View) DirectCarrier(endpoint netip.Addr) string {

@@ -113,6 +113,60 @@ func TestPacketDSRWithoutPort(t *testing.T) {
 	})
 }
 
+// TestPacketDSRGUEFragment: a fragment of a flow travels as it is, and the packets after it do not.
+func TestPacketDSRGUEFragment(t *testing.T) {
+	d := newDSRNodes(t, withDSRPort)
+	for _, name := range []string{"IPv4", "IPv6"} {
+		t.Run(name, func(t *testing.T) {
+			p := plans[name]
+			d.serveUDP(t, p)
+			d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
+			u := d.udp(p, 40000)
+			d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0"))
+			long := u.f
+			long.payload = make([]byte, 1000)
+			for _, fragment := range long.fragments(d.first, "eth0", 512) {
+				if r := d.first.sendRaw(t, inEth0, fragment); r.code != actRedirect || r.v.dst.Addr() != p.far || r.verdicts[tcVerdictDSR_ENCAPSULATED] > 0 {
+					t.Errorf("a fragment: code %d, verdicts %s", r.code, verdictList(r.verdicts))
+				}
+				if r := d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0")); r.verdicts[tcVerdictDSR_ENCAPSULATED] != 1 {
+					t.Errorf("after a fragment: code %d, verdicts %s", r.code, verdictList(r.verdicts))
+				}
+			}
+		})
+	}
+}
+
+// TestPacketDSRGUECongestion: a datagram says that switches must drop, not mark, while its packet may
+// say the contrary.
+func TestPacketDSRGUECongestion(t *testing.T) {
+	d := newDSRNodes(t, withDSRPort)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
+		c := d.conn(p, 40000)
+		hook, f := c.frame("S", nil)
+		in := f.bytes(d.first, hook.iface)
+		const class = 46<<2 | 2 // DSCP 46, ECT(0)
+		if p.eth0.Is4() {
+			in[15] = class
+			fixIPv4Sum(in)
+		} else {
+			binary.BigEndian.PutUint16(in[14:], 0x6000|class<<4)
+		}
+		sent := d.first.sendRaw(t, hook, in)
+		inside := c.unpack(t, sent)
+		tos := func(b []byte) byte {
+			if p.eth0.Is4() {
+				return b[15]
+			}
+			return b[14]<<4 | b[15]>>4
+		}
+		if inner, outer := tos(inside), tos(sent.out); inner&3 != 2 || outer != inner&^3 {
+			t.Errorf("traffic class %#x inside %#x", inner, outer)
+		}
+	})
+}
+
 // TestPacketDSRGUETooBig: a client learns the length that fits within a datagram.
 func TestPacketDSRGUETooBig(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
@@ -220,10 +274,8 @@ func fixIPv4Length(p *plan, b []byte) {
 // probeFrames are the two kinds of probes, as an agent sends them.
 func probeFrames(p *plan, key DSRKey) map[string]frame {
 	from, to := ap(p.tun0, 45000), ap(p.far, DefaultDSRPort)
-	claim := make([]byte, 56)
-	copy(claim, from.Addr().AsSlice())
+	claim := make([]byte, 56) // without a client
 	copy(claim[16:], to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(claim[48:], from.Port())
 	binary.BigEndian.PutUint16(claim[50:], to.Port())
 	claim[54], claim[55] = protoUDP, byte(net4or6(p, 4, 6))
 	said := make([]byte, net4or6(p, 16, 28))
@@ -242,17 +294,27 @@ func probeFrames(p *plan, key DSRKey) map[string]frame {
 	return map[string]frame{"option": byOption, "gue": byGUE}
 }
 
+func extLen(f frame) (n int) {
+	for _, e := range f.ext {
+		n += 2 + len(e.body)
+	}
+	return n
+}
+
 // TestPacketDSRProbe has the endpoint's node answer the probes of another node's agent, and nothing
 // that only looks like one.
 func TestPacketDSRProbe(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		for name, f := range probeFrames(p, dsrKeys[0]) {
-			r := d.home.send(t, inTun0, f)
-			r.want(t, actRedirect, tcVerdictDSR_PROBED)
-			r.wantPath(t, f.dst, f.src)
-			if string(r.v.payload) != "twelve bytes" || !bytes.Equal(r.v.ethSrc, d.home.mac["tun0"]) {
-				t.Errorf("%s: the answer is %q from %s", name, r.v.payload, r.v.ethSrc)
+			for _, src := range []netip.AddrPort{f.src, ap(p.farGW, 61234)} { // masqueraded
+				f.src = src
+				r := d.home.send(t, inTun0, f)
+				r.want(t, actRedirect, tcVerdictDSR_PROBED)
+				r.wantPath(t, f.dst, f.src)
+				if !bytes.Equal(r.v.payload, f.payload) || len(r.v.ip) != len(f.bytes(d.home, "tun0"))-14-len(f.options)-extLen(f) || !bytes.Equal(r.v.ethSrc, d.home.mac["tun0"]) {
+					t.Errorf("%s: the answer is %q from %s", name, r.v.payload, r.v.ethSrc)
+				}
 			}
 			if r := d.second.send(t, inTun0, f); r.code == actRedirect || r.verdicts[tcVerdictDSR_PROBED] > 0 {
 				t.Errorf("%s: another node answers, code %d", name, r.code)

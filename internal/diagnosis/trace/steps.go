@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/facts/model"
@@ -517,13 +516,13 @@ func (p *packet) snatStep() (Step, bool) {
 	switch {
 	case f.Has("dsr"):
 		s.Found, s.Follows = "kept", "the endpoint sees the client, and its node answers the client itself"
-		if p.view.DirectCarrier(f.Dst.Addr()) == dataplane.CarrierGUE && !f.Has("to_pod") {
+		if p.view.DirectCarrier(f.Dst.Addr()) == ebpf.CarrierGUE && !f.Has("to_pod") {
 			s.Lookup += ", dsr_carriers"
 			s.Follows += "; packets travel to it within datagrams, because the network drops IP options"
 		}
 	case f.Has("snat") && p.client.kind == outsideClient && p.view.Direct(p.frontend.Service):
 		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
-		if p.view.DirectCarrier(f.Dst.Addr()) == dataplane.CarrierNone {
+		if p.view.DirectCarrier(f.Dst.Addr()) == ebpf.CarrierNone {
 			s.Lookup += ", dsr_carriers"
 			s.Follows, s.State = "probes of this endpoint's node get no answer, neither by an IP option nor within a datagram: so replies come back through this node", Doubt
 			break

@@ -45,12 +45,11 @@ type path struct {
 
 func (p path) is4() bool { return p.from.Addr().Is4() }
 
-// tag is that of bpf/lib/lookup/dsr.h for a probe: the Service has no address and port 0.
+// tag is that of bpf/lib/lookup/dsr.h for a probe: the Service has no address and port 0, and the
+// client is not named.
 func (p path) tag(key [16]byte) uint64 {
 	claim := make([]byte, claimLen)
-	copy(claim, p.from.Addr().AsSlice())
 	copy(claim[16:], p.to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(claim[48:], p.from.Port())
 	binary.BigEndian.PutUint16(claim[50:], p.to.Port())
 	claim[54], claim[55] = unix.IPPROTO_UDP, 6
 	if p.is4() {
@@ -102,6 +101,15 @@ func (p path) encapsulated(key [16]byte, data []byte) []byte {
 	}
 	b = append(b, p.ip(udpLen+len(data))...)
 	return append(b, p.udp(data)...)
+}
+
+// inside returns the data of an encapsulated datagram, or nil if there is none.
+func (p path) inside(b []byte) []byte {
+	header := Room(p.is4()) // the outer IP header is as long as the inner one, and so are those of UDP
+	if len(b) < header {
+		return nil
+	}
+	return b[header:]
 }
 
 // ip returns an IP header.

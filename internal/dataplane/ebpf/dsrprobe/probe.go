@@ -37,24 +37,27 @@ type Result struct {
 	MTU int
 }
 
-// A probe that gets no answer is sent again. A network between nodes that takes longer is of no use
-// to a client.
+// A probe that gets no answer is sent again. An answer to an earlier one counts, too. When one of
+// several was answered, the others have as long again as that took, and grace.
 const (
 	tries = 3
 	wait  = 300 * time.Millisecond
+	grace = 30 * time.Millisecond
 )
 
 // lengths are what networks forward: jumbo frames, Ethernet, and what tunnels leave of it.
 var lengths = []int{8950, 8900, 4000, 1500, 1492, 1480, 1460, 1450, 1440, 1430, 1420, 1410, 1400, 1380, minIPv6 + 80, 1300, minIPv6, 1000, 576}
 
-// Probe sends probes to the address of an endpoint on another node. It takes up to a second. The
-// error is one of this node: without a route, for example.
+// Probe sends probes to the address of an endpoint on another node. It takes up to a second, or two
+// to find the length. The error is one of this node, and says nothing about the network: without a
+// route, for example.
 func (p *Prober) Probe(ctx context.Context, endpoint netip.Addr) (r Result, err error) {
 	s, err := p.open(ctx, endpoint)
 	if err != nil {
 		return r, err
 	}
 	defer s.conn.Close()
+	defer context.AfterFunc(ctx, func() { s.conn.Close() })()
 	for try := range tries {
 		if err := s.sendOption(); err != nil {
 			return r, err
@@ -65,7 +68,7 @@ func (p *Prober) Probe(ctx context.Context, endpoint netip.Addr) (r Result, err 
 				return r, err
 			}
 		}
-		got, err := s.receive(2)
+		got, err := s.receive(min(try+1, 2))
 		switch {
 		case err != nil:
 			return r, err
@@ -114,7 +117,9 @@ func (p *Prober) open(ctx context.Context, endpoint netip.Addr) (*session, error
 func forbidFragments(network, _ string, c syscall.RawConn) (err error) {
 	control := c.Control(func(fd uintptr) {
 		if network == "udp6" {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)
+			// Datagrams come back as they were sent: omitChecksum.
+			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE),
+				unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX, 1))
 		} else {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
 		}
@@ -174,25 +179,25 @@ func (s *session) sendEncapsulated(lengths []int) error {
 	return nil
 }
 
-// omitChecksum has IPv6 datagrams leave without a checksum, as the programs send them: a network may
-// drop those.
+// omitChecksum has datagrams leave without a checksum, as the programs send them: a network may drop
+// those.
 func (s *session) omitChecksum(omit bool) error {
+	level, option, value := unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX, 0
 	if s.path.is4() {
-		return nil
+		level, option = unix.SOL_SOCKET, unix.SO_NO_CHECK
 	}
-	value := 0
 	if omit {
 		value = 1
 	}
 	raw, err := s.conn.SyscallConn()
 	if err == nil {
 		control := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX, value)
+			err = unix.SetsockoptInt(int(fd), level, option, value)
 		})
 		err = errors.Join(control, err)
 	}
 	if err != nil {
-		return fmt.Errorf("probe %s: set UDP_NO_CHECK6_TX: %w", s.path.to.Addr(), err)
+		return fmt.Errorf("probe %s: omit checksums: %w", s.path.to.Addr(), err)
 	}
 	return nil
 }
@@ -208,11 +213,13 @@ func (s *session) sendError(err error) error {
 
 // receive returns the lengths of the probes that were answered. It waits for at most so many.
 func (s *session) receive(most int) (got []int, err error) {
-	if err := s.conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
-		return nil, fmt.Errorf("probe %s: %w", s.path.to.Addr(), err)
-	}
+	began := time.Now()
+	deadline := began.Add(wait)
 	buf := make([]byte, 1<<16)
 	for len(got) < most && !slices.Contains(got, byOption) {
+		if err := s.conn.SetReadDeadline(deadline); err != nil {
+			return nil, fmt.Errorf("probe %s: %w", s.path.to.Addr(), err)
+		}
 		n, err := s.conn.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
@@ -220,15 +227,33 @@ func (s *session) receive(most int) (got []int, err error) {
 		if err := s.sendError(err); err != nil {
 			return nil, err
 		}
-		if n >= dataLen && [8]byte(buf[:8]) == s.nonce {
-			got = append(got, int(binary.BigEndian.Uint32(buf[8:dataLen])))
+		if length := s.lengthIn(buf[:n]); length > 0 {
+			got = append(got, length)
+			deadline = earlier(deadline, time.Now().Add(time.Since(began)+grace))
 		}
 	}
 	return got, nil
 }
 
-// measure returns the length of the longest packet that arrives, at least known. The answers are
-// shorter than the probes, so it is that of the way there, unless the way back forwards less.
+// lengthIn returns the length that an answer names, or 0 if it is none of this session.
+func (s *session) lengthIn(answer []byte) int {
+	for _, data := range [][]byte{answer, s.path.inside(answer)} {
+		if len(data) >= dataLen && [8]byte(data[:8]) == s.nonce {
+			return int(binary.BigEndian.Uint32(data[8:dataLen]))
+		}
+	}
+	return 0
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// measure returns the length of the longest packet that arrives, at least known. The answers are as
+// long as the probes, so the way back must forward them, too. It returns known with an error.
 func (s *session) measure(known int) (int, error) {
 	candidates := []int{s.routed}
 	for _, length := range lengths {
@@ -238,11 +263,11 @@ func (s *session) measure(known int) (int, error) {
 	}
 	for range tries {
 		if err := s.sendEncapsulated(candidates); err != nil {
-			return 0, err
+			return known, err
 		}
 		got, err := s.receive(len(candidates))
 		if err != nil {
-			return 0, err
+			return known, err
 		}
 		known = max(known, slices.Max(append(got, 0)))
 		if known >= s.routed {

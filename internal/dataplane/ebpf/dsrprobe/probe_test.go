@@ -122,14 +122,12 @@ func (n *fakeNode) serve(c *net.UDPConn) {
 		if oobn > 0 && n.options {
 			_, _ = c.WriteToUDPAddrPort(b[:size], from)
 		}
-		is4 := from.Addr().Unmap().Is4()
-		inner := Room(is4) - udpLen - ipv4Len
-		head, ip := Room(is4), ipv4Len
-		if !is4 {
-			inner, ip = Room(is4)-udpLen-ipv6Len, ipv6Len
+		outer := ipv6Len + udpLen
+		if from.Addr().Unmap().Is4() {
+			outer = ipv4Len + udpLen
 		}
-		if oobn == 0 && size > inner+ip+udpLen && size+head-inner <= n.longest {
-			_, _ = c.WriteToUDPAddrPort(b[inner+ip+udpLen:size], from)
+		if oobn == 0 && outer+size <= n.longest {
+			_, _ = c.WriteToUDPAddrPort(b[:size], from)
 		}
 	}
 }
