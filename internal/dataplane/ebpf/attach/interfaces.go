@@ -52,6 +52,7 @@ type device struct {
 	peer, nsid    int // the other end of a veth; nsid is -1 if it is in this namespace
 	mac           net.HardwareAddr
 	mtu           int
+	xdp           uint32 // XDP_ATTACHED_*: how its XDP program runs
 
 	wideAddr bool // a global address whose prefix contains other addresses
 	hostAddr bool // a global address of its own prefix only (/32, /128)
@@ -195,6 +196,9 @@ func listDevices(links []netlink.Link, addrs map[int][]netlink.Addr, routes rout
 			encap: at.EncapType, loopback: at.Flags&net.FlagLoopback != 0, up: at.Flags&net.FlagUp != 0,
 			peer: at.ParentIndex, nsid: at.NetNsID, mac: at.HardwareAddr, mtu: at.MTU,
 			route: routes.wide[at.Index],
+		}
+		if at.Xdp != nil {
+			d.xdp = at.Xdp.AttachMode
 		}
 		for _, a := range addrs[at.Index] {
 			if !a.IP.IsGlobalUnicast() {

@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // The ways to run an XDP program.
@@ -52,6 +54,8 @@ type xdpHooks struct {
 	id      ebpf.ProgramID
 	dir     string
 	links   map[int]link.Link
+	mtus    map[int]int // the largest MTU that a driver has accepted with the program, by device
+	recheck bool        // drivers check a raised MTU again: see ensure
 	decided map[int]string
 	devices map[int]XDPDevice
 }
@@ -65,7 +69,14 @@ func openXDP(pinDir string, cfg XDP) (*xdpHooks, error) {
 		return nil, fmt.Errorf("read XDP program: %w", err)
 	}
 	id, _ := info.ID()
-	x := &xdpHooks{cfg: cfg, id: id, dir: xdpDir(pinDir), links: map[int]link.Link{}, decided: map[int]string{}}
+	running, err := kernel.RunningVersion()
+	if err != nil {
+		return nil, err
+	}
+	x := &xdpHooks{
+		cfg: cfg, id: id, dir: xdpDir(pinDir), recheck: !running.Less(kernel.Version{Major: 6, Minor: 3}),
+		links: map[int]link.Link{}, mtus: map[int]int{}, decided: map[int]string{},
+	}
 	if err := os.MkdirAll(x.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create directory for pinned XDP links: %w", err)
 	}
@@ -118,8 +129,12 @@ func (x *xdpHooks) sync(ifaces []Interface, devices []device) error {
 			decision = fmt.Sprintf("none: the index of the device is %d, and the program knows those below %d", i.Ifindex, x.cfg.Devices)
 		}
 		if decision == x.cfg.Mode {
-			if err = x.ensure(i.Ifindex); err == nil {
+			if err = x.ensure(d); err == nil {
 				served[i.Ifindex] = XDPDevice{MAC: macOf(d.mac), Redirects: x.redirects(i.Ifindex)}
+				if accepted := x.mtus[d.index]; d.mtu > accepted {
+					decision = fmt.Sprintf("%s: the MTU was raised from %d to %d, and the driver may drop longer frames than before: set it back, "+
+						"switch XDP off, then raise it", decision, accepted, d.mtu)
+				}
 			} else if !vanished(err) {
 				decision = "none: " + err.Error()
 			}
@@ -168,27 +183,41 @@ func macOf(a net.HardwareAddr) (mac [6]byte) {
 	return mac
 }
 
-// ensure attaches the program to a device, or replaces that of an earlier run.
-func (x *xdpHooks) ensure(ifindex int) error {
+// ensure attaches the program to a device, or replaces that of an earlier run. A link keeps the
+// mode that it was created with.
+//
+// A driver checks the MTU when it gets a program. Some do not check it again when the MTU is raised,
+// and drop frames that the program cannot take. So ensure attaches again then. Before Linux 6.3 it
+// leaves the program there: virtio_net checks the MTU in vain when a program is removed, too, and
+// goes on running it.
+func (x *xdpHooks) ensure(d *device) error {
+	ifindex, flags, other := d.index, link.XDPDriverMode, uint32(nl.XDP_ATTACHED_SKB)
+	if x.cfg.Mode == XDPGeneric {
+		flags, other = link.XDPGenericMode, nl.XDP_ATTACHED_DRV
+	}
 	if l := x.links[ifindex]; l != nil {
 		info, err := l.Info()
-		if err == nil && info.XDP() != nil && int(info.XDP().Ifindex) == ifindex {
-			if info.Program == x.id {
-				return nil
+		current := err == nil && info.XDP() != nil && int(info.XDP().Ifindex) == ifindex && d.xdp != other
+		if current && info.Program != x.id {
+			if err := l.Update(x.cfg.Program); err != nil {
+				return fmt.Errorf("the driver refuses XDP: %w", err)
 			}
-			return l.Update(x.cfg.Program)
+			x.mtus[ifindex] = d.mtu
+			return nil
+		}
+		if current && (d.mtu <= x.mtus[ifindex] || !x.recheck) {
+			return nil
 		}
 		if err := x.drop(ifindex); err != nil {
 			return err
 		}
 	}
-	flags := link.XDPDriverMode
-	if x.cfg.Mode == XDPGeneric {
-		flags = link.XDPGenericMode
-	}
 	l, err := link.AttachXDP(link.XDPOptions{Program: x.cfg.Program, Interface: ifindex, Flags: flags})
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("another XDP program has the device: %w", err)
+	}
+	if err != nil && !vanished(err) && x.cfg.Mode == XDPNative {
+		err = explainRefusal(err, x.cfg.Program, ifindex)
 	}
 	if err != nil {
 		return fmt.Errorf("the driver refuses XDP: %w", err)
@@ -197,13 +226,14 @@ func (x *xdpHooks) ensure(ifindex int) error {
 		l.Close()
 		return err
 	}
-	x.links[ifindex] = l
+	x.links[ifindex], x.mtus[ifindex] = l, d.mtu
 	return nil
 }
 
 func (x *xdpHooks) drop(ifindex int) error {
 	l := x.links[ifindex]
 	delete(x.links, ifindex)
+	delete(x.mtus, ifindex)
 	err := l.Detach()
 	if errors.Is(err, link.ErrNotSupported) || vanished(err) {
 		err = nil

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -170,6 +171,95 @@ func TestXDPIsRefused(t *testing.T) {
 	}
 	if why := (&device{kind: "device"}).withoutXDP(false); why != "" {
 		t.Errorf("a network card: %q", why)
+	}
+}
+
+// linkOf returns the id of the XDP link of a device.
+func linkOf(t *testing.T, dir string, ifindex int) link.ID {
+	t.Helper()
+	l, err := link.LoadPinnedLink(filepath.Join(xdpDir(dir), strconv.Itoa(ifindex)), nil)
+	must(t, err)
+	defer l.Close()
+	info, err := l.Info()
+	must(t, err)
+	return info.ID
+}
+
+// Drivers that do not check a raised MTU are asked again, where that is safe.
+func TestXDPAndARaisedMTU(t *testing.T) {
+	enterNetns(t)
+	dir, progs := mountBPF(t), classifiers(t)
+	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
+	var r xdpReports
+	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(xdpPasses(t), XDPGeneric)})
+	for _, recheck := range []bool{true, false} {
+		a.xdp.recheck = recheck
+		set := func(mtu int) link.ID {
+			l, err := netlink.LinkByName("eth0")
+			must(t, err)
+			must(t, netlink.LinkSetMTU(l, mtu))
+			must(t, a.Sync(context.Background()))
+			return linkOf(t, dir, eth0)
+		}
+		first := set(1500)
+		if lower := set(1400); lower != first {
+			t.Errorf("a lower MTU: link %d after %d", lower, first)
+		}
+		if raised := set(3000); (raised != first) != recheck {
+			t.Errorf("recheck %v, a raised MTU: link %d after %d", recheck, raised, first)
+		}
+		if named := strings.Contains(r.decision["eth0"], "raised from 1500 to 3000"); named == recheck {
+			t.Errorf("recheck %v: decision %q", recheck, r.decision["eth0"])
+		}
+		if len(r.devices) != 1 {
+			t.Errorf("recheck %v: devices %v", recheck, r.devices)
+		}
+		must(t, a.xdp.drop(eth0))
+	}
+}
+
+// A link of another mode is replaced.
+func TestXDPOfAnotherMode(t *testing.T) {
+	enterNetns(t)
+	dir := mountBPF(t)
+	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
+	p := xdpPasses(t)
+	for _, mode := range []string{XDPGeneric, XDPNative, XDPGeneric} {
+		x, err := openXDP(dir, XDP{Program: p, Mode: mode})
+		must(t, err)
+		for range 2 {
+			links, err := netlink.LinkList()
+			must(t, err)
+			devices := listDevices(links, nil, routes{})
+			for i := range devices {
+				if devices[i].index == eth0 {
+					must(t, x.ensure(&devices[i])) // a veth can
+				}
+			}
+		}
+		l, err := netlink.LinkByName("eth0")
+		must(t, err)
+		want := uint32(nl.XDP_ATTACHED_DRV)
+		if mode == XDPGeneric {
+			want = nl.XDP_ATTACHED_SKB
+		}
+		if have := l.Attrs().Xdp.AttachMode; have != want {
+			t.Errorf("%s: mode %d, want %d", mode, have, want)
+		}
+		x.close()
+	}
+}
+
+// The error of a refusal has the kernel's words.
+func TestXDPRefusalIsExplained(t *testing.T) {
+	enterNetns(t)
+	dir := mountBPF(t)
+	index := addLink(t, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}})
+	x, err := openXDP(dir, XDP{Program: xdpPasses(t), Mode: XDPNative})
+	must(t, err)
+	err = x.ensure(&device{index: index, kind: "device"})
+	if !errors.Is(err, unix.EOPNOTSUPP) || !strings.Contains(err.Error(), "native mode") {
+		t.Errorf("a device whose driver has no XDP: %v", err)
 	}
 }
 
