@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -217,6 +218,12 @@ func specs(cfg *Config, features kernel.Features) ([]*ebpf.CollectionSpec, error
 	}
 	if err := configure(all, cfg, features); err != nil {
 		return nil, err
+	}
+	if cfg.XDP == XDPAuto && features.XDPFrags {
+		// Without the flag a driver refuses an MTU above a page. The program passes a frame that is
+		// not whole in its first buffer: see bpf/lib/edge/parse.h. In the generic mode the kernel
+		// copies frames for a program with the flag, and connections to a veth time out (6.18).
+		all[2].Programs[xdpProgXdpFromNetwork].Flags |= unix.BPF_F_XDP_HAS_FRAGS
 	}
 	return all, cfg.selectSocketPrograms(all[1], features)
 }

@@ -37,6 +37,7 @@ type Features struct {
 	SetRetval       bool // bpf_set_retval in connect and sendmsg hooks (5.18)
 	CsumReplaceIPv6 bool // BPF_F_IPV6 of bpf_l4_csum_replace (6.16, and stable kernels)
 	ConntrackLookup bool // bpf_skb_ct_lookup (5.18), of a module that is loaded: see LoadConntrack
+	XDPFrags        bool // XDP programs take frames of several buffers (5.18)
 	BTF             bool // the kernel has BTF: nicer dumps, and events of UDP sockets
 }
 
@@ -110,6 +111,7 @@ func (f *Features) probePrograms() {
 	f.SetRetval = features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) == nil
 	f.CsumReplaceIPv6 = haveCsumReplaceIPv6() == nil
 	f.ConntrackLookup = haveConntrackLookup()
+	f.XDPFrags = haveXDPFrags()
 	f.BTF = unix.Access("/sys/kernel/btf/vmlinux", unix.R_OK) == nil
 }
 
@@ -184,6 +186,19 @@ func lacks() (names []string, err error) {
 		}
 	}
 	return names, nil
+}
+
+// haveXDPFrags loads a program with the flag for frames of several buffers.
+func haveXDPFrags() bool {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.XDP, License: "GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
+	if err != nil {
+		return false
+	}
+	prog.Close()
+	return true
 }
 
 // haveCsumReplaceIPv6 runs a program that updates a checksum with the flag for IPv6. Older
