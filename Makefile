@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster test-kernels bench bench-end-to-end bench-packet demo
+.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster test-kernels test-xdp bench bench-end-to-end bench-packet demo
 
 export CGO_ENABLED := 0
 
@@ -108,6 +108,9 @@ test-cluster: root ## run the whole matrix on real clusters, or ROWS=EXPRESSION 
 
 test-kernels: root ## run the tests of eBPF on Debian's kernels, or on KERNELS="NAME...", in virtual machines (as root; hours)
 	hack/kernels $(KERNELS)
+
+test-xdp: root ## run XDP in the driver of network cards, in virtual machines with KERNELS="NAME..." (as root; 10 minutes each)
+	hack/kernels -x $(or $(KERNELS),6.12)
 
 bench: root build ## measure the way through a Service against the way without (as root)
 	hack/deps bench

@@ -47,7 +47,21 @@ func (e *env) verdict(t *testing.T, name string) float64 {
 	return n
 }
 
+// xdpForwards asks endpoints of node b through node a: XDP has to send most packets.
 func (e *env) xdpForwards(t *testing.T) {
+	t.Helper()
+	// A question and its answer are two packets, and tc gets the first ones of each second.
+	asked, sent := e.xdpStreams(t)
+	if sent < float64(asked) {
+		t.Errorf("XDP sent %v packets of %d questions and their answers", sent, asked)
+	} else {
+		t.Logf("XDP sent %v packets of %d questions and their answers", sent, asked)
+	}
+}
+
+// xdpStreams returns how many questions were asked, and answered, and how many packets XDP sent.
+func (e *env) xdpStreams(t *testing.T) (asked int, sent float64) {
+	t.Helper()
 	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1")})
 	client := e.MustProbe(t, "client0")
 	before := e.verdict(t, "translated_xdp")
@@ -57,22 +71,16 @@ func (e *env) xdpForwards(t *testing.T) {
 		must(t, err)
 	}
 	time.Sleep(3 * time.Second)
-	sent := 0
 	for _, combo := range flows.AllCombos {
 		resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: string(combo)})
 		must(t, err)
 		r := resp.Report
-		sent += r.Sent
+		asked += r.Sent
 		if r.Ended > 0 || r.Sent != r.Answered || r.Sent < 20 {
 			t.Errorf("%s: %+v", combo, r)
 		}
 	}
-	// A question and its answer are two packets, and tc gets the first ones of each second.
-	if by := e.verdict(t, "translated_xdp") - before; by < float64(sent) {
-		t.Errorf("XDP sent %v packets of %d questions and their answers", by, sent)
-	} else {
-		t.Logf("XDP sent %v packets of %d questions and their answers", by, sent)
-	}
+	return asked, e.verdict(t, "translated_xdp") - before
 }
 
 // synFilter floods a Service, and asks by sockets of the kernel meanwhile.
