@@ -146,7 +146,7 @@ func TestPacketDSRGUECongestion(t *testing.T) {
 		c := d.conn(p, 40000)
 		hook, f := c.frame("S", nil)
 		in := f.bytes(d.first, hook.iface)
-		const class = 46<<2 | 2 // DSCP 46, ECT(0)
+		const class = 46<<2 | 2 // DSCP 46, and the sender can be told of congestion
 		if p.eth0.Is4() {
 			in[15] = class
 			fixIPv4Sum(in)
