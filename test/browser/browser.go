@@ -3,31 +3,49 @@ package browser
 
 import (
 	"context"
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 )
 
+// A run takes about 2 s. At times the browser itself hangs, with the same page and flags.
+const (
+	hangs    = 40 * time.Second
+	attempts = 3
+)
+
 // Run runs Debian's chromium without a window, and returns what it prints. Args are its
-// flags and the page.
+// flags and the page. A browser that hangs is started again.
 func Run(t *testing.T, args ...string) string {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil {
 		t.Fatalf("find a browser: %v: run \"hack/deps test\"", err)
 	}
-	// Limits a browser that hangs; a run takes about 2 s.
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	for attempt := 1; ; attempt++ {
+		out, messages, err := run(t, program, args)
+		switch {
+		case err == nil:
+			return out
+		case attempt == attempts || !errors.Is(err, context.DeadlineExceeded):
+			t.Fatalf("run chromium: %v: %s", err, messages)
+		}
+		t.Logf("chromium has hung for %s, and is started again", hangs)
+	}
+}
+
+func run(t *testing.T, program string, args []string) (out, messages string, err error) {
+	ctx, cancel := context.WithTimeout(t.Context(), hangs)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append([]string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
 		"--no-first-run", "--disable-extensions", "--disable-background-networking", "--hide-scrollbars", "--user-data-dir=" + t.TempDir()}, args...)...)
 	cmd.WaitDelay = 5 * time.Second
-	var messages strings.Builder
-	cmd.Stderr = &messages
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("run chromium: %v: %s", err, messages.String())
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err = cmd.Run(); err != nil && ctx.Err() != nil {
+		err = ctx.Err()
 	}
-	return string(out)
+	return stdout.String(), stderr.String(), err
 }

@@ -121,6 +121,7 @@ func (e *env) carriers(t *testing.T) {
 	e.between(t)
 	e.awaitCarrier(t, dataplane.CarrierOption)
 	e.askBy(t, s, 16000, 12_000, true)
+	e.oneDirection(t, s)
 	for _, name := range streams {
 		resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: name})
 		must(t, err)
@@ -128,6 +129,32 @@ func (e *env) carriers(t *testing.T) {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
+}
+
+// oneDirection has the network drop what the endpoints' node sends to clients. No probe can see that.
+// Clients must be served by node a all the same.
+func (e *env) oneDirection(t *testing.T, s *suite.File) {
+	client, own := e.MustProbe(t, "client0"), e.MustHost(t, "client0")
+	combos := []flows.Combo{flows.TCP4, flows.TCP6}
+	var rules []string
+	for i, combo := range combos {
+		dst, err := netip.ParseAddrPort(s.MustAddress(t, flows.LoadBalancer("a"), combo))
+		must(t, err)
+		rules = append(rules, fmt.Sprintf("iifname %q %s saddr %s tcp sport %d tcp flags & syn == syn drop", e.MustHost(t, "b").Name, []string{"ip", "ip6"}[i], dst.Addr(), dst.Port()))
+	}
+	e.between(t, rules...)
+	for _, combo := range combos {
+		for i := range 3 {
+			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), LocalPort: 17000 + i, TimeoutMS: 5000})
+			must(t, err)
+			a := resp.Answers[0]
+			seen, err := netip.ParseAddrPort(a.Source)
+			if err != nil || seen.Addr().Unmap() == own.IPv4 || seen.Addr() == own.IPv6 {
+				t.Errorf("%s: %+v", combo, a)
+			}
+		}
+	}
+	e.between(t)
 }
 
 // awaitCarrier waits until node a uses this way to all endpoints.
