@@ -167,14 +167,14 @@ static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct p
 
 /*
  * Tells the endpoint's node which Service a packet of a flow of one direction is for, if that node
- * may not know it. Returns 0, or the verdict to drop the packet.
+ * may not know it. Returns 0, or the verdict to drop the packet. Fragments travel as they are.
  */
 static __always_inline int flow_announce(struct __sk_buff *skb, struct scratch *m,
 					 const struct flow *entry)
 {
 	const struct packet *p = &m->packet;
 	const struct next_hop *hop = &m->next_hop;
-	bool first = !entry || flow_announces(&m->pair.flow, p);
+	bool first = !is_fragment(p) && (!entry || flow_announces(&m->pair.flow, p));
 	int ret = 0;
 
 	if (hop->by_gue) {
@@ -203,7 +203,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	struct next_hop *hop = &m->next_hop;
 	int ret;
 
-	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT))
+	/* That of a translated packet is remembered: dsr_follow. */
+	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT) && !(p->flags & PACKET_TRANSLATED))
 		fragment_remember(p);
 	if (hook == EGRESS) {
 		if (nat_rewrite_by_helpers(skb, p, f, 0))

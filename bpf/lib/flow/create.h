@@ -270,7 +270,8 @@ __noinline int reply_contested(struct __sk_buff *skb)
 		return 0;
 	if (conntrack_find(skb, &pair->reply_key, &found) != IP_CT_DIR_REPLY)
 		return 0;
-	if (pair->exact && (pair->reply_key.proto != IPPROTO_TCP || tracked_ended(&found)))
+	if (pair->exact && !(found.status & IPS_DST_NAT) &&
+	    (pair->reply_key.proto != IPPROTO_TCP || tracked_ended(&found)))
 		return 0;
 	bpf_map_delete_elem(&flows, &pair->reply_key);
 	return 1;

@@ -49,7 +49,7 @@ static __always_inline int fragment_follow(struct packet *p)
 	return 0;
 }
 
-static __always_inline void fragment_remember(const struct packet *p)
+static __noinline void fragment_remember(const struct packet *p)
 {
 	struct fragment_key key;
 	struct fragment first = {

@@ -72,7 +72,8 @@ __noinline int dsr_possible(const struct packet *p)
 	if (!b || b->flags & BACKEND_ON_THIS_NODE)
 		return 0;
 	carrier = dsr_carrier(&b->addr, b->family);
-	if (carrier && carrier->kind == DSR_BY_NOTHING)
+	/* A packet in the middle of a connection has no other way. */
+	if (carrier && carrier->kind == DSR_BY_NOTHING && packet_begins(p))
 		return 0;
 	tuple_mirror(&pair->reply_key, &p->tuple);
 	pair->reply_key.saddr = b->addr;
@@ -222,6 +223,8 @@ __noinline int dsr_answer_probe(struct __sk_buff *skb)
 	if (!m)
 		return TC_ACT_SHOT;
 	p = &m->packet;
+	if (!source_belongs(&p->tuple, 0))
+		return drop(DROP_SOURCE);
 	if (p->tuple.family == FAMILY_V4) {
 		ret = load(skb, p->l3_off + offsetof(struct iphdr, saddr), &v4, sizeof(v4));
 		v4_back.saddr = v4.daddr;
@@ -260,6 +263,9 @@ static __always_inline int dsr_follow(struct scratch *m)
 	if (!reply || (reply->flags & (FLOW_DSR | FLOW_REPLY)) != (FLOW_DSR | FLOW_REPLY) ||
 	    !addr_equal(&reply->daddr, &t->saddr) || reply->dport != t->sport)
 		return 0;
+	/* By the addresses that the later fragments have. */
+	if (unlikely(m->packet.flags & PACKET_FIRST_FRAGMENT))
+		fragment_remember(&m->packet);
 	t->daddr = reply->saddr;
 	t->dport = reply->sport;
 	m->packet.flags |= PACKET_TRANSLATED;

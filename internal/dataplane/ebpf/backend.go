@@ -90,6 +90,10 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	b.ports, b.seed = &portTable{}, b.objects.seed
+	if b.carriers, err = newCarriers(b.m(tcMapDsrCarriers), &cfg); err != nil {
+		b.objects.close()
+		return nil, err
+	}
 	b.serviceAddrs.changed = b.noteFacts
 	if b.pods, err = readPods(b.m(tcMapPods)); err != nil {
 		b.objects.close()
@@ -303,9 +307,6 @@ func (b *Backend) attach(ctx context.Context) error {
 	}
 	// The earlier run's programs, which may not have used the filter, have added flows.
 	if err := b.objects.filter.fill(b.objects.maps); err != nil {
-		return err
-	}
-	if b.carriers, err = newCarriers(b.m(tcMapDsrCarriers), &b.cfg); err != nil {
 		return err
 	}
 	retireLayouts(b.cfg.BPFFS, abiVersion)

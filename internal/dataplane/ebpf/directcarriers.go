@@ -24,6 +24,9 @@ const (
 	// retryInterval is the time from a failed probe to the next, until failedProbes in a row.
 	retryInterval = time.Second
 	failedProbes  = 3
+	// doubtedProbes in a row without an answer to the option, and with one to datagrams, change the
+	// way: routers may forward few packets with options at a time.
+	doubtedProbes = 2
 	// probesAtOnce bounds what probes cost, in a cluster of any size. Each takes up to 2 s.
 	probesAtOnce = 64
 	// carrierKept is the time for which flows may go on to an endpoint that is gone.
@@ -60,6 +63,7 @@ type carrierState struct {
 	written  bool // value is in the map
 	probing  bool
 	failures int // probes in a row without any answer
+	doubts   int // probes in a row whose option did not arrive, while value says that it does
 	next     time.Time
 	wanted   time.Time // the last time that a Service had this endpoint
 }
@@ -182,16 +186,23 @@ func (c *carriers) due(endpoints []netip.Addr, now time.Time) (due []netip.Addr)
 // known reports whether enough probes were sent.
 func (s *carrierState) known() bool { return s.failures == 0 || s.failures >= failedProbes }
 
-// learn enters the result of a probe. Three failures in a row make a path one that carries nothing:
-// a node that is busy for a second keeps its connections.
+// learn enters the result of a probe. Failures in a row make a path one that carries nothing: a node
+// that is busy for a second keeps its connections.
 func (s *carrierState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
 	var found tcDsrCarrier
 	switch {
 	case r.Option:
-		s.failures = 0
+		s.failures, s.doubts = 0, 0
 		found.Kind = uint8(tcDsrCarrierKindDSR_BY_OPTION)
 	case r.MTU >= leastCarried(is4):
 		s.failures = 0
+		if s.written && carrierName(s.value) == dataplane.CarrierOption {
+			if s.doubts++; s.doubts < doubtedProbes {
+				s.next = now.Add(retryInterval)
+				return
+			}
+		}
+		s.doubts = 0
 		found.Kind, found.Mtu = uint8(tcDsrCarrierKindDSR_BY_GUE), uint16(r.MTU)
 	default:
 		if s.failures++; s.failures < failedProbes {

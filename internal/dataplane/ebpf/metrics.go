@@ -57,7 +57,7 @@ var (
 	xdpDesc = prometheus.NewDesc("spillway_ebpf_xdp_interfaces",
 		"External interfaces by what runs the XDP program of --xdp: native (the driver), generic (the kernel) or none. The log has the reason.", []string{"mode"}, nil)
 	carriersDesc = prometheus.NewDesc("spillway_ebpf_direct_endpoints",
-		"Addresses of endpoints on other nodes behind Services with direct replies, by how packets tell their node about the Service. gue: within datagrams. none: new connections get SNAT. unknown: not probed yet.", []string{"carrier"}, nil)
+		"Addresses of endpoints on other nodes behind Services with direct replies, by how packets tell their node about the Service. option: by an IP option. gue: within datagrams. none: new connections get SNAT. unknown: not probed yet.", []string{"carrier"}, nil)
 	refusedDesc = prometheus.NewDesc("spillway_ebpf_refused_pod_addresses",
 		"Addresses that pods of this node claim without success, by reason. No packets are sent to them. The log names the address and the interface.", []string{"reason"}, nil)
 )

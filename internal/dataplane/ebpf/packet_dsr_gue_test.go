@@ -90,6 +90,8 @@ func TestPacketDSRGUE(t *testing.T) {
 		c.answer(t, "P.", 'y')
 		d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_NOTHING)
 		c.ask(t, d.first, "P.", 'x')
+		d.first.forget(t)
+		c.ask(t, d.first, "P.", 'x')
 
 		other := d.conn(p, 40001)
 		hook, f := other.frame("S", nil)
@@ -122,12 +124,17 @@ func TestPacketDSRGUEFragment(t *testing.T) {
 			d.serveUDP(t, p)
 			d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
 			u := d.udp(p, 40000)
-			d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0"))
+			d.home.sendRaw(t, inTun0, toDevice(d.home, d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0")).out))
 			long := u.f
 			long.payload = make([]byte, 1000)
 			for _, fragment := range long.fragments(d.first, "eth0", 512) {
-				if r := d.first.sendRaw(t, inEth0, fragment); r.code != actRedirect || r.v.dst.Addr() != p.far || r.verdicts[tcVerdictDSR_ENCAPSULATED] > 0 {
+				sent := d.first.sendRaw(t, inEth0, fragment)
+				if r := sent; r.code != actRedirect || r.v.dst.Addr() != p.far || len(r.out) != len(fragment) || r.verdicts[tcVerdictDSR_ENCAPSULATED] > 0 {
 					t.Errorf("a fragment: code %d, verdicts %s", r.code, verdictList(r.verdicts))
+				}
+				// The endpoint's node knows the later one by the first.
+				if r := d.home.sendRaw(t, inTun0, toDevice(d.home, sent.out)); r.code != actRedirect || r.v.dst.Addr() != p.far {
+					t.Errorf("a fragment at the endpoint's node: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 				}
 				if r := d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0")); r.verdicts[tcVerdictDSR_ENCAPSULATED] != 1 {
 					t.Errorf("after a fragment: code %d, verdicts %s", r.code, verdictList(r.verdicts))
@@ -273,7 +280,7 @@ func fixIPv4Length(p *plan, b []byte) {
 
 // probeFrames are the two kinds of probes, as an agent sends them.
 func probeFrames(p *plan, key DSRKey) map[string]frame {
-	from, to := ap(p.tun0, 45000), ap(p.far, DefaultDSRPort)
+	from, to := ap(p.farGW, 45000), ap(p.far, DefaultDSRPort)
 	claim := make([]byte, 56) // without a client
 	copy(claim[16:], to.Addr().AsSlice())
 	binary.BigEndian.PutUint16(claim[50:], to.Port())
@@ -307,7 +314,7 @@ func TestPacketDSRProbe(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		for name, f := range probeFrames(p, dsrKeys[0]) {
-			for _, src := range []netip.AddrPort{f.src, ap(p.farGW, 61234)} { // masqueraded
+			for _, src := range []netip.AddrPort{f.src, ap(p.router, 61234)} { // masqueraded
 				f.src = src
 				r := d.home.send(t, inTun0, f)
 				r.want(t, actRedirect, tcVerdictDSR_PROBED)
@@ -323,6 +330,12 @@ func TestPacketDSRProbe(t *testing.T) {
 		for name, f := range probeFrames(p, DSRKey{9}) {
 			if r := d.home.sendRaw(t, inTun0, f.bytes(d.home, "tun0")); r.code != actDrop || r.verdicts[tcVerdictDROP_DSR] != 1 {
 				t.Errorf("%s with another key: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
+			}
+		}
+		for name, f := range probeFrames(p, dsrKeys[0]) {
+			f.src = ap(p.eth0, 45000) // the node's own: an answer to it would come back
+			if r := d.home.sendRaw(t, inTun0, f.bytes(d.home, "tun0")); r.code != actDrop || r.verdicts[tcVerdictDROP_SOURCE] != 1 {
+				t.Errorf("%s with the node's address: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
 			}
 		}
 		if n := d.home.count(t, tcMapFlows); n > 0 {

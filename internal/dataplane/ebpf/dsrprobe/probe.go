@@ -202,10 +202,16 @@ func (s *session) omitChecksum(omit bool) error {
 	return nil
 }
 
-// sendError returns an error of this node. That nothing listens at the other end is an answer, and
-// a datagram that is too long for the device did not arrive.
+// ofNetwork are what the kernel makes of ICMP errors (icmp_err_convert of net/ipv4/icmp.c, icmpv6_err_convert
+// of net/ipv6/icmp.c), and of a datagram that is too long for the device.
+var ofNetwork = []error{
+	unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EPROTO, unix.ENOPROTOOPT, unix.EACCES,
+	unix.EHOSTDOWN, unix.ENONET, unix.EOPNOTSUPP, unix.EMSGSIZE,
+}
+
+// sendError returns an error of this node. One of the network says that a probe did not arrive.
 func (s *session) sendError(err error) error {
-	if err == nil || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EMSGSIZE) {
+	if err == nil || slices.ContainsFunc(ofNetwork, func(e error) bool { return errors.Is(err, e) }) {
 		return nil
 	}
 	return fmt.Errorf("probe %s: %w", s.path.to.Addr(), err)
@@ -235,11 +241,14 @@ func (s *session) receive(most int) (got []int, err error) {
 	return got, nil
 }
 
-// lengthIn returns the length that an answer names, or 0 if it is none of this session.
+// lengthIn returns the length that an answer names, or 0 if it is none of this session: a pod may
+// answer probes of its own address, if no program does.
 func (s *session) lengthIn(answer []byte) int {
 	for _, data := range [][]byte{answer, s.path.inside(answer)} {
 		if len(data) >= dataLen && [8]byte(data[:8]) == s.nonce {
-			return int(binary.BigEndian.Uint32(data[8:dataLen]))
+			if length := int(binary.BigEndian.Uint32(data[8:dataLen])); length <= s.routed {
+				return length
+			}
 		}
 	}
 	return 0

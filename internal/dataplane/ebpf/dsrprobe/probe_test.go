@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 
 	"github.com/gopacket/gopacket"
@@ -74,6 +75,20 @@ func TestProbe(t *testing.T) {
 			if err != nil || got != row.want {
 				t.Errorf("%s: %+v, %v, want %+v", addr, got, err, row.want)
 			}
+		}
+	}
+}
+
+// TestErrorsOfTheNetwork: a firewall or a router that answers a probe with an ICMP error says that it
+// did not arrive. What this node refuses says nothing about the network.
+func TestErrorsOfTheNetwork(t *testing.T) {
+	s := &session{}
+	for err, network := range map[error]bool{
+		unix.EACCES: true, unix.EPROTO: true, unix.ECONNREFUSED: true, unix.EHOSTUNREACH: true,
+		unix.EPERM: false, unix.ENOBUFS: false, net.ErrClosed: false,
+	} {
+		if got := s.sendError(&net.OpError{Op: "read", Err: os.NewSyscallError("recvfrom", err)}); (got == nil) != network {
+			t.Errorf("%v: %v", err, got)
 		}
 	}
 }
