@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gopacket/gopacket"
@@ -63,7 +64,8 @@ func TestProbe(t *testing.T) {
 			{false, 1 << 17, Result{}},
 			{false, 0, Result{}},
 		} {
-			n.options, n.longest = row.options, row.longest
+			n.options.Store(row.options)
+			n.longest.Store(int64(row.longest))
 			p := Prober{Key: n.key, Port: n.port}
 			got, err := p.Probe(context.Background(), netip.MustParseAddr(addr))
 			if row.longest > 1<<16 { // the loopback device's MTU is more than a datagram can have
@@ -97,8 +99,8 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 type fakeNode struct {
 	key     [16]byte
 	port    uint16
-	options bool
-	longest int
+	options atomic.Bool
+	longest atomic.Int64
 }
 
 func newFakeNode(t *testing.T, addr string) *fakeNode {
@@ -134,14 +136,14 @@ func (n *fakeNode) serve(c *net.UDPConn) {
 		if err != nil {
 			return
 		}
-		if oobn > 0 && n.options {
+		if oobn > 0 && n.options.Load() {
 			_, _ = c.WriteToUDPAddrPort(b[:size], from)
 		}
 		outer := ipv6Len + udpLen
 		if from.Addr().Unmap().Is4() {
 			outer = ipv4Len + udpLen
 		}
-		if oobn == 0 && outer+size <= n.longest {
+		if oobn == 0 && int64(outer+size) <= n.longest.Load() {
 			_, _ = c.WriteToUDPAddrPort(b[:size], from)
 		}
 	}
