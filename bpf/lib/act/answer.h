@@ -73,7 +73,7 @@ static __always_inline void answer_ipv4(struct iphdr *ip, const struct packet *p
 	ip->protocol = proto;
 	ip->saddr = p->tuple.daddr.w[0];
 	ip->daddr = p->tuple.saddr.w[0];
-	ip->check = ~csum_fold16((__u32)bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
+	ip->check = ipv4_sum(ip, sizeof(*ip));
 }
 
 static __always_inline void answer_ipv6(struct ipv6hdr *ip, const struct packet *p, __u8 proto,

@@ -20,6 +20,12 @@ static __always_inline __u16 csum_fold16(__u64 sum)
 	return (s & 0xffff) + (s >> 16);
 }
 
+/* Returns the checksum of an IPv4 header whose own field is 0. The memory has no other bytes. */
+static __always_inline __u16 ipv4_sum(const void *header, __u32 len)
+{
+	return ~csum_fold16((__u32)bpf_csum_diff(NULL, 0, (__be32 *)header, len, 0));
+}
+
 /*
  * Returns the checksum difference between from[] and to[]. n is a constant, so this is a
  * few additions, while bpf_csum_diff is a call.

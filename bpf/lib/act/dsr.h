@@ -6,12 +6,6 @@
 #include "../scratch.h"
 #include "csum.h"
 
-/* The memory has no other bytes than the header: the sum covers all of them. */
-static __always_inline __u16 dsr_check(const struct dsr_ipv4 *h, __u32 len)
-{
-	return ~csum_fold16((__u32)bpf_csum_diff(NULL, 0, (__be32 *)h, len, 0));
-}
-
 /* Makes the IPv4 header longer, and adds the option. Returns 0, or -1. */
 static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet *p,
 				      struct dsr_ipv4 *h, const struct tuple *to_service,
@@ -24,7 +18,7 @@ static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet
 	h->ip.tot_len = bpf_htons(bpf_ntohs(h->ip.tot_len) + DSR_ROOM_V4);
 	h->ip.check = 0;
 	dsr_write_v4(&h->option, to_service, tag);
-	h->ip.check = dsr_check(h, sizeof(*h));
+	h->ip.check = ipv4_sum(h, sizeof(*h));
 	return bpf_skb_store_bytes(skb, p->l3_off, h, sizeof(*h), BPF_F_RECOMPUTE_CSUM);
 }
 
@@ -82,7 +76,7 @@ static __always_inline int dsr_remove(struct __sk_buff *skb, const struct packet
 		h->v4.ip.ihl -= DSR_ROOM_V4 / 4;
 		h->v4.ip.tot_len = bpf_htons(bpf_ntohs(h->v4.ip.tot_len) - DSR_ROOM_V4);
 		h->v4.ip.check = 0;
-		h->v4.ip.check = dsr_check(&h->v4, sizeof(h->v4.ip));
+		h->v4.ip.check = ipv4_sum(&h->v4, sizeof(h->v4.ip));
 		return bpf_skb_store_bytes(skb, p->l3_off, &h->v4.ip, sizeof(h->v4.ip),
 					   BPF_F_RECOMPUTE_CSUM);
 	}

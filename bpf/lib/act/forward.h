@@ -174,7 +174,7 @@ static __always_inline int flow_announce(struct __sk_buff *skb, struct scratch *
 {
 	const struct packet *p = &m->packet;
 	const struct next_hop *hop = &m->next_hop;
-	bool first = !is_fragment(p) && (!entry || flow_announces(&m->pair.flow, p));
+	bool first = !is_fragment(p) && (!entry || flow_announces(p));
 	int ret = 0;
 
 	if (hop->by_gue) {

@@ -60,8 +60,7 @@ static __always_inline int gue_add_v4(struct __sk_buff *skb, const struct packet
 	h->ip.saddr = node->w[0];
 	h->ip.daddr = endpoint->w[0];
 	h->ip.check = 0;
-	h->ip.check = ~csum_fold16(
-		(__u32)bpf_csum_diff(NULL, 0, (__be32 *)&h->ip, sizeof(h->ip), 0));
+	h->ip.check = ipv4_sum(&h->ip, sizeof(h->ip));
 	gue_fill(&h->udp, &h->gue, &p->tuple, p->l3_len, sizeof(h->option));
 	dsr_write_v4(&h->option, &p->tuple, tag);
 	return bpf_skb_store_bytes(skb, p->l3_off, h, sizeof(*h), BPF_F_RECOMPUTE_CSUM);

@@ -58,7 +58,7 @@ static __always_inline bool flow_is_new_udp(const struct flow *f, const struct p
  * Does a packet of a flow of one direction say which Service it is for? A SYN does. So do the first
  * datagrams, and later the first of each second, which alone is looked up here.
  */
-static __always_inline bool flow_announces(const struct flow *f, const struct packet *p)
+static __always_inline bool flow_announces(const struct packet *p)
 {
 	return p->tuple.proto == IPPROTO_UDP || packet_syn(p);
 }

@@ -49,7 +49,7 @@ type carriers struct {
 	probe func(context.Context, netip.Addr) (dsrprobe.Result, error)
 	log   *slog.Logger
 
-	mu sync.Mutex // of known; the loop alone changes it
+	mu sync.Mutex // of the fields below but the last
 	// known has an entry for each endpoint that is or was probed.
 	known   map[netip.Addr]*carrierState
 	probing int       // probes that run
@@ -126,10 +126,7 @@ func (c *carriers) round(ctx context.Context, endpoints []netip.Addr, now func()
 func (c *carriers) found(addr netip.Addr, r dsrprobe.Result, failed error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.known[addr]
-	if s == nil {
-		return
-	}
+	s := c.known[addr] // due forgets none that is being probed
 	c.probing--
 	s.probing = false
 	s.next = now.Add(probeInterval)
@@ -196,7 +193,7 @@ func (s *carrierState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
 		found.Kind = uint8(tcDsrCarrierKindDSR_BY_OPTION)
 	case r.MTU >= leastCarried(is4):
 		s.failures = 0
-		if s.written && carrierName(s.value) == dataplane.CarrierOption {
+		if s.written && s.value.Kind == uint8(tcDsrCarrierKindDSR_BY_OPTION) {
 			if s.doubts++; s.doubts < doubtedProbes {
 				s.next = now.Add(retryInterval)
 				return
