@@ -28,18 +28,9 @@ func TestDSR(t *testing.T) {
 	for _, network := range []string{topology.Routed, topology.VXLAN} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
-			secret := filepath.Join(t.TempDir(), "secret")
-			must(t, os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600))
 			spec := topology.DefaultSpec("e2e-dsr-" + network)
 			spec.Nodes, spec.PodNetwork = 3, network
-			flags := []string{"--forwarding", "hybrid", "--dsr-key-file", secret}
-			if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
-				flags = nil
-			}
-			e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})}
-			if e.Mode != "ebpf" {
-				t.Skip("the other dataplanes forward with their node's address")
-			}
+			e := startDirect(t, spec, "hybrid")
 			e.dsr(t, "dsr", 10000, func(flows.Combo) bool { return true })
 			s := e.dsr(t, "", 20000, func(combo flows.Combo) bool { return combo.Protocol() == "tcp" })
 			e.showDirect(t, s)
@@ -49,6 +40,18 @@ func TestDSR(t *testing.T) {
 			e.surviveReceiver(t, s, e.MustProbe(t, "client0"))
 		})
 	}
+}
+
+// startDirect starts agents with this --forwarding, and a secret.
+func startDirect(t *testing.T, spec topology.Spec, forwarding string) *env {
+	t.Helper()
+	if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
+		t.Skip("the other dataplanes forward with their node's address")
+	}
+	secret := filepath.Join(t.TempDir(), "secret")
+	must(t, os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600))
+	flags := []string{"--forwarding", forwarding, "--dsr-key-file", secret}
+	return &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})}
 }
 
 // dsr asks a Service with this forwarding ("": the flag's), from local ports from this one on. The

@@ -1,12 +1,10 @@
 package e2e
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,29 +14,20 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
-	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
-	"spillway.dev/spillway/test/harness"
 )
 
 // TestDSRCarriers changes what the network between the nodes forwards, under clients of a Service
 // with direct replies. The nodes must find another way each time, and no connection may end.
 func TestDSRCarriers(t *testing.T) {
 	t.Parallel()
-	if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
-		t.Skip("the other dataplanes forward with their node's address")
-	}
 	for _, network := range []string{topology.Routed, topology.VXLAN} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
-			secret := filepath.Join(t.TempDir(), "secret")
-			must(t, os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600))
 			spec := topology.DefaultSpec("e2e-carrier-" + network)
 			spec.Nodes, spec.PodNetwork, spec.Masquerade = 2, network, true // also the agents' probes
-			flags := []string{"--forwarding", "dsr", "--dsr-key-file", secret}
-			e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})}
-			e.carriers(t)
+			startDirect(t, spec, "dsr").carriers(t)
 		})
 	}
 }
@@ -107,7 +96,12 @@ func (e *env) carriers(t *testing.T) {
 	}
 
 	e.between(t, append(e.noOptions(), e.noLong(1390)...)...)
+	// The programs of the endpoints' node answer probes without its agent.
+	must(t, e.Agent("b").Signal(syscall.SIGKILL))
 	time.Sleep(12 * time.Second) // until each endpoint was probed again
+	e.awaitCarrier(t, dataplane.CarrierGUE)
+	must(t, e.Agent("b").Start(t.Context()))
+	must(t, e.Agent("b").WaitReady(t.Context()))
 	e.askBy(t, s, 13000, 12_000, true)
 
 	e.between(t, append(e.noOptions(), e.noDatagrams()...)...)
