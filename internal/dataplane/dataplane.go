@@ -3,6 +3,7 @@
 //
 //	ebpf       maps that the programs of bpf/ read
 //	  attach     attaches the programs, and finds pods behind interfaces
+//	  wire       headers of packets that the agent builds
 //	  dsrprobe   finds out what the network between the nodes forwards
 //	nftables   a table with maps, and the table of do-not-track policies
 //	iptables   chains, for iptables-nft and iptables-legacy

@@ -7,6 +7,8 @@ import (
 
 	"github.com/dchest/siphash"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/wire"
 )
 
 // The option of bpf/lib/lookup/dsr.h, and the header around it in IPv6.
@@ -18,9 +20,6 @@ const (
 
 // Lengths in bytes.
 const (
-	ipv4Len   = 20
-	ipv6Len   = 40
-	udpLen    = 8
 	gueLen    = 4
 	bodyV6Len = 2 + optionV6Len // of the option, with type and length
 	claimLen  = 56
@@ -33,9 +32,9 @@ const minIPv6 = 1280
 // bpf/lib/lookup/dsr.h.
 func Room(is4 bool) int {
 	if is4 {
-		return ipv4Len + udpLen + gueLen + optionV4Len
+		return wire.IPv4Len + wire.UDPLen + gueLen + optionV4Len
 	}
-	return ipv6Len + udpLen + gueLen + bodyV6Len
+	return wire.IPv6Len + wire.UDPLen + gueLen + bodyV6Len
 }
 
 // path is the two ends of a probe.
@@ -99,7 +98,7 @@ func (p path) encapsulated(key [16]byte, data []byte) []byte {
 	if p.is4() {
 		b[1] = unix.IPPROTO_IPIP
 	}
-	b = append(b, p.ip(udpLen+len(data))...)
+	b = append(b, wire.IP(unix.IPPROTO_UDP, p.from.Addr(), p.to.Addr(), wire.UDPLen+len(data))...)
 	return append(b, p.udp(data)...)
 }
 
@@ -112,50 +111,19 @@ func (p path) inside(b []byte) []byte {
 	return b[header:]
 }
 
-// ip returns an IP header.
-func (p path) ip(payload int) []byte {
-	if !p.is4() {
-		h := make([]byte, ipv6Len)
-		h[0], h[6], h[7] = 0x60, unix.IPPROTO_UDP, 64
-		binary.BigEndian.PutUint16(h[4:], uint16(payload))
-		copy(h[8:], p.from.Addr().AsSlice())
-		copy(h[24:], p.to.Addr().AsSlice())
-		return h
-	}
-	h := make([]byte, ipv4Len)
-	h[0], h[6], h[8], h[9] = 0x45, 0x40, 64, unix.IPPROTO_UDP // DF
-	binary.BigEndian.PutUint16(h[2:], uint16(ipv4Len+payload))
-	copy(h[12:], p.from.Addr().AsSlice())
-	copy(h[16:], p.to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(h[10:], ^onesSum(h))
-	return h
-}
-
 // udp returns a datagram of UDP.
 func (p path) udp(data []byte) []byte {
-	d := make([]byte, udpLen, udpLen+len(data))
+	d := make([]byte, wire.UDPLen, wire.UDPLen+len(data))
 	binary.BigEndian.PutUint16(d, p.from.Port())
 	binary.BigEndian.PutUint16(d[2:], p.to.Port())
-	binary.BigEndian.PutUint16(d[4:], uint16(udpLen+len(data)))
+	binary.BigEndian.PutUint16(d[4:], uint16(wire.UDPLen+len(data)))
 	d = append(d, data...)
 	pseudo := append(p.from.Addr().AsSlice(), p.to.Addr().AsSlice()...)
 	pseudo = append(pseudo, d[4], d[5], 0, unix.IPPROTO_UDP)
-	sum := ^onesSum(append(pseudo, d...))
+	sum := ^wire.OnesSum(append(pseudo, d...))
 	if sum == 0 {
 		sum = 0xffff // RFC 768: 0 says that there is none
 	}
 	binary.BigEndian.PutUint16(d[6:], sum)
 	return d
-}
-
-// onesSum is the Internet checksum's sum (RFC 1071).
-func onesSum(b []byte) uint16 {
-	var sum uint32
-	for i, v := range b {
-		sum += uint32(v) << (8 * (1 - i%2))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return uint16(sum)
 }

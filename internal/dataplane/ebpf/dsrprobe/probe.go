@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/wire"
 )
 
 // Prober sends probes.
@@ -62,9 +64,8 @@ func (p *Prober) Probe(ctx context.Context, endpoint netip.Addr) (r Result, err 
 		if err := s.sendOption(); err != nil {
 			return r, err
 		}
-		small := []int{s.shortest()}
 		if try > 0 { // most networks forward options
-			if err := s.sendEncapsulated(small); err != nil {
+			if err := s.sendEncapsulated([]int{s.shortest()}); err != nil {
 				return r, err
 			}
 		}
@@ -128,18 +129,25 @@ func forbidFragments(network, _ string, c syscall.RawConn) (err error) {
 }
 
 func routeMTU(c *net.UDPConn, is4 bool) (mtu int, err error) {
+	err = onSocket(c, func(fd int) (err error) {
+		if is4 {
+			mtu, err = unix.GetsockoptInt(fd, unix.SOL_IP, unix.IP_MTU)
+		} else {
+			mtu, err = unix.GetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_MTU)
+		}
+		return err
+	})
+	return mtu, err
+}
+
+// onSocket calls f with the descriptor of a connection.
+func onSocket(c *net.UDPConn, f func(fd int) error) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0, err
+		return err
 	}
-	control := raw.Control(func(fd uintptr) {
-		if is4 {
-			mtu, err = unix.GetsockoptInt(int(fd), unix.SOL_IP, unix.IP_MTU)
-		} else {
-			mtu, err = unix.GetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_MTU)
-		}
-	})
-	return mtu, errors.Join(control, err)
+	control := raw.Control(func(fd uintptr) { err = f(int(fd)) })
+	return errors.Join(control, err)
 }
 
 // data says which probe it is: the session, and the length of the packet with all headers.
@@ -152,9 +160,9 @@ const dataLen = 12
 // shortest returns the length of a packet within a datagram that has no more than data.
 func (s *session) shortest() int {
 	if s.path.is4() {
-		return Room(true) + ipv4Len + udpLen + dataLen
+		return Room(true) + wire.IPv4Len + wire.UDPLen + dataLen
 	}
-	return Room(false) + ipv6Len + udpLen + dataLen
+	return Room(false) + wire.IPv6Len + wire.UDPLen + dataLen
 }
 
 func (s *session) sendOption() error {
@@ -189,13 +197,7 @@ func (s *session) omitChecksum(omit bool) error {
 	if omit {
 		value = 1
 	}
-	raw, err := s.conn.SyscallConn()
-	if err == nil {
-		control := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), level, option, value)
-		})
-		err = errors.Join(control, err)
-	}
+	err := onSocket(s.conn, func(fd int) error { return unix.SetsockoptInt(fd, level, option, value) })
 	if err != nil {
 		return fmt.Errorf("probe %s: omit checksums: %w", s.path.to.Addr(), err)
 	}
@@ -262,7 +264,7 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // measure returns the length of the longest packet that arrives, at least known. The answers are as
-// long as the probes, so the way back must forward them, too. It returns known with an error.
+// long as the probes, so the way back must forward them, too.
 func (s *session) measure(known int) (int, error) {
 	candidates := []int{s.routed}
 	for _, length := range lengths {
@@ -272,11 +274,11 @@ func (s *session) measure(known int) (int, error) {
 	}
 	for range tries {
 		if err := s.sendEncapsulated(candidates); err != nil {
-			return known, err
+			return 0, err
 		}
 		got, err := s.receive(len(candidates))
 		if err != nil {
-			return known, err
+			return 0, err
 		}
 		known = max(known, slices.Max(append(got, 0)))
 		if known >= s.routed {

@@ -11,6 +11,8 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/wire"
 )
 
 // TestEncapsulated reads a probe with gopacket.
@@ -25,7 +27,7 @@ func TestEncapsulated(t *testing.T) {
 		if p.is4() {
 			first = layers.LayerTypeIPv4
 		}
-		if words := int(b[0]); gueLen+words*4 != header || header+ipOf(p)+udpLen != Room(p.is4()) {
+		if words := int(b[0]); gueLen+words*4 != header || header+ipOf(p)+wire.UDPLen != Room(p.is4()) {
 			t.Errorf("%d words of %d bytes", words, header)
 		}
 		packet := gopacket.NewPacket(b[header:], first, gopacket.Default)
@@ -44,9 +46,9 @@ func TestEncapsulated(t *testing.T) {
 
 func ipOf(p path) int {
 	if p.is4() {
-		return ipv4Len
+		return wire.IPv4Len
 	}
-	return ipv6Len
+	return wire.IPv6Len
 }
 
 // TestProbe has a socket answer as the programs do, first to options alone, then to datagrams of a
@@ -139,9 +141,9 @@ func (n *fakeNode) serve(c *net.UDPConn) {
 		if oobn > 0 && n.options.Load() {
 			_, _ = c.WriteToUDPAddrPort(b[:size], from)
 		}
-		outer := ipv6Len + udpLen
+		outer := wire.IPv6Len + wire.UDPLen
 		if from.Addr().Unmap().Is4() {
-			outer = ipv4Len + udpLen
+			outer = wire.IPv4Len + wire.UDPLen
 		}
 		if oobn == 0 && int64(outer+size) <= n.longest.Load() {
 			_, _ = c.WriteToUDPAddrPort(b[:size], from)
