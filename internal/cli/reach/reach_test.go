@@ -112,7 +112,8 @@ func TestEachNodeHasItsResult(t *testing.T) {
 		"old":         {TooOld, "older than this program"},
 		"other-image": {TooOld, "not Spillway's"},
 		"silent":      {NoAnswer, "does not answer within 3s"},
-		"slow":        {NoAnswer, "does not answer within 3s"},
+		// The agent knows the deadline, too, and may say that it has passed first.
+		"slow":        {NoAnswer, "does not answer"},
 		"stopped":     {NotRunning, "kubectl -n kube-system describe pod spillway-stopped"},
 		"unreachable": {NoAnswer, "no route to host"},
 		"without":     {NoAgent, "no agent runs on this node"},

@@ -21,6 +21,9 @@ import (
 // randomPackets is how many random packets each program is given.
 const randomPackets = 100_000
 
+// longPayload, with up to 99 bytes more, makes packets about as long as the MTU of tun0.
+const longPayload = mtuTun0 - 60
+
 // zoo is a node with Services of every sort.
 func (n *packetNode) zoo(t testing.TB) {
 	t.Helper()
@@ -60,7 +63,7 @@ func (g *generator) frame() frame {
 		dst:   ap(pick(g.Rand, p.clusterIP, p.clusterIP, p.externalIP, p.eth0, p.tun0, p.pod1, p.far, p.client), pick(g.Rand, uint16(80), 80, 81, 30080, 30081, 8080, uint16(g.IntN(65536)))),
 		flags: pick(g.Rand, "S", "S.", ".", "P.", "F.", "R", "FSRP.", "", "RT", "cookie-echo", "cookie-ack", "shutdown-ack"), seq: g.Uint32(), ack: g.Uint32(),
 		ttl: pick(g.Rand, uint8(64), 64, 1, 2), df: g.IntN(2) > 0, id: uint32(g.IntN(4)),
-		payload: make([]byte, pick(g.Rand, 0, 1, g.IntN(64), g.IntN(64), g.IntN(1440))),
+		payload: make([]byte, pick(g.Rand, 0, 1, g.IntN(64), g.IntN(64), g.IntN(1440), longPayload+g.IntN(100))),
 	}
 	if g.IntN(50) == 0 {
 		f.noSum = p.family == model.IPv4
