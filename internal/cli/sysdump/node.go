@@ -205,6 +205,7 @@ func (n *node) features(_ context.Context, w io.Writer) error {
 	return writeJSON(w, map[string]any{
 		"needed": needed, "lacks": features.Lacks, "tcx": features.TCX, "setRetval": features.SetRetval,
 		"csumReplaceIPv6": features.CsumReplaceIPv6, "conntrackLookup": features.ConntrackLookup, "btf": features.BTF,
+		"socketIterators": features.SocketIterators,
 	})
 }
 

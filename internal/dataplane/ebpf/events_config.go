@@ -72,7 +72,7 @@ var socketEventPrograms = map[ebpf.AttachType]string{
 // selectSocketPrograms removes the programs for flows of sockets and for lost sockets that no
 // configured part needs. UDP needs the offsets of fields of the kernel's socket, from BTF.
 func (c *Config) selectSocketPrograms(sock *ebpf.CollectionSpec, f kernel.Features) error {
-	events, ends := c.FlowEvents == EventsAll, c.EndSockets && f.BTF
+	events, ends := c.FlowEvents == EventsAll, c.EndSockets && f.SocketIterators
 	udp := (events || c.BalanceByLoad) && f.BTF && features.HaveProgramHelper(ebpf.CGroupSock, asm.FnProbeReadKernel) == nil
 	for _, p := range []struct {
 		wanted, always    bool // always: for all Services
@@ -81,7 +81,7 @@ func (c *Config) selectSocketPrograms(sock *ebpf.CollectionSpec, f kernel.Featur
 		{events || c.ServiceMetrics || c.OutlierEjection || c.BalanceByLoad, events || c.ServiceMetrics, sockProgSockOps, sockVarReportTcpSockets},
 		{udp, udp && events, sockProgSockRelease, sockVarReportUdpSockets},
 		{udp, udp && c.BalanceByLoad, sockProgSockRelease, sockVarUdpEndsSeen},
-		{c.BalanceByLoad && f.BTF, false, sockProgCountedSockets, ""},
+		{c.BalanceByLoad && f.SocketIterators, false, sockProgCountedSockets, ""},
 		{ends, ends, sockProgLostSockets, sockVarEndSockets},
 	} {
 		if !p.wanted {

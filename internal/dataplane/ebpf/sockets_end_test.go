@@ -101,6 +101,7 @@ func (n *eventNode) listenAt(t *testing.T, p *plan, port uint16) {
 }
 
 func TestEndSockets(t *testing.T) {
+	needSocketIterators(t)
 	n := newEndNode(t)
 	for name, f := range map[string]func(*testing.T, *plan){
 		"Innocent": n.endInnocent, "AddressReused": n.endAddressReused, "Lingering": n.endLingering,

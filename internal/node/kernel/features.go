@@ -39,6 +39,7 @@ type Features struct {
 	ConntrackLookup bool // bpf_skb_ct_lookup (5.18), of a module that is loaded: see LoadConntrack
 	XDPFrags        bool // XDP programs take frames of several buffers (5.18)
 	BTF             bool // the kernel has BTF: nicer dumps, and events of UDP sockets
+	SocketIterators bool // iterators of sockets load
 }
 
 // helper is a BPF helper that the dataplane requires.
@@ -113,6 +114,7 @@ func (f *Features) probePrograms() {
 	f.ConntrackLookup = haveConntrackLookup()
 	f.XDPFrags = haveXDPFrags()
 	f.BTF = unix.Access("/sys/kernel/btf/vmlinux", unix.R_OK) == nil
+	f.SocketIterators = haveSocketIterators()
 }
 
 // Missing lists the missing requirements of the eBPF dataplane, each with its remedy.
@@ -193,6 +195,20 @@ func haveXDPFrags() bool {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.XDP, License: "GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS,
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
+	if err != nil {
+		return false
+	}
+	prog.Close()
+	return true
+}
+
+// haveSocketIterators loads an iterator of the sockets with an entry in a map. It needs BTF, and
+// some security modules refuse it although they let other programs load.
+func haveSocketIterators() bool {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "bpf_sk_storage_map", License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
 	})
 	if err != nil {
 		return false
