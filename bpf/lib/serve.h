@@ -117,6 +117,25 @@ static __noinline bool has_syn_filter(__u32 service)
 }
 
 /*
+ * Completes a new flow of one direction with the next hop that flow_plan has found. Returns 0, or -1
+ * if the packet is too long for it.
+ */
+static __always_inline int one_way_begin(struct __sk_buff *skb, struct scratch *m)
+{
+	struct packet *p = &m->packet;
+	struct flow *f = &m->pair.flow;
+
+	f->state = packet_syn(p) ? FLOW_NEW : one_way_state(FLOW_NEW, p);
+	if (f->flags & FLOW_STACK)
+		return 0;
+	flow_carrier(skb, m);
+	if (next_hop_unusable(&m->next_hop))
+		return -1;
+	flow_keep_next_hop(f, p, &m->next_hop);
+	return 0;
+}
+
+/*
  * Creates the flow of a Service's first packet to an endpoint, and forwards the packet. direct: the
  * endpoint answers the client itself (special/dsr.h).
  */
@@ -144,7 +163,8 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
 	if (dsr_one_way(&m->pair.flow)) {
-		m->pair.flow.state = packet_syn(p) ? FLOW_NEW : one_way_state(FLOW_NEW, p);
+		if (one_way_begin(skb, m))
+			return refuse(skb, m);
 	} else {
 		flow_record_first(skb, m);
 		report_plan(s, &m->pair.flow);
@@ -156,6 +176,9 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
 	if (!dsr_one_way(&m->pair.flow))
 		report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
+	/* If not, another CPU has stored another flow, and the next hop is not that one's. */
+	else if (m->pair.flow.slot == m->pair.reply.slot)
+		p->flags |= PACKET_ROUTED;
 	return flow_forward(skb, m, hook, NULL);
 }
 

@@ -88,6 +88,7 @@ static __noinline void flow_carrier(struct __sk_buff *skb, struct scratch *m)
 	struct dsr_carrier *c;
 	__u32 mtu;
 
+	hop->by_gue = false;
 	if (is_fragment(p) || (hop->kind != NEXT_HOP_NEIGH && hop->kind != NEXT_HOP_TOO_BIG))
 		return;
 	c = dsr_carrier(&m->pair.flow.daddr, p->tuple.family);
@@ -105,33 +106,40 @@ static __noinline void flow_carrier(struct __sk_buff *skb, struct scratch *m)
 }
 
 /*
- * Finds the next hop of a flow's packets, and stores it in the flow's entry for a second. Packets
- * that travel within datagrams look it up each time.
+ * Stores the next hop of a packet in the entry of its flow, for a second. Packets that travel within
+ * datagrams look it up each time. A fragment's way is not that of other packets: flow_carrier.
  */
-static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
+static __always_inline void flow_keep_next_hop(struct flow *entry, const struct packet *p,
+					       const struct next_hop *hop)
 {
-	struct flow *f = &m->pair.flow;
-	struct packet *p = &m->packet;
-	struct next_hop *hop = &m->next_hop;
-
-	hop->by_gue = false;
-	if (flow_must_traverse(f, entry, p)) {
-		hop->kind = NEXT_HOP_STACK;
+	if (dsr_one_way(entry) && (hop->by_gue || is_fragment(p)))
 		return;
-	}
-	if (!(f->flags & FLOW_TO_POD) || !next_hop_pod(&f->daddr, p->tuple.family, hop))
-		next_hop_route(skb, p, &f->saddr, &f->daddr, hop);
-	if (dsr_one_way(f))
-		flow_carrier(skb, m);
-	/* A fragment's way is not that of other packets: flow_carrier. */
-	if (!entry || hop->by_gue || (dsr_one_way(f) && is_fragment(p)) ||
-	    !(hop->kind == NEXT_HOP_POD || (hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known)))
+	if (hop->kind != NEXT_HOP_POD && !(hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known))
 		return;
 	entry->next_hop_mtu = hop->mtu;
 	entry->next_hop_ifindex = hop->ifindex;
 	entry->next_hop_kind = hop->kind == NEXT_HOP_POD ? NEXT_HOP_POD : NEXT_HOP_LINK;
 	__builtin_memcpy(entry->next_hop_macs, hop->macs, sizeof(hop->macs));
 	entry->next_hop_seen = p->time;
+}
+
+/* Finds the next hop of a flow's packets. */
+static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
+{
+	struct flow *f = &m->pair.flow;
+	struct packet *p = &m->packet;
+	struct next_hop *hop = &m->next_hop;
+
+	if (flow_must_traverse(f, entry, p)) {
+		next_hop_stack(hop);
+		return;
+	}
+	if (!(f->flags & FLOW_TO_POD) || !next_hop_pod(&f->daddr, p->tuple.family, hop))
+		next_hop_route(skb, p, &f->saddr, &f->daddr, hop);
+	if (dsr_one_way(f))
+		flow_carrier(skb, m);
+	if (entry)
+		flow_keep_next_hop(entry, p, hop);
 }
 
 /*
@@ -212,15 +220,14 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 		return pass(TRANSLATED_EGRESS);
 	}
 	if (f->flags & FLOW_STACK) {
-		hop->kind = NEXT_HOP_STACK;
-		hop->by_gue = false;
+		next_hop_stack(hop);
 	} else if (likely(flow_next_hop_fresh(skb, p, f)) &&
-		   !(dsr_one_way(f) && entry && flow_is_new_udp(entry, p))) {
+		   !(dsr_one_way(f) && (!entry || flow_is_new_udp(entry, p)))) {
 		if (nat_rewrite(skb, p, f, f->next_hop_kind == NEXT_HOP_LINK))
 			return drop(DROP_REWRITE);
 		return redirect_frame(skb, p, f->next_hop_kind, f->next_hop_ifindex,
 				      f->next_hop_macs, TRANSLATED_DIRECT);
-	} else {
+	} else if (!(p->flags & PACKET_ROUTED)) {
 		flow_next_hop(skb, m, entry);
 	}
 	if (next_hop_unusable(hop))

@@ -36,6 +36,13 @@ static __always_inline int next_hop_unusable(const struct next_hop *hop)
 		hop->kind == NEXT_HOP_NO_ROUTE;
 }
 
+/* Leaves the packet to the stack. */
+static __always_inline void next_hop_stack(struct next_hop *hop)
+{
+	hop->kind = NEXT_HOP_STACK;
+	hop->by_gue = false;
+}
+
 static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buff *skb,
 				     const struct packet *p, const struct addr *saddr,
 				     const struct addr *daddr)

@@ -24,6 +24,7 @@ enum packet_flags {
 	/* The destination is the endpoint already, while the tuple has the Service's: special/dsr.h. */
 	PACKET_TRANSLATED = 1 << 15,
 	PACKET_REPEATED = 1 << 16, /* a SYN whose endpoint did not answer directly: special/dsr.h */
+	PACKET_ROUTED = 1 << 17, /* its next hop is in scratch memory */
 };
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)
