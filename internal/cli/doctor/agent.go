@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
@@ -93,4 +94,19 @@ func (a *fromAgent) add(node *doctor.Node, findings []doctor.Finding) []doctor.F
 	findings = append(findings, a.findings...)
 	doctor.Sort(findings)
 	return findings
+}
+
+// unasked says why the requested findings of the agent were not examined; nil if they were, or
+// if add has said it.
+func (a *fromAgent) unasked(node *doctor.Node, only []string) *doctor.Problem {
+	ids := doctor.NeedAgent(only)
+	switch {
+	case len(ids) == 0 || node.Traffic != nil:
+		return nil
+	case node.Own() == nil:
+		return &doctor.Problem{What: strings.Join(ids, ", ") + ": the agent is asked only if this command examines its own network namespace, the agent's: leave out --netns, or add here to it"}
+	case a.err != nil:
+		return nil
+	}
+	return &doctor.Problem{What: strings.Join(ids, ", ") + ": no agent with these findings runs on this node: they need --proxy-mode ebpf"}
 }

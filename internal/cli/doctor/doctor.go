@@ -119,8 +119,12 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 		return fmt.Errorf("diagnose this node: %w", err)
 	}
 	findings := doctor.Examine(node, c.only...)
-	if added := <-agent; node.Own() != nil {
+	added := <-agent
+	if node.Own() != nil {
 		findings = added.add(node, findings)
+	}
+	if p := added.unasked(node, c.only); p != nil {
+		node.Problems = append(node.Problems, *p)
 	}
 	report := doctor.NewReport(node, findings, c.only...)
 	if c.fix {
@@ -131,6 +135,9 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	}
 	if report.Namespaces == 0 {
 		return errors.New("diagnose this node: no network namespace could be read: run it as root, in a container with CAP_SYS_ADMIN and CAP_NET_ADMIN")
+	}
+	if len(report.Checks) == 0 {
+		return fmt.Errorf("--finding %s: not examined: see NOT EXAMINED in the report", strings.Join(c.only, ","))
 	}
 	for _, f := range report.Fixed {
 		if !f.Done {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -165,6 +166,10 @@ func (d *DryRun) prepare(spec *ebpf.CollectionSpec) error {
 		if on {
 			c[name] = uint8(1)
 		}
+	}
+	if d.takesPart() {
+		// Any port will do: no packet is sent. Without probes, dsr_carriers is empty.
+		c[tcVarDsrPort] = bits.ReverseBytes16(DefaultDSRPort)
 	}
 	for name, v := range spec.Variables {
 		if strings.HasPrefix(name, "unused_") {

@@ -84,6 +84,31 @@ func TestPacketDSRTrust(t *testing.T) {
 	}
 }
 
+// TestPacketDSRDryRunKnowsTheCarrier: a dry run decides by what probes have found out, as the
+// programs do.
+func TestPacketDSRDryRunKnowsTheCarrier(t *testing.T) {
+	d := newDSRNodes(t, withDSRPort)
+	d.first.onThread(t, func() error {
+		own, err := kernel.CurrentNetns()
+		if err != nil {
+			return err
+		}
+		return setOwner(d.first.cfg.BPFFS, own)
+	})
+	p := plans["IPv4"]
+	d.serve(t, p)
+	for i, carrier := range []tcDsrCarrierKind{tcDsrCarrierKindDSR_BY_OPTION, tcDsrCarrierKindDSR_BY_GUE, tcDsrCarrierKindDSR_BY_NOTHING} {
+		d.first.carry(t, p.far, carrier)
+		packet := DryRunPacket{Hook: FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
+		dry := d.first.dryRun(t, packet)
+		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: packet.Src, dst: packet.Dst, flags: "S", seq: 1})
+		direct, byGUE := carrier != tcDsrCarrierKindDSR_BY_NOTHING, carrier == tcDsrCarrierKindDSR_BY_GUE
+		if dry.Flow.Has("dsr") != direct || dry.Flow.Has("snat") == direct || dry.Has("dsr_encapsulated") != byGUE || announced(r) != direct {
+			t.Errorf("carrier %d: the program: %s, dry run: %s, %+v", carrier, verdictList(r.verdicts), dry.Verdicts, dry.Flow)
+		}
+	}
+}
+
 // backendID is the id of an endpoint at the first node.
 func (d *dsrNodes) backendID(t *testing.T, at netip.AddrPort) (found uint32) {
 	t.Helper()

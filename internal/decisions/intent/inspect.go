@@ -82,14 +82,16 @@ func (h *lastFirst) Pop() any {
 }
 
 // PortAt returns the Service port that is served on an address and port; the zero PortID if
-// there is none.
+// there is none. Other nodes are taken to serve NodePorts on all their addresses: a direct
+// connection by one of them has its endpoint here.
 func (t *Tracker) PortAt(proto model.Protocol, at netip.AddrPort) PortID {
 	addr := at.Addr().Unmap()
 	if id := t.addresses.holder(addressKey{Addr: addr, Protocol: proto, Port: at.Port()}); id != (PortID{}) {
 		return id
 	}
 	node := t.own.node
-	if slices.Contains(node.NodePortAddrs, addr) || addr.IsLoopback() && slices.Contains(node.LoopbackNodePorts, model.FamilyOf(addr)) {
+	_, peer := slices.BinarySearchFunc(node.Peers, addr, netip.Addr.Compare)
+	if peer || slices.Contains(node.NodePortAddrs, addr) || addr.IsLoopback() && slices.Contains(node.LoopbackNodePorts, model.FamilyOf(addr)) {
 		return t.addresses.holder(addressKey{Family: model.FamilyOf(addr), Protocol: proto, Port: at.Port()})
 	}
 	return PortID{}

@@ -77,6 +77,8 @@ func TestInspectHasSlicesAndCountIsOfServedServices(t *testing.T) {
 func TestPortAt(t *testing.T) {
 	tr := newTracker(web(nodePort(30080), externalIPs("198.51.100.1")))
 	setNodeAddrs(tr, addrs("192.0.2.1"))
+	tr.Apply(delta(&model.Node{Name: there, Addresses: addrs("192.0.2.3")}))
+	tr.Changes()
 	for _, row := range []struct {
 		at    string
 		proto model.Protocol
@@ -89,6 +91,8 @@ func TestPortAt(t *testing.T) {
 		{"[::ffff:198.51.100.1]:80", model.TCP, true},
 		{"192.0.2.1:30080", model.TCP, true},
 		{"192.0.2.2:30080", model.TCP, false},
+		{"192.0.2.3:30080", model.TCP, true},
+		{"192.0.2.3:80", model.TCP, false},
 		{"192.0.2.1:80", model.TCP, false},
 	} {
 		id := tr.PortAt(row.proto, netip.MustParseAddrPort(row.at))

@@ -88,6 +88,13 @@ var agentChecks = []Check{
 	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, nodePortTaken{}, flowTableFull{}, directRepliesMissing{}, directCarriers{}, rpFilterStrict{},
 }
 
+// NeedAgent returns those of the ids whose findings only a running agent can report.
+func NeedAgent(ids []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		return !slices.ContainsFunc(Kinds, func(k Kind) bool { return k.ID == id && slices.Contains(agentChecks, k.Check) })
+	})
+}
+
 // ChecksOf returns the checks that can report findings of these ids; all without ids.
 func ChecksOf(ids []string) []Check {
 	if len(ids) == 0 {

@@ -295,6 +295,11 @@ func (r *Report) writeHealthy(w *printer) error {
 	w.wrap("", "", fmt.Sprintf("%s (Linux %s). Examined %s, %d of them with conntrack in use. Checks:",
 		verdict, r.Kernel, plural(r.Namespaces, "network namespace"), r.InUse))
 	fmt.Fprintln(w)
+	if len(r.ran) == 0 {
+		w.wrap("  ", "  ", "none")
+		fmt.Fprintln(w)
+		return nil
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
