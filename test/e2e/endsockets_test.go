@@ -1,10 +1,13 @@
 package e2e
 
 import (
+	"errors"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
@@ -14,6 +17,9 @@ import (
 // TestSocketsOfAGoneEndpointEnd removes an endpoint that stays alive and silent: neither an
 // RST nor a FIN would end its clients.
 func TestSocketsOfAGoneEndpointEnd(t *testing.T) {
+	if err := kernel.ProbeSocketIterators(); errors.Is(err, os.ErrPermission) {
+		t.Skip(err)
+	}
 	t.Parallel()
 	e := &env{Harness: harness.Start(t, cluster.Config{Spec: topology.DefaultSpec("e2e-ends"),
 		Flags: map[string][]string{"": {"--end-sockets"}}})}

@@ -7,11 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 func byLoad(c *Config) { c.FlowEvents, c.BalanceByLoad = EventsOff, true }
@@ -269,15 +268,11 @@ func TestSocketLoadsAreCorrected(t *testing.T) {
 // needSocketIterators skips a test where a security module refuses iterators of sockets.
 func needSocketIterators(t *testing.T) {
 	t.Helper()
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "bpf_sk_storage_map", License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
-	})
+	err := kernel.ProbeSocketIterators()
 	if errors.Is(err, unix.EPERM) {
-		t.Skipf("needs iterators of sockets: %v", err)
+		t.Skip(err)
 	}
 	ok(t, err)
-	prog.Close()
 }
 
 // idOf returns the id of an endpoint, which must be the only one with the address.

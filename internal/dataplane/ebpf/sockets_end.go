@@ -83,7 +83,7 @@ func (b *Backend) openSocketEnds() *socketEnds {
 func newSocketEnds(o *objects, log *slog.Logger) (*socketEnds, error) {
 	program := o.programs[sockProgLostSockets]
 	if program == nil {
-		return nil, errors.New("the kernel has no iterators of sockets: it lacks BTF, or a security module refuses them")
+		return nil, kernel.ProbeSocketIterators()
 	}
 	if err := kernel.ProbeSocketDestroy(); err != nil {
 		return nil, err

@@ -114,7 +114,7 @@ func (f *Features) probePrograms() {
 	f.ConntrackLookup = haveConntrackLookup()
 	f.XDPFrags = haveXDPFrags()
 	f.BTF = unix.Access("/sys/kernel/btf/vmlinux", unix.R_OK) == nil
-	f.SocketIterators = haveSocketIterators()
+	f.SocketIterators = ProbeSocketIterators() == nil
 }
 
 // Missing lists the missing requirements of the eBPF dataplane, each with its remedy.
@@ -203,18 +203,17 @@ func haveXDPFrags() bool {
 	return true
 }
 
-// haveSocketIterators loads an iterator of the sockets with an entry in a map. It needs BTF, and
-// some security modules refuse it although they let other programs load.
-func haveSocketIterators() bool {
+// ProbeSocketIterators loads an iterator of the sockets with an entry in a map. It needs BTF. With
+// EPERM, a security module refuses it: some do, although they let other programs load.
+func ProbeSocketIterators() error {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "bpf_sk_storage_map", License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
 	})
 	if err != nil {
-		return false
+		return fmt.Errorf("iterate sockets by eBPF: %w", err)
 	}
-	prog.Close()
-	return true
+	return prog.Close()
 }
 
 // haveCsumReplaceIPv6 runs a program that updates a checksum with the flag for IPv6. Older

@@ -75,7 +75,13 @@ func optionalParts(t *testing.T, c *cluster.Cluster, l *load) {
 			fmt.Sprintf("NodePort %d/TCP (IPv4) is already taken by Service default/peer", clustertest.NodePort))
 	})
 	if *proxyMode == "ebpf" {
-		l.wantEndOfSockets(t, c)
+		// A security module of the kernel may refuse what ends sockets.
+		const refused = "iterate sockets by eBPF: load program: operation not permitted"
+		if strings.Contains(kubectl(t, c, "logs", "--selector=app.kubernetes.io/name=spillway", "--tail=-1"), refused) {
+			t.Log("no socket is ended: " + refused)
+		} else {
+			l.wantEndOfSockets(t, c)
+		}
 		l.wantChoiceByLoad(t, c)
 	}
 }
