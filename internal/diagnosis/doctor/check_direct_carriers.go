@@ -38,7 +38,7 @@ func (directCarriers) Find(n *Node) (found []Finding) {
 			Evidence: e.evidence(),
 			Numbers:  map[string]float64{"endpoints": float64(e.Count), "probed_endpoints": float64(d.Probed)},
 			Packets:  "The endpoint's node answers no probe of this node. So new connections get this node's address: clients are served, and the endpoint does not see their addresses.",
-			Remedy: "Look at the endpoint's node: it needs an agent with --proxy-mode ebpf, and --dsr-key-file and --dsr-port as here (drop_dsr grows there, if the secret differs). " +
+			Remedy: "Look at the endpoint's node: it needs an agent with --proxy-mode ebpf, and --dsr-key-file and --dsr-port as here (spillway_ebpf_drops_total{reason=\"dsr\"} grows there, if the secret differs). " +
 				network + "Or have it forward UDP to --dsr-port of pods.",
 		})
 	}

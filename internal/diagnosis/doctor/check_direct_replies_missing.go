@@ -90,7 +90,7 @@ func (d *DirectReplies) describe(f *Finding, broken []DirectEndpoint) {
 // remedy names the likely causes.
 func (d *DirectReplies) remedy(broken []DirectEndpoint) string {
 	const (
-		node    = "Look at the endpoint's node: its agent has no --dsr-key-file or another secret (drop_dsr grows there), or a NetworkPolicy or rp_filter drops the packets (rp-filter-strict). "
+		node    = "Look at the endpoint's node: its agent has no --dsr-key-file or another secret (spillway_ebpf_drops_total{reason=\"dsr\"} grows there), or a NetworkPolicy or rp_filter drops the packets (rp-filter-strict). "
 		network = "Look at the network: it must forward SYNs with IP options, and packets of a node with the Service's address as source (AWS: source/destination check, Azure: IP forwarding, GCP: canIpForward). " +
 			"A stateful firewall or NAT between clients and nodes must not need both directions to pass the same node. "
 		until = "Until then, spillway.dev/forwarding: snat on the Service avoids the wait."
