@@ -28,8 +28,10 @@ func (c *Config) validateForwarding() (err error) {
 	switch {
 	case c.Forwarding == intent.SNAT && c.DSRKeyFile == "":
 		return nil
+	case c.ProxyMode != "ebpf" && c.Forwarding == intent.SNAT:
+		return cli.UsageErrorf("--dsr-key-file needs --proxy-mode ebpf: leave it out")
 	case c.ProxyMode != "ebpf":
-		return cli.UsageErrorf("--forwarding %s and --dsr-key-file need --proxy-mode ebpf: leave them out", c.Forwarding)
+		return cli.UsageErrorf("--forwarding %s needs --proxy-mode ebpf: leave it out", c.Forwarding)
 	case c.DSRKeyFile == "":
 		return cli.UsageErrorf("--forwarding %s needs --dsr-key-file, with the same secret on all nodes", c.Forwarding)
 	case c.MasqueradeAll:

@@ -161,10 +161,8 @@ var balanceTexts = map[string]string{
 	"latency": "latency: of two endpoints, the one with less expected delay",
 }
 
-// forwardingTexts explains the values of ServicePort.Forwarding.
-var forwardingTexts = map[string]string{
-	"hybrid": "hybrid: an endpoint on another node sees the client's address, and its node answers the client",
-}
+// direct explains ServicePort.Forwarding, which is hybrid for TCP and dsr for UDP.
+const direct = "direct: an endpoint on another node sees the client's address, and its node answers the client"
 
 // facts is the table of single facts about a port.
 func facts(p *nodev1alpha1.ServicePort) *pages.Table {
@@ -188,7 +186,7 @@ func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 		t.Row("Balance", cmp.Or(balanceTexts[p.Balance], p.Balance))
 	}
 	if p.Forwarding != "" {
-		t.Row("Forwarding", cmp.Or(forwardingTexts[p.Forwarding], p.Forwarding))
+		t.Row("Forwarding", direct)
 	}
 	if p.Helper != "" {
 		t.Row("Helper", p.Helper)

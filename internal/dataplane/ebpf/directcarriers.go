@@ -143,7 +143,20 @@ func (c *carriers) found(addr netip.Addr, r dsrprobe.Result, failed error, now t
 		return
 	}
 	s.written = true
-	c.log.Info("Packets for an endpoint on another node", "endpoint", addr, "carrier", carrierName(s.value), "mtu", s.value.Mtu)
+	s.report(c.log, addr)
+}
+
+// report logs what was found out about an endpoint.
+func (s *carrierState) report(log *slog.Logger, addr netip.Addr) {
+	const text = "Packets for an endpoint on another node"
+	switch tcDsrCarrierKind(s.value.Kind) {
+	case tcDsrCarrierKindDSR_BY_NOTHING:
+		log.Warn("An endpoint on another node does not see clients' addresses: it answers no probe", "endpoint", addr, "carrier", carrierName(s.value))
+	case tcDsrCarrierKindDSR_BY_GUE:
+		log.Info(text, "endpoint", addr, "carrier", carrierName(s.value), "mtu", s.value.Mtu)
+	default:
+		log.Info(text, "endpoint", addr, "carrier", carrierName(s.value))
+	}
 }
 
 // due returns the endpoints to probe now, the longest due first, and forgets those that are gone.

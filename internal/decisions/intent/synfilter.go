@@ -3,6 +3,7 @@ package intent
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"spillway.dev/spillway/internal/facts/model"
@@ -24,6 +25,9 @@ func (c *Config) synLimitOf(svc *model.Service, complain func(field, what string
 	switch {
 	case err != nil || n == 0:
 		complain(field, fmt.Sprintf("%q is not a number of SYNs a second, and none is filtered; use 1 to %d", text, math.MaxUint16))
+		return 0
+	case !slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.Protocol == model.TCP }):
+		complain(field, "has no effect: the Service has no TCP port, and no other protocol has SYNs")
 		return 0
 	case !c.FilterSYNs:
 		complain(field, "has no effect on this node: its agent needs --proxy-mode ebpf and --xdp auto")

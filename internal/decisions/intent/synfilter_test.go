@@ -54,3 +54,16 @@ func TestSYNFilter(t *testing.T) {
 		})
 	}
 }
+
+// A Service without TCP has no SYNs, whatever the node can do.
+func TestSYNFilterWithoutTCP(t *testing.T) {
+	svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}))
+	svc.Annotations = map[string]string{SYNFilterAnnotation: "5"}
+	for _, can := range []bool{true, false} {
+		tr := New(Config{NodeName: here, FilterSYNs: can})
+		tr.Apply(delta(svc))
+		if problems := tr.Problems(); len(problems) != 1 || !strings.Contains(problems[0].What, "no TCP port") {
+			t.Errorf("problems %v", problems)
+		}
+	}
+}
