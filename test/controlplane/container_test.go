@@ -144,8 +144,11 @@ func TestTheChartLetsAnAgentThatTakesOverSeeAKubeProxy(t *testing.T) {
 	})
 	n.start()
 	n.until("a line about the process", func() bool { return n.says(fmt.Sprintf("process %d", proxy.Process.Pid)) })
-	if n.says("permission denied") || n.says("not permitted") {
-		t.Error("the agent lacks a right")
+	for _, line := range slices.Concat(n.lines("permission denied"), n.lines("not permitted")) {
+		// A security module of the kernel may refuse these programs whatever the rights.
+		if !strings.Contains(line, "iterate sockets by eBPF: load program: operation not permitted") {
+			t.Errorf("the agent lacks a right: %s", line)
+		}
 	}
 }
 

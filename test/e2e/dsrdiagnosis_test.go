@@ -44,7 +44,7 @@ func (e *env) showDirect(t *testing.T, s *suite.File) {
 		if direct == 0 {
 			t.Errorf("node %s shows no direct flow among %d", node, len(list.Flows))
 		}
-		if text := e.spillway(t, node, "services", name); !strings.Contains(text, "hybrid: ") {
+		if text := e.spillway(t, node, "services", name); !strings.Contains(text, "Forwarding  direct: ") {
 			t.Errorf("node %s: %s", node, text)
 		}
 	}

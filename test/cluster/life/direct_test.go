@@ -92,7 +92,8 @@ func (a *announced) installMetalLB(t *testing.T) (install, wait string) {
 
 // switchOn gives the nodes their secret, and then switches direct replies on.
 func (a *announced) switchOn(t *testing.T) {
-	a.shell(t, block(t, keepPage, "forwarding=hybrid", "deploy/helm", filepath.Join(root(t), "deploy/helm")))
+	a.shell(t, block(t, keepPage, "forwarding=hybrid", "deploy/helm", filepath.Join(root(t), "deploy/helm"),
+		"NAMESPACE", "default", "NAME", "web"))
 	clustertest.Must(t, a.WaitForRollout(t.Context(), "kube-system", "daemonset/spillway"))
 	a.wantSources(t, true)
 }

@@ -4,6 +4,7 @@ package programs
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -34,21 +35,25 @@ func Version() (string, error) {
 	return moduleVersion("kubernetes", "k8s.io/kubernetes")
 }
 
-// Source returns the directory of a module's source, of the version that Build builds.
-// program is a directory of hack/programs.
+// Source returns the directory of a module's source, of the version that Build builds. It
+// downloads what is not there. program is a directory of hack/programs.
 func Source(ctx context.Context, program, module string) (string, error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
 	cmd.Dir = filepath.Join(root, "hack", "programs", program)
 	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
 	text, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("find source of %s: %w", module, err)
+	var download struct{ Dir, Error string }
+	if jsonErr := json.Unmarshal(text, &download); jsonErr == nil && download.Error != "" {
+		err = errors.New(download.Error)
 	}
-	return strings.TrimSpace(string(text)), nil
+	if err != nil {
+		return "", fmt.Errorf("download source of %s: %w", module, err)
+	}
+	return download.Dir, nil
 }
 
 func moduleVersion(program, module string) (string, error) {
