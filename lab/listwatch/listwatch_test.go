@@ -60,7 +60,11 @@ func start(t *testing.T, s *Server, addr string) (at string, stop func()) {
 		}
 	}
 	h.Start()
-	stop = func() { h.CloseClientConnections(); h.Close() }
+	stop = func() {
+		h.Listener.Close() // an informer that connects again would keep Close waiting for minutes
+		h.CloseClientConnections()
+		h.Close()
+	}
 	t.Cleanup(stop)
 	return h.Listener.Addr().String(), stop
 }
