@@ -88,6 +88,7 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3_off)
 	return handle(skb, EGRESS, l3_off);
 }
 
+/* Also for egress of pod-side devices. */
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
@@ -98,12 +99,6 @@ SEC("tc")
 int to_network_l3(struct __sk_buff *skb)
 {
 	return egress(skb, NO_HEADER);
-}
-
-SEC("tc")
-int to_pod(struct __sk_buff *skb)
-{
-	return egress(skb, ETH_HLEN);
 }
 
 /* BTF, and so Go, would lack enumerations that no map or function uses as a type. */

@@ -34,6 +34,7 @@ type Config struct {
 	Timeouts          ebpf.Timeouts
 	TCPLiberal        bool
 	LeavePrevious     bool // --leave-previous-layout
+	DropsCapabilities bool // --drop-capabilities, after Open
 	SCTP              bool // --ebpf-sctp
 	FlowEvents        string
 	FlowEventsSample  uint32

@@ -405,7 +405,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
-		LeavePrevious: c.LeavePrevious, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.dsrKeys, DSRPort: c.DSRPort, XDP: c.XDP,
+		LeavePrevious: c.LeavePrevious, DropsCapabilities: c.DropCapabilities, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.dsrKeys, DSRPort: c.DSRPort, XDP: c.XDP,
 		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
 		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
 		Log: log,

@@ -86,7 +86,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		cfg: cfg, features: features, traversing: map[netip.Addr]traversal{},
 		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1), unhook: make(chan struct{}, 1),
 	}
-	if b.objects, err = load(&cfg, features); err != nil {
+	if b.objects, err = load(&b.cfg, features); err != nil {
 		return nil, err
 	}
 	b.ports, b.seed = &portTable{}, b.objects.seed

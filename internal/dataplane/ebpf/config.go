@@ -126,6 +126,9 @@ type Config struct {
 	// LeavePrevious has Close leave the maps and programs of the release before, for a
 	// rollback to it. The maps whose layout differs exist twice until then.
 	LeavePrevious bool
+	// LoadAll has New also load programs that no device may need, for a process that loses the
+	// right to load them later.
+	LoadAll bool
 	// ForceClsact attaches as on kernels before 6.6.
 	ForceClsact bool
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"math/bits"
 	"os"
 	"path/filepath"
@@ -24,6 +25,8 @@ import (
 type objects struct {
 	maps     map[string]*ebpf.Map
 	programs map[string]*ebpf.Program
+	// loadL3 loads the programs for devices without a link-layer header, unless they are loaded.
+	loadL3 func() error
 	// verdicts has the names of the counters, by index.
 	verdicts []string
 	// seed is hash_seed of bpf/config.h.
@@ -86,14 +89,50 @@ func (o *objects) writeEdgeDevices(cfg *Config) func(map[int]attach.XDPDevice) {
 
 // tcPrograms returns the programs for the interfaces.
 func (o *objects) tcPrograms() attach.Programs {
+	toNetwork := o.programs[tcProgToNetwork]
 	return attach.Programs{
-		FromNetwork:   o.programs[tcProgFromNetwork],
-		ToNetwork:     o.programs[tcProgToNetwork],
-		FromNetworkL3: o.programs[tcProgFromNetworkL3],
-		ToNetworkL3:   o.programs[tcProgToNetworkL3],
-		FromPod:       o.programs[tcProgFromPod],
-		ToPod:         o.programs[tcProgToPod],
+		FromNetwork: o.programs[tcProgFromNetwork], ToNetwork: toNetwork,
+		FromPod: o.programs[tcProgFromPod], ToPod: toNetwork,
+		LoadL3: func() (fromNetwork, toNetwork *ebpf.Program, err error) {
+			if o.programs[tcProgFromNetworkL3] == nil {
+				if err := o.loadL3(); err != nil {
+					return nil, nil, err
+				}
+			}
+			return o.programs[tcProgFromNetworkL3], o.programs[tcProgToNetworkL3], nil
+		},
 	}
+}
+
+// loadL3Programs loads the programs for devices without a link-layer header, with the maps of o.
+func (o *objects) loadL3Programs(cfg *Config, features kernel.Features) error {
+	all, err := specs(cfg, features)
+	if err != nil {
+		return err
+	}
+	if err := setSeed(all, o.seed); err != nil {
+		return err
+	}
+	spec, shared := all[0], map[string]*ebpf.Map{}
+	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !isL3(name) })
+	for name, m := range spec.Maps {
+		if m.Pinning == ebpf.PinByName {
+			m.Pinning, m.MaxEntries = ebpf.PinNone, o.maps[name].MaxEntries()
+			shared[name] = o.maps[name]
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	if err != nil {
+		return fmt.Errorf("load eBPF programs: %w", oneLine(err))
+	}
+	maps.Copy(o.programs, coll.Programs)
+	clear(coll.Programs)
+	coll.Close()
+	return nil
+}
+
+func isL3(program string) bool {
+	return program == tcProgFromNetworkL3 || program == tcProgToNetworkL3
 }
 
 // socketPrograms returns the programs for the cgroup. Those of events are loaded if they are
@@ -127,6 +166,9 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	}
 	tc := all[0]
 	tc.Maps[idsMap] = idsSpec()
+	if !cfg.LoadAll {
+		maps.DeleteFunc(tc.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return isL3(name) })
+	}
 	older, migrated := migrate(all, cfg)
 	dir := mapsDir(cfg.BPFFS)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -143,6 +185,7 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	}
 
 	o := &objects{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	o.loadL3 = func() error { return o.loadL3Programs(cfg, features) }
 	if o.verdicts, err = verdictNames(tc); err != nil {
 		return nil, err
 	}

@@ -21,7 +21,6 @@ var verifierLimits = []verifierLimit{
 	{"from_network", 155000, 512},
 	{"to_network", 85000, 480},
 	{"from_pod", 155000, 512},
-	{"to_pod", 85000, 480},
 	{"from_network_l3", 155000, 512},
 	{"to_network_l3", 85000, 480},
 	{"xdp_from_network", 7400, 416},

@@ -25,7 +25,7 @@ func TestLoopsOfOldVerifiers(t *testing.T) {
 			}
 		}
 	}
-	if programs < 15 {
+	if programs < 14 {
 		t.Errorf("only %d programs", programs)
 	}
 	loop := asm.Instructions{

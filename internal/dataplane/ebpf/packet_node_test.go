@@ -403,7 +403,7 @@ var (
 	inPod2  = at{tcProgFromPod, "pod2"}
 	outEth0 = at{tcProgToNetwork, "eth0"}
 	outTun0 = at{tcProgToNetwork, "tun0"}
-	outPod1 = at{tcProgToPod, "pod1"}
+	outPod1 = at{tcProgToNetwork, "pod1"}
 )
 
 // skBuff is what BPF_PROG_RUN takes of struct __sk_buff.

@@ -647,7 +647,6 @@ const (
 	tcProgFromPod              = "from_pod"
 	tcProgToNetwork            = "to_network"
 	tcProgToNetworkL3          = "to_network_l3"
-	tcProgToPod                = "to_pod"
 	tcVarBalanceByLoad         = "balance_by_load"
 	tcVarClientFlowsMax        = "client_flows_max"
 	tcVarCountBytes            = "count_bytes"
@@ -749,7 +748,6 @@ type tcProgramSpecs struct {
 	FromPod       *ebpf.ProgramSpec `ebpf:"from_pod"`
 	ToNetwork     *ebpf.ProgramSpec `ebpf:"to_network"`
 	ToNetworkL3   *ebpf.ProgramSpec `ebpf:"to_network_l3"`
-	ToPod         *ebpf.ProgramSpec `ebpf:"to_pod"`
 }
 
 // tcMapSpecs contains maps before they are loaded into the kernel.
@@ -1045,7 +1043,6 @@ type tcPrograms struct {
 	FromPod       *ebpf.Program `ebpf:"from_pod"`
 	ToNetwork     *ebpf.Program `ebpf:"to_network"`
 	ToNetworkL3   *ebpf.Program `ebpf:"to_network_l3"`
-	ToPod         *ebpf.Program `ebpf:"to_pod"`
 }
 
 func (p *tcPrograms) Close() error {
@@ -1055,7 +1052,6 @@ func (p *tcPrograms) Close() error {
 		p.FromPod,
 		p.ToNetwork,
 		p.ToNetworkL3,
-		p.ToPod,
 	)
 }
 

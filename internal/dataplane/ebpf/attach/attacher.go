@@ -53,10 +53,11 @@ const (
 type Programs struct {
 	FromNetwork *ebpf.Program // ingress of external devices
 	ToNetwork   *ebpf.Program // egress of external devices
-	// The same two for external devices without a link-layer header; see Interface.L3.
-	FromNetworkL3, ToNetworkL3 *ebpf.Program
-	FromPod                    *ebpf.Program // ingress of pod-side devices
-	ToPod                      *ebpf.Program // egress of pod-side devices
+	FromPod     *ebpf.Program // ingress of pod-side devices
+	ToPod       *ebpf.Program // egress of pod-side devices
+	// LoadL3 loads the first two for external devices without a link-layer header (Interface.L3),
+	// which few nodes have. It is called when there is one, until it succeeds; nil: none is served.
+	LoadL3 func() (fromNetwork, toNetwork *ebpf.Program, err error)
 }
 
 // Config configures an Attacher. One goroutine at a time calls the callbacks. They must
@@ -210,22 +211,25 @@ type kind struct {
 	l3   bool
 }
 
-func programTable(p Programs) (map[kind]map[direction]program, error) {
-	network, network3, pod := kind{role: External}, kind{External, true}, kind{role: PodSide}
-	res := map[kind]map[direction]program{network: {}, network3: {}, pod: {}}
-	for _, e := range []struct {
-		kind kind
-		dir  direction
-		prog *ebpf.Program
-	}{
-		{network, ingress, p.FromNetwork}, {network, egress, p.ToNetwork},
-		{network3, ingress, p.FromNetworkL3}, {network3, egress, p.ToNetworkL3},
-		{pod, ingress, p.FromPod}, {pod, egress, p.ToPod},
-	} {
-		if e.prog == nil {
+// networkL3 are the devices of Programs.LoadL3.
+var networkL3 = kind{External, true}
+
+func programTable(p Programs) (res map[kind]map[direction]program, err error) {
+	res = map[kind]map[direction]program{}
+	if res[kind{role: External}], err = directions(p.FromNetwork, p.ToNetwork); err != nil {
+		return nil, err
+	}
+	res[kind{role: PodSide}], err = directions(p.FromPod, p.ToPod)
+	return res, err
+}
+
+func directions(in, out *ebpf.Program) (map[direction]program, error) {
+	res := map[direction]program{}
+	for dir, prog := range map[direction]*ebpf.Program{ingress: in, egress: out} {
+		if prog == nil {
 			continue
 		}
-		info, err := e.prog.Info()
+		info, err := prog.Info()
 		if err != nil {
 			return nil, fmt.Errorf("read program: %w", err)
 		}
@@ -233,9 +237,28 @@ func programTable(p Programs) (map[kind]map[direction]program, error) {
 		if !ok {
 			return nil, errors.New("read program: it has no ID (needs Linux 4.13)")
 		}
-		res[e.kind][e.dir] = program{e.prog, id}
+		res[dir] = program{prog, id}
 	}
 	return res, nil
+}
+
+// programsOf returns the programs for an interface.
+func (a *Attacher) programsOf(i Interface) (map[direction]program, error) {
+	k := kind{i.Role, i.L3}
+	if k == networkL3 && a.programs[k] == nil && a.cfg.Programs.LoadL3 != nil {
+		in, out, err := a.cfg.Programs.LoadL3()
+		if err != nil {
+			return nil, err
+		}
+		if a.programs[k], err = directions(in, out); err != nil {
+			return nil, err
+		}
+	}
+	programs, served := a.programs[k]
+	if !served {
+		return nil, errors.New("pods behind a device without an Ethernet header are served by socket hooks alone")
+	}
+	return programs, nil
 }
 
 // Close closes sockets and handles. Programs stay attached.

@@ -199,7 +199,6 @@ func classifiers(t *testing.T) Programs {
 	t.Helper()
 	return Programs{
 		FromNetwork: classifier(t, tcxNext), ToNetwork: classifier(t, tcxNext),
-		FromNetworkL3: classifier(t, tcxNext), ToNetworkL3: classifier(t, tcxNext),
 		FromPod: classifier(t, tcxNext), ToPod: classifier(t, tcxNext),
 	}
 }

@@ -256,9 +256,9 @@ func (a *Attacher) reportPodsMeanwhile() {
 
 func (a *Attacher) attachTo(i Interface, wanted map[hook]bool, verify bool) Status {
 	st := Status{Interface: i}
-	programs, served := a.programs[kind{i.Role, i.L3}]
-	if !served {
-		st.Err = errors.New("pods behind a device without an Ethernet header are served by socket hooks alone")
+	programs, err := a.programsOf(i)
+	if err != nil {
+		st.Err = err
 		return st
 	}
 	var errs []error
