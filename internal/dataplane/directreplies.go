@@ -11,6 +11,9 @@ type DirectReplier interface {
 	// DirectCounts returns the connections that this node has forwarded with the client's
 	// address, and those of them whose client repeated its SYN, since the programs were loaded.
 	DirectCounts() (announced, unanswered uint64)
+	// DirectCarriers returns the addresses of all endpoints on other nodes, sorted; none if there
+	// are no probes.
+	DirectCarriers() []DirectCarrier
 	// DirectReplies describes the endpoints. Its cost follows the number of Service ports.
 	DirectReplies() (DirectReplies, error)
 }
@@ -20,8 +23,6 @@ type DirectReplies struct {
 	// Paths are the endpoints on other nodes that this node has forwarded connections to with
 	// the client's address.
 	Paths []DirectPath
-	// Carriers are the addresses of all endpoints on other nodes, sorted.
-	Carriers []DirectCarrier
 	// ThroughStack are the Pods of this node that other nodes forward such connections to, and
 	// whose packets traverse the node's stack.
 	ThroughStack []netip.AddrPort

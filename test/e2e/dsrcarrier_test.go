@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -160,9 +161,20 @@ func (e *env) awaitCarrier(t *testing.T, carrier string) {
 		var err error
 		page, err = e.Agent("a").Metrics(t.Context())
 		must(t, err)
-		if strings.Contains(page, want) {
-			return
+		if !strings.Contains(page, want) {
+			continue
 		}
+		var status struct {
+			DirectEndpoints []struct {
+				Carrier string
+				Count   int
+			}
+		}
+		must(t, json.Unmarshal([]byte(e.spillway(t, "a", "status", "-o", "json")), &status))
+		if list := status.DirectEndpoints; len(list) != 1 || list[0].Carrier != carrier || list[0].Count != 4 {
+			t.Errorf("status shows direct endpoints %v, want 4 by %s", list, carrier)
+		}
+		return
 	}
 	for line := range strings.Lines(page) {
 		if strings.Contains(line, "direct_endpoints{") {

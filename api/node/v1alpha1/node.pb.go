@@ -192,9 +192,11 @@ type StatusResponse struct {
 	Features   []*Feature   `protobuf:"bytes,13,rep,name=features,proto3" json:"features,omitempty"`
 	Events     *Events      `protobuf:"bytes,14,opt,name=events,proto3" json:"events,omitempty"`
 	// Problems that the list leaves out because there are too many.
-	MoreProblems  uint32 `protobuf:"varint,15,opt,name=more_problems,json=moreProblems,proto3" json:"more_problems,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MoreProblems uint32 `protobuf:"varint,15,opt,name=more_problems,json=moreProblems,proto3" json:"more_problems,omitempty"`
+	// Addresses of endpoints on other nodes behind Services with direct replies, by carrier.
+	DirectEndpoints []*DirectEndpoints `protobuf:"bytes,16,rep,name=direct_endpoints,json=directEndpoints,proto3" json:"direct_endpoints,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -332,6 +334,74 @@ func (x *StatusResponse) GetMoreProblems() uint32 {
 	return 0
 }
 
+func (x *StatusResponse) GetDirectEndpoints() []*DirectEndpoints {
+	if x != nil {
+		return x.DirectEndpoints
+	}
+	return nil
+}
+
+// DirectEndpoints are addresses of endpoints on other nodes with the same carrier.
+type DirectEndpoints struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Carrier       string                 `protobuf:"bytes,1,opt,name=carrier,proto3" json:"carrier,omitempty"` // see Endpoint.carrier
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Mtu           uint32                 `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"` // the smallest one; see Endpoint.carrier_mtu
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DirectEndpoints) Reset() {
+	*x = DirectEndpoints{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DirectEndpoints) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DirectEndpoints) ProtoMessage() {}
+
+func (x *DirectEndpoints) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DirectEndpoints.ProtoReflect.Descriptor instead.
+func (*DirectEndpoints) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *DirectEndpoints) GetCarrier() string {
+	if x != nil {
+		return x.Carrier
+	}
+	return ""
+}
+
+func (x *DirectEndpoints) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *DirectEndpoints) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
 // Sync is how far the kernel follows the API server.
 type Sync struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -349,7 +419,7 @@ type Sync struct {
 
 func (x *Sync) Reset() {
 	*x = Sync{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -361,7 +431,7 @@ func (x *Sync) String() string {
 func (*Sync) ProtoMessage() {}
 
 func (x *Sync) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -374,7 +444,7 @@ func (x *Sync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sync.ProtoReflect.Descriptor instead.
 func (*Sync) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{2}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Sync) GetListed() bool {
@@ -430,7 +500,7 @@ type Dataplane struct {
 
 func (x *Dataplane) Reset() {
 	*x = Dataplane{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[3]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -442,7 +512,7 @@ func (x *Dataplane) String() string {
 func (*Dataplane) ProtoMessage() {}
 
 func (x *Dataplane) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[3]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -455,7 +525,7 @@ func (x *Dataplane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dataplane.ProtoReflect.Descriptor instead.
 func (*Dataplane) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{3}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Dataplane) GetName() string {
@@ -490,7 +560,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[4]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -502,7 +572,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[4]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -515,7 +585,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{4}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Problem) GetWhere() string {
@@ -544,7 +614,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[5]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -556,7 +626,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[5]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -569,7 +639,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{5}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Table) GetName() string {
@@ -606,7 +676,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[6]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +688,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[6]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +701,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{6}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Hook) GetPlace() string {
@@ -673,7 +743,7 @@ type Feature struct {
 
 func (x *Feature) Reset() {
 	*x = Feature{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[7]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +755,7 @@ func (x *Feature) String() string {
 func (*Feature) ProtoMessage() {}
 
 func (x *Feature) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[7]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +768,7 @@ func (x *Feature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Feature.ProtoReflect.Descriptor instead.
 func (*Feature) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{7}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Feature) GetName() string {
@@ -739,7 +809,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[8]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +821,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[8]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +834,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{8}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Events) GetEnabled() bool {
@@ -813,7 +883,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[9]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +895,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[9]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +908,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{9}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListServicesRequest) GetNamespace() string {
@@ -872,7 +942,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[10]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +954,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[10]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +967,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{10}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -925,7 +995,7 @@ type GetServiceRequest struct {
 
 func (x *GetServiceRequest) Reset() {
 	*x = GetServiceRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[11]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1007,7 @@ func (x *GetServiceRequest) String() string {
 func (*GetServiceRequest) ProtoMessage() {}
 
 func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[11]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1020,7 @@ func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{11}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetServiceRequest) GetNamespace() string {
@@ -983,7 +1053,7 @@ type GetServiceResponse struct {
 
 func (x *GetServiceResponse) Reset() {
 	*x = GetServiceResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[12]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1065,7 @@ func (x *GetServiceResponse) String() string {
 func (*GetServiceResponse) ProtoMessage() {}
 
 func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[12]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1078,7 @@ func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceResponse.ProtoReflect.Descriptor instead.
 func (*GetServiceResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{12}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetServiceResponse) GetService() *Service {
@@ -1031,7 +1101,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[13]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1113,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[13]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1126,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{13}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Service) GetNamespace() string {
@@ -1120,14 +1190,16 @@ type ServicePort struct {
 	LocalRedirect string `protobuf:"bytes,17,opt,name=local_redirect,json=localRedirect,proto3" json:"local_redirect,omitempty"`
 	// How TCP clients' packets get to endpoints on other nodes: hybrid (with the client's address, and
 	// the endpoint's node answers it); "": snat.
-	Forwarding    string `protobuf:"bytes,18,opt,name=forwarding,proto3" json:"forwarding,omitempty"`
+	Forwarding string `protobuf:"bytes,18,opt,name=forwarding,proto3" json:"forwarding,omitempty"`
+	// SYNs that each CPU of the node takes in a second before clients must prove their address; 0: all.
+	SynLimit      uint32 `protobuf:"varint,19,opt,name=syn_limit,json=synLimit,proto3" json:"syn_limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[14]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1211,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[14]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1224,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{14}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ServicePort) GetName() string {
@@ -1281,6 +1353,13 @@ func (x *ServicePort) GetForwarding() string {
 	return ""
 }
 
+func (x *ServicePort) GetSynLimit() uint32 {
+	if x != nil {
+		return x.SynLimit
+	}
+	return 0
+}
+
 type Frontend struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`       // clusterIP, externalIP, loadBalancerIP, nodePort
@@ -1293,7 +1372,7 @@ type Frontend struct {
 
 func (x *Frontend) Reset() {
 	*x = Frontend{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[15]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1384,7 @@ func (x *Frontend) String() string {
 func (*Frontend) ProtoMessage() {}
 
 func (x *Frontend) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[15]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1397,7 @@ func (x *Frontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Frontend.ProtoReflect.Descriptor instead.
 func (*Frontend) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{15}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Frontend) GetKind() string {
@@ -1361,15 +1440,20 @@ type Endpoint struct {
 	InUse       bool                   `protobuf:"varint,8,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"` // gets new connections on this node
 	Flows       *EndpointFlows         `protobuf:"bytes,10,opt,name=flows,proto3" json:"flows,omitempty"`              // only with count_flows; unset: the dataplane has no flow table
 	// The share of new connections, relative to the other endpoints'; 0 on all of them: equal.
-	Shares        uint32 `protobuf:"varint,11,opt,name=shares,proto3" json:"shares,omitempty"`
-	Ejected       bool   `protobuf:"varint,12,opt,name=ejected,proto3" json:"ejected,omitempty"` // gets no new connections for a while, because it did not accept its last ones
+	Shares  uint32 `protobuf:"varint,11,opt,name=shares,proto3" json:"shares,omitempty"`
+	Ejected bool   `protobuf:"varint,12,opt,name=ejected,proto3" json:"ejected,omitempty"` // gets no new connections for a while, because it did not accept its last ones
+	// How packets of direct connections tell the endpoint's node about the Service: option (an IP
+	// option of the first packet), gue (each travels within a datagram), none (new connections get
+	// SNAT), unknown (no probe is over yet); "": not probed.
+	Carrier       string `protobuf:"bytes,13,opt,name=carrier,proto3" json:"carrier,omitempty"`
+	CarrierMtu    uint32 `protobuf:"varint,14,opt,name=carrier_mtu,json=carrierMtu,proto3" json:"carrier_mtu,omitempty"` // with gue: the longest packet that arrives, with all headers, in bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[16]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1381,7 +1465,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[16]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1478,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{16}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Endpoint) GetAddress() string {
@@ -1474,6 +1558,20 @@ func (x *Endpoint) GetEjected() bool {
 	return false
 }
 
+func (x *Endpoint) GetCarrier() string {
+	if x != nil {
+		return x.Carrier
+	}
+	return ""
+}
+
+func (x *Endpoint) GetCarrierMtu() uint32 {
+	if x != nil {
+		return x.CarrierMtu
+	}
+	return 0
+}
+
 // EndpointFlows are the entries of a Service port for an endpoint in the node's flow table.
 type EndpointFlows struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1485,7 +1583,7 @@ type EndpointFlows struct {
 
 func (x *EndpointFlows) Reset() {
 	*x = EndpointFlows{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1595,7 @@ func (x *EndpointFlows) String() string {
 func (*EndpointFlows) ProtoMessage() {}
 
 func (x *EndpointFlows) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1608,7 @@ func (x *EndpointFlows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointFlows.ProtoReflect.Descriptor instead.
 func (*EndpointFlows) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{17}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EndpointFlows) GetAnswered() uint64 {
@@ -1547,7 +1645,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1559,7 +1657,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1572,7 +1670,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{18}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Counters) GetConnections() uint64 {
@@ -1653,7 +1751,7 @@ type FlowFilter struct {
 
 func (x *FlowFilter) Reset() {
 	*x = FlowFilter{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1763,7 @@ func (x *FlowFilter) String() string {
 func (*FlowFilter) ProtoMessage() {}
 
 func (x *FlowFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1776,7 @@ func (x *FlowFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowFilter.ProtoReflect.Descriptor instead.
 func (*FlowFilter) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{19}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FlowFilter) GetNamespace() string {
@@ -1734,7 +1832,7 @@ type ListFlowsRequest struct {
 
 func (x *ListFlowsRequest) Reset() {
 	*x = ListFlowsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1746,7 +1844,7 @@ func (x *ListFlowsRequest) String() string {
 func (*ListFlowsRequest) ProtoMessage() {}
 
 func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1759,7 +1857,7 @@ func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsRequest.ProtoReflect.Descriptor instead.
 func (*ListFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{20}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListFlowsRequest) GetFilter() *FlowFilter {
@@ -1793,7 +1891,7 @@ type ListFlowsResponse struct {
 
 func (x *ListFlowsResponse) Reset() {
 	*x = ListFlowsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +1903,7 @@ func (x *ListFlowsResponse) String() string {
 func (*ListFlowsResponse) ProtoMessage() {}
 
 func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +1916,7 @@ func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsResponse.ProtoReflect.Descriptor instead.
 func (*ListFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{21}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListFlowsResponse) GetFlows() []*Flow {
@@ -1846,7 +1944,7 @@ type WatchFlowsRequest struct {
 
 func (x *WatchFlowsRequest) Reset() {
 	*x = WatchFlowsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1956,7 @@ func (x *WatchFlowsRequest) String() string {
 func (*WatchFlowsRequest) ProtoMessage() {}
 
 func (x *WatchFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1969,7 @@ func (x *WatchFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFlowsRequest.ProtoReflect.Descriptor instead.
 func (*WatchFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{22}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WatchFlowsRequest) GetFilter() *FlowFilter {
@@ -1899,7 +1997,7 @@ type WatchFlowsResponse struct {
 
 func (x *WatchFlowsResponse) Reset() {
 	*x = WatchFlowsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2009,7 @@ func (x *WatchFlowsResponse) String() string {
 func (*WatchFlowsResponse) ProtoMessage() {}
 
 func (x *WatchFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2022,7 @@ func (x *WatchFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFlowsResponse.ProtoReflect.Descriptor instead.
 func (*WatchFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{23}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WatchFlowsResponse) GetEvents() []*FlowEvent {
@@ -1954,7 +2052,7 @@ type FlowEvent struct {
 
 func (x *FlowEvent) Reset() {
 	*x = FlowEvent{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1966,7 +2064,7 @@ func (x *FlowEvent) String() string {
 func (*FlowEvent) ProtoMessage() {}
 
 func (x *FlowEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1979,7 +2077,7 @@ func (x *FlowEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEvent.ProtoReflect.Descriptor instead.
 func (*FlowEvent) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{24}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FlowEvent) GetKind() EventKind {
@@ -2022,7 +2120,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +2132,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +2145,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{25}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Peer) GetAddress() string {
@@ -2112,7 +2210,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2222,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2235,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{26}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Flow) GetNode() string {
@@ -2295,7 +2393,7 @@ type DropsRequest struct {
 
 func (x *DropsRequest) Reset() {
 	*x = DropsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2405,7 @@ func (x *DropsRequest) String() string {
 func (*DropsRequest) ProtoMessage() {}
 
 func (x *DropsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2418,7 @@ func (x *DropsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropsRequest.ProtoReflect.Descriptor instead.
 func (*DropsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{27}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{28}
 }
 
 type DropsResponse struct {
@@ -2332,7 +2430,7 @@ type DropsResponse struct {
 
 func (x *DropsResponse) Reset() {
 	*x = DropsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2442,7 @@ func (x *DropsResponse) String() string {
 func (*DropsResponse) ProtoMessage() {}
 
 func (x *DropsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2455,7 @@ func (x *DropsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropsResponse.ProtoReflect.Descriptor instead.
 func (*DropsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{28}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DropsResponse) GetDrops() []*Drop {
@@ -2381,7 +2479,7 @@ type Drop struct {
 
 func (x *Drop) Reset() {
 	*x = Drop{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2491,7 @@ func (x *Drop) String() string {
 func (*Drop) ProtoMessage() {}
 
 func (x *Drop) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2504,7 @@ func (x *Drop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drop.ProtoReflect.Descriptor instead.
 func (*Drop) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Drop) GetReason() string {
@@ -2453,7 +2551,7 @@ type NamesRequest struct {
 
 func (x *NamesRequest) Reset() {
 	*x = NamesRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2563,7 @@ func (x *NamesRequest) String() string {
 func (*NamesRequest) ProtoMessage() {}
 
 func (x *NamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2576,7 @@ func (x *NamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamesRequest.ProtoReflect.Descriptor instead.
 func (*NamesRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NamesRequest) GetAddresses() []*Address {
@@ -2499,7 +2597,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2609,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2622,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Address) GetProtocol() Protocol {
@@ -2557,7 +2655,7 @@ type NamesResponse struct {
 
 func (x *NamesResponse) Reset() {
 	*x = NamesResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2667,7 @@ func (x *NamesResponse) String() string {
 func (*NamesResponse) ProtoMessage() {}
 
 func (x *NamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2680,7 @@ func (x *NamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamesResponse.ProtoReflect.Descriptor instead.
 func (*NamesResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NamesResponse) GetNames() []*AddressNames {
@@ -2606,7 +2704,7 @@ type AddressNames struct {
 
 func (x *AddressNames) Reset() {
 	*x = AddressNames{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2716,7 @@ func (x *AddressNames) String() string {
 func (*AddressNames) ProtoMessage() {}
 
 func (x *AddressNames) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +2729,7 @@ func (x *AddressNames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressNames.ProtoReflect.Descriptor instead.
 func (*AddressNames) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AddressNames) GetService() *ServicePortName {
@@ -2675,7 +2773,7 @@ type ServicePortName struct {
 
 func (x *ServicePortName) Reset() {
 	*x = ServicePortName{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2785,7 @@ func (x *ServicePortName) String() string {
 func (*ServicePortName) ProtoMessage() {}
 
 func (x *ServicePortName) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2798,7 @@ func (x *ServicePortName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePortName.ProtoReflect.Descriptor instead.
 func (*ServicePortName) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ServicePortName) GetNamespace() string {
@@ -2746,7 +2844,7 @@ type FindingsRequest struct {
 
 func (x *FindingsRequest) Reset() {
 	*x = FindingsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2856,7 @@ func (x *FindingsRequest) String() string {
 func (*FindingsRequest) ProtoMessage() {}
 
 func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2869,7 @@ func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
 func (*FindingsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
 }
 
 type FindingsResponse struct {
@@ -2784,7 +2882,7 @@ type FindingsResponse struct {
 
 func (x *FindingsResponse) Reset() {
 	*x = FindingsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2894,7 @@ func (x *FindingsResponse) String() string {
 func (*FindingsResponse) ProtoMessage() {}
 
 func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2907,7 @@ func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
 func (*FindingsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FindingsResponse) GetFindings() []*Finding {
@@ -2842,7 +2940,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +2952,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +2965,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{37}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Finding) GetId() string {
@@ -2931,7 +3029,7 @@ var File_spillway_node_v1alpha1_node_proto protoreflect.FileDescriptor
 const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\n" +
 	"!spillway/node/v1alpha1/node.proto\x12\x16spillway.node.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xaa\x05\n" +
+	"\rStatusRequest\"\xfe\x05\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
@@ -2951,7 +3049,12 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x05hooks\x18\f \x03(\v2\x1c.spillway.node.v1alpha1.HookR\x05hooks\x12;\n" +
 	"\bfeatures\x18\r \x03(\v2\x1f.spillway.node.v1alpha1.FeatureR\bfeatures\x126\n" +
 	"\x06events\x18\x0e \x01(\v2\x1e.spillway.node.v1alpha1.EventsR\x06events\x12#\n" +
-	"\rmore_problems\x18\x0f \x01(\rR\fmoreProblems\"\xec\x01\n" +
+	"\rmore_problems\x18\x0f \x01(\rR\fmoreProblems\x12R\n" +
+	"\x10direct_endpoints\x18\x10 \x03(\v2'.spillway.node.v1alpha1.DirectEndpointsR\x0fdirectEndpoints\"S\n" +
+	"\x0fDirectEndpoints\x12\x18\n" +
+	"\acarrier\x18\x01 \x01(\tR\acarrier\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x10\n" +
+	"\x03mtu\x18\x03 \x01(\rR\x03mtu\"\xec\x01\n" +
 	"\x04Sync\x12\x16\n" +
 	"\x06listed\x18\x01 \x01(\bR\x06listed\x12;\n" +
 	"\vlast_synced\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
@@ -3007,7 +3110,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x03 \x01(\tR\x04type\x129\n" +
 	"\x05ports\x18\x04 \x03(\v2#.spillway.node.v1alpha1.ServicePortR\x05ports\x12;\n" +
-	"\bproblems\x18\x05 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\"\xec\x05\n" +
+	"\bproblems\x18\x05 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\"\x89\x06\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12<\n" +
@@ -3029,12 +3132,13 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x0elocal_redirect\x18\x11 \x01(\tR\rlocalRedirect\x12\x1e\n" +
 	"\n" +
 	"forwarding\x18\x12 \x01(\tR\n" +
-	"forwarding\"q\n" +
+	"forwarding\x12\x1b\n" +
+	"\tsyn_limit\x18\x13 \x01(\rR\bsynLimit\"q\n" +
 	"\bFrontend\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12#\n" +
-	"\rsource_ranges\x18\x04 \x03(\tR\fsourceRanges\"\xc6\x02\n" +
+	"\rsource_ranges\x18\x04 \x03(\tR\fsourceRanges\"\x81\x03\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
@@ -3047,7 +3151,10 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x05flows\x18\n" +
 	" \x01(\v2%.spillway.node.v1alpha1.EndpointFlowsR\x05flows\x12\x16\n" +
 	"\x06shares\x18\v \x01(\rR\x06shares\x12\x18\n" +
-	"\aejected\x18\f \x01(\bR\aejectedJ\x04\b\t\x10\n" +
+	"\aejected\x18\f \x01(\bR\aejected\x12\x18\n" +
+	"\acarrier\x18\r \x01(\tR\acarrier\x12\x1f\n" +
+	"\vcarrier_mtu\x18\x0e \x01(\rR\n" +
+	"carrierMtuJ\x04\b\t\x10\n" +
 	"R\bcounters\"E\n" +
 	"\rEndpointFlows\x12\x1a\n" +
 	"\banswered\x18\x01 \x01(\x04R\banswered\x12\x18\n" +
@@ -3195,120 +3302,122 @@ func file_spillway_node_v1alpha1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_spillway_node_v1alpha1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(Protocol)(0),                 // 0: spillway.node.v1alpha1.Protocol
 	(EventKind)(0),                // 1: spillway.node.v1alpha1.EventKind
 	(*StatusRequest)(nil),         // 2: spillway.node.v1alpha1.StatusRequest
 	(*StatusResponse)(nil),        // 3: spillway.node.v1alpha1.StatusResponse
-	(*Sync)(nil),                  // 4: spillway.node.v1alpha1.Sync
-	(*Dataplane)(nil),             // 5: spillway.node.v1alpha1.Dataplane
-	(*Problem)(nil),               // 6: spillway.node.v1alpha1.Problem
-	(*Table)(nil),                 // 7: spillway.node.v1alpha1.Table
-	(*Hook)(nil),                  // 8: spillway.node.v1alpha1.Hook
-	(*Feature)(nil),               // 9: spillway.node.v1alpha1.Feature
-	(*Events)(nil),                // 10: spillway.node.v1alpha1.Events
-	(*ListServicesRequest)(nil),   // 11: spillway.node.v1alpha1.ListServicesRequest
-	(*ListServicesResponse)(nil),  // 12: spillway.node.v1alpha1.ListServicesResponse
-	(*GetServiceRequest)(nil),     // 13: spillway.node.v1alpha1.GetServiceRequest
-	(*GetServiceResponse)(nil),    // 14: spillway.node.v1alpha1.GetServiceResponse
-	(*Service)(nil),               // 15: spillway.node.v1alpha1.Service
-	(*ServicePort)(nil),           // 16: spillway.node.v1alpha1.ServicePort
-	(*Frontend)(nil),              // 17: spillway.node.v1alpha1.Frontend
-	(*Endpoint)(nil),              // 18: spillway.node.v1alpha1.Endpoint
-	(*EndpointFlows)(nil),         // 19: spillway.node.v1alpha1.EndpointFlows
-	(*Counters)(nil),              // 20: spillway.node.v1alpha1.Counters
-	(*FlowFilter)(nil),            // 21: spillway.node.v1alpha1.FlowFilter
-	(*ListFlowsRequest)(nil),      // 22: spillway.node.v1alpha1.ListFlowsRequest
-	(*ListFlowsResponse)(nil),     // 23: spillway.node.v1alpha1.ListFlowsResponse
-	(*WatchFlowsRequest)(nil),     // 24: spillway.node.v1alpha1.WatchFlowsRequest
-	(*WatchFlowsResponse)(nil),    // 25: spillway.node.v1alpha1.WatchFlowsResponse
-	(*FlowEvent)(nil),             // 26: spillway.node.v1alpha1.FlowEvent
-	(*Peer)(nil),                  // 27: spillway.node.v1alpha1.Peer
-	(*Flow)(nil),                  // 28: spillway.node.v1alpha1.Flow
-	(*DropsRequest)(nil),          // 29: spillway.node.v1alpha1.DropsRequest
-	(*DropsResponse)(nil),         // 30: spillway.node.v1alpha1.DropsResponse
-	(*Drop)(nil),                  // 31: spillway.node.v1alpha1.Drop
-	(*NamesRequest)(nil),          // 32: spillway.node.v1alpha1.NamesRequest
-	(*Address)(nil),               // 33: spillway.node.v1alpha1.Address
-	(*NamesResponse)(nil),         // 34: spillway.node.v1alpha1.NamesResponse
-	(*AddressNames)(nil),          // 35: spillway.node.v1alpha1.AddressNames
-	(*ServicePortName)(nil),       // 36: spillway.node.v1alpha1.ServicePortName
-	(*FindingsRequest)(nil),       // 37: spillway.node.v1alpha1.FindingsRequest
-	(*FindingsResponse)(nil),      // 38: spillway.node.v1alpha1.FindingsResponse
-	(*Finding)(nil),               // 39: spillway.node.v1alpha1.Finding
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*DirectEndpoints)(nil),       // 4: spillway.node.v1alpha1.DirectEndpoints
+	(*Sync)(nil),                  // 5: spillway.node.v1alpha1.Sync
+	(*Dataplane)(nil),             // 6: spillway.node.v1alpha1.Dataplane
+	(*Problem)(nil),               // 7: spillway.node.v1alpha1.Problem
+	(*Table)(nil),                 // 8: spillway.node.v1alpha1.Table
+	(*Hook)(nil),                  // 9: spillway.node.v1alpha1.Hook
+	(*Feature)(nil),               // 10: spillway.node.v1alpha1.Feature
+	(*Events)(nil),                // 11: spillway.node.v1alpha1.Events
+	(*ListServicesRequest)(nil),   // 12: spillway.node.v1alpha1.ListServicesRequest
+	(*ListServicesResponse)(nil),  // 13: spillway.node.v1alpha1.ListServicesResponse
+	(*GetServiceRequest)(nil),     // 14: spillway.node.v1alpha1.GetServiceRequest
+	(*GetServiceResponse)(nil),    // 15: spillway.node.v1alpha1.GetServiceResponse
+	(*Service)(nil),               // 16: spillway.node.v1alpha1.Service
+	(*ServicePort)(nil),           // 17: spillway.node.v1alpha1.ServicePort
+	(*Frontend)(nil),              // 18: spillway.node.v1alpha1.Frontend
+	(*Endpoint)(nil),              // 19: spillway.node.v1alpha1.Endpoint
+	(*EndpointFlows)(nil),         // 20: spillway.node.v1alpha1.EndpointFlows
+	(*Counters)(nil),              // 21: spillway.node.v1alpha1.Counters
+	(*FlowFilter)(nil),            // 22: spillway.node.v1alpha1.FlowFilter
+	(*ListFlowsRequest)(nil),      // 23: spillway.node.v1alpha1.ListFlowsRequest
+	(*ListFlowsResponse)(nil),     // 24: spillway.node.v1alpha1.ListFlowsResponse
+	(*WatchFlowsRequest)(nil),     // 25: spillway.node.v1alpha1.WatchFlowsRequest
+	(*WatchFlowsResponse)(nil),    // 26: spillway.node.v1alpha1.WatchFlowsResponse
+	(*FlowEvent)(nil),             // 27: spillway.node.v1alpha1.FlowEvent
+	(*Peer)(nil),                  // 28: spillway.node.v1alpha1.Peer
+	(*Flow)(nil),                  // 29: spillway.node.v1alpha1.Flow
+	(*DropsRequest)(nil),          // 30: spillway.node.v1alpha1.DropsRequest
+	(*DropsResponse)(nil),         // 31: spillway.node.v1alpha1.DropsResponse
+	(*Drop)(nil),                  // 32: spillway.node.v1alpha1.Drop
+	(*NamesRequest)(nil),          // 33: spillway.node.v1alpha1.NamesRequest
+	(*Address)(nil),               // 34: spillway.node.v1alpha1.Address
+	(*NamesResponse)(nil),         // 35: spillway.node.v1alpha1.NamesResponse
+	(*AddressNames)(nil),          // 36: spillway.node.v1alpha1.AddressNames
+	(*ServicePortName)(nil),       // 37: spillway.node.v1alpha1.ServicePortName
+	(*FindingsRequest)(nil),       // 38: spillway.node.v1alpha1.FindingsRequest
+	(*FindingsResponse)(nil),      // 39: spillway.node.v1alpha1.FindingsResponse
+	(*Finding)(nil),               // 40: spillway.node.v1alpha1.Finding
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
 }
 var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
-	40, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
-	40, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	4,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
-	5,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
-	6,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	7,  // 5: spillway.node.v1alpha1.StatusResponse.tables:type_name -> spillway.node.v1alpha1.Table
-	8,  // 6: spillway.node.v1alpha1.StatusResponse.hooks:type_name -> spillway.node.v1alpha1.Hook
-	9,  // 7: spillway.node.v1alpha1.StatusResponse.features:type_name -> spillway.node.v1alpha1.Feature
-	10, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
-	40, // 9: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
-	40, // 10: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
-	15, // 11: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
-	15, // 12: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
-	16, // 13: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
-	6,  // 14: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
-	0,  // 15: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	17, // 16: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
-	18, // 17: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
-	41, // 18: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
-	20, // 19: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
-	19, // 20: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
-	1,  // 21: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
-	21, // 22: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	28, // 23: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
-	21, // 24: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	40, // 25: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
-	26, // 26: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
-	1,  // 27: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
-	40, // 28: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
-	28, // 29: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
-	0,  // 30: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	27, // 31: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
-	27, // 32: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
-	27, // 33: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
-	40, // 34: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
-	40, // 35: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
-	41, // 36: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
-	41, // 37: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
-	31, // 38: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
-	33, // 39: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
-	0,  // 40: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	35, // 41: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
-	36, // 42: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
-	36, // 43: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
-	0,  // 44: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	39, // 45: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	6,  // 46: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	2,  // 47: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	11, // 48: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	13, // 49: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	22, // 50: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	24, // 51: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	29, // 52: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	32, // 53: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
-	37, // 54: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 55: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	12, // 56: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	14, // 57: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	23, // 58: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	25, // 59: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	30, // 60: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	34, // 61: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
-	38, // 62: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	55, // [55:63] is the sub-list for method output_type
-	47, // [47:55] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	41, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	41, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	5,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
+	6,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
+	7,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	8,  // 5: spillway.node.v1alpha1.StatusResponse.tables:type_name -> spillway.node.v1alpha1.Table
+	9,  // 6: spillway.node.v1alpha1.StatusResponse.hooks:type_name -> spillway.node.v1alpha1.Hook
+	10, // 7: spillway.node.v1alpha1.StatusResponse.features:type_name -> spillway.node.v1alpha1.Feature
+	11, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
+	4,  // 9: spillway.node.v1alpha1.StatusResponse.direct_endpoints:type_name -> spillway.node.v1alpha1.DirectEndpoints
+	41, // 10: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
+	41, // 11: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
+	16, // 12: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
+	16, // 13: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
+	17, // 14: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
+	7,  // 15: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
+	0,  // 16: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	18, // 17: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
+	19, // 18: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
+	42, // 19: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
+	21, // 20: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
+	20, // 21: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
+	1,  // 22: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
+	22, // 23: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	29, // 24: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
+	22, // 25: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	41, // 26: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
+	27, // 27: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
+	1,  // 28: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
+	41, // 29: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
+	29, // 30: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
+	0,  // 31: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	28, // 32: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
+	28, // 33: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
+	28, // 34: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
+	41, // 35: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
+	41, // 36: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
+	42, // 37: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
+	42, // 38: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
+	32, // 39: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
+	34, // 40: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
+	0,  // 41: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	36, // 42: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
+	37, // 43: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
+	37, // 44: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
+	0,  // 45: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	40, // 46: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	7,  // 47: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	2,  // 48: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	12, // 49: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	14, // 50: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	23, // 51: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	25, // 52: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	30, // 53: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	33, // 54: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	38, // 55: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 56: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	13, // 57: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	15, // 58: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	24, // 59: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	26, // 60: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	31, // 61: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	35, // 62: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	39, // 63: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	56, // [56:64] is the sub-list for method output_type
+	48, // [48:56] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }
@@ -3322,7 +3431,7 @@ func file_spillway_node_v1alpha1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spillway_node_v1alpha1_node_proto_rawDesc), len(file_spillway_node_v1alpha1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -188,6 +188,12 @@ func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 	if p.Forwarding != "" {
 		t.Row("Forwarding", direct)
 	}
+	if text := carriers(p.Endpoints); text != "" {
+		t.Row("Carriers", text)
+	}
+	if p.SynLimit > 0 {
+		t.Row("SYN filter", fmt.Sprintf("beyond %d SYNs a second on a CPU, clients must prove their address", p.SynLimit))
+	}
 	if p.Helper != "" {
 		t.Row("Helper", p.Helper)
 	}
@@ -252,6 +258,34 @@ func flows(f *nodev1alpha1.EndpointFlows) string {
 		return fmt.Sprintf("%d, %d wait", f.Answered+f.Waiting, f.Waiting)
 	}
 	return fmt.Sprint(f.Answered)
+}
+
+// carriers says how packets tell the nodes of endpoints about the Service; "": none is probed.
+func carriers(endpoints []*nodev1alpha1.Endpoint) string {
+	const most = 4 // endpoints that are named
+	var order []string
+	by := map[string][]string{}
+	for _, e := range endpoints {
+		name := e.Carrier
+		if name == "" {
+			continue
+		}
+		if e.CarrierMtu > 0 {
+			name += fmt.Sprintf(" (MTU %d)", e.CarrierMtu)
+		}
+		if by[name] == nil {
+			order = append(order, name)
+		}
+		by[name] = append(by[name], e.Address)
+	}
+	for i, name := range order {
+		list := by[name]
+		order[i] = name + ": " + strings.Join(list[:min(len(list), most)], ", ")
+		if more := len(list) - most; more > 0 {
+			order[i] += fmt.Sprintf(" and %d more", more)
+		}
+	}
+	return strings.Join(order, "; ")
 }
 
 func orNone(s string) string {

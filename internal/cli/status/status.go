@@ -137,6 +137,7 @@ func (r result) summary() *page.Table {
 	if attached, of := r.attached(); of > 0 {
 		row("Hooks", fmt.Sprintf("%d of %d attached", attached, of))
 	}
+	row("Direct", directEndpoints(r.DirectEndpoints))
 	row("Flow events", events(r.Events))
 	return t
 }
@@ -187,6 +188,25 @@ func dataplane(d *nodev1alpha1.Dataplane) string {
 		what += "; the last write failed: " + d.Error
 	}
 	return what
+}
+
+// directEndpoints says how packets tell the nodes of endpoints with direct replies about their Services.
+func directEndpoints(list []*nodev1alpha1.DirectEndpoints) string {
+	var parts []string
+	for _, e := range list {
+		part := fmt.Sprintf("%d by %s", e.Count, e.Carrier)
+		switch {
+		case e.Carrier == "none" || e.Carrier == "unknown":
+			part = fmt.Sprintf("%d %s", e.Count, e.Carrier)
+		case e.Mtu > 0:
+			part += fmt.Sprintf(" (MTU %d)", e.Mtu)
+		}
+		parts = append(parts, part)
+	}
+	if parts == nil {
+		return ""
+	}
+	return "endpoints on other nodes: " + strings.Join(parts, ", ")
 }
 
 func events(e *nodev1alpha1.Events) string {

@@ -50,6 +50,9 @@ func (b *Backend) DirectCounts() (announced, unanswered uint64) {
 	return verdicts["dsr_announced"], verdicts["dsr_unanswered"]
 }
 
+// DirectCarriers implements dataplane.DirectReplier.
+func (b *Backend) DirectCarriers() []dataplane.DirectCarrier { return b.carriers.list() }
+
 // DirectReplies implements dataplane.DirectReplier.
 func (b *Backend) DirectReplies() (out dataplane.DirectReplies, err error) {
 	if len(b.cfg.DSRKeys) == 0 {
@@ -58,7 +61,6 @@ func (b *Backend) DirectReplies() (out dataplane.DirectReplies, err error) {
 	if out.Paths, err = b.directPaths(); err != nil {
 		return out, err
 	}
-	out.Carriers = b.carriers.list()
 	out.ThroughStack, err = b.directThroughStack()
 	return out, err
 }

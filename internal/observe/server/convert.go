@@ -132,6 +132,7 @@ func convertPort(spec *model.Service, p *intent.ServicePort, sync reconcile.Port
 	if p.Direct && p.ID.Protocol == model.UDP {
 		out.Forwarding = intent.DSR
 	}
+	out.SynLimit = uint32(p.SYNLimit)
 	out.LocalRedirect = intent.RedirectOf(spec).Name
 	for _, f := range p.Frontends {
 		frontend := &nodev1alpha1.Frontend{Kind: kindName(f.Kind), Port: uint32(f.Port)}

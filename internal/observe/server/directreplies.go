@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
@@ -59,7 +60,7 @@ func (s *Server) directTraffic(ctx context.Context) (out doctor.DirectReplies, e
 			return out, fmt.Errorf("read direct replies: %w", err)
 		}
 		through = append(through, replies.ThroughStack...)
-		countCarriers(&out, replies.Carriers)
+		countCarriers(&out, r.DirectCarriers())
 		for _, p := range replies.Paths {
 			switch {
 			case p.Broken && time.Since(p.Failed) <= pathWindow:
@@ -75,6 +76,47 @@ func (s *Server) directTraffic(ctx context.Context) (out doctor.DirectReplies, e
 	out.MoreBroken = max(len(broken)-mostTraffic, 0)
 	broken, through = broken[:min(len(broken), mostTraffic)], through[:min(len(through), mostTraffic)]
 	return out, s.nameDirect(ctx, &out, broken, through)
+}
+
+func (s *Server) directCarriers() (list []dataplane.DirectCarrier) {
+	for _, r := range s.directRepliers() {
+		list = append(list, r.DirectCarriers()...)
+	}
+	return list
+}
+
+// directEndpoints counts carriers.
+func directEndpoints(carriers []dataplane.DirectCarrier) (out []*nodev1alpha1.DirectEndpoints) {
+	for _, name := range dataplane.Carriers {
+		e := &nodev1alpha1.DirectEndpoints{Carrier: name}
+		for _, c := range carriers {
+			if c.Carrier != name {
+				continue
+			}
+			if e.Count++; e.Mtu == 0 || count(c.MTU) < e.Mtu {
+				e.Mtu = count(c.MTU)
+			}
+		}
+		if e.Count > 0 {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// addCarriers adds the carriers of the endpoints of ports with direct replies.
+func addCarriers(s *nodev1alpha1.Service, carriers []dataplane.DirectCarrier) {
+	for _, port := range s.Ports {
+		if port.Forwarding == "" {
+			continue
+		}
+		for _, e := range port.Endpoints {
+			i := slices.IndexFunc(carriers, func(c dataplane.DirectCarrier) bool { return c.Endpoint.String() == e.Address })
+			if i >= 0 {
+				e.Carrier, e.CarrierMtu = carriers[i].Carrier, count(carriers[i].MTU)
+			}
+		}
+	}
 }
 
 func countCarriers(out *doctor.DirectReplies, carriers []dataplane.DirectCarrier) {

@@ -11,6 +11,7 @@ import (
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/reconcile"
 )
@@ -20,11 +21,13 @@ import (
 type directPlane struct {
 	fakePlane
 	replies               dataplane.DirectReplies
+	carriers              []dataplane.DirectCarrier
 	announced, unanswered uint64
 	readings              int
 }
 
 func (p *directPlane) DirectReplies() (dataplane.DirectReplies, error) { return p.replies, nil }
+func (p *directPlane) DirectCarriers() []dataplane.DirectCarrier       { return p.carriers }
 func (p *directPlane) DirectCounts() (announced, unanswered uint64) {
 	if p.readings++; p.readings == 1 {
 		return 0, 0
@@ -57,10 +60,10 @@ func TestMissingDirectRepliesAreFound(t *testing.T) {
 		{"some clients get no reply", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{works}}, announced: 80, unanswered: 5}, []string{"5 of the last 80 got no direct reply", "1 other endpoint answered"}},
 		{"few clients get no reply", directPlane{replies: dataplane.DirectReplies{Paths: []dataplane.DirectPath{works}}, announced: 1000, unanswered: 40}, nil},
 		{"nothing happens", directPlane{}, nil},
-		{"no network was probed yet", directPlane{replies: carriersOf(dataplane.CarrierUnknown, 0, 1)}, nil},
-		{"options arrive", directPlane{replies: carriersOf(dataplane.CarrierOption, 0, 3)}, nil},
-		{"only datagrams arrive", directPlane{replies: carriersOf(dataplane.CarrierGUE, 1430, 7)}, []string{"direct-replies-encapsulated", "info", "the network drops IP options to 7 endpoints of 7", "10.2.2.4", "and 2 more endpoints", "1430 bytes"}},
-		{"nothing arrives", directPlane{replies: carriersOf(dataplane.CarrierNone, 0, 1)}, []string{"direct-replies-impossible", "warning", "1 endpoint of 1 cannot answer clients directly", "10.2.2.0"}},
+		{"no network was probed yet", directPlane{carriers: carriersOf(dataplane.CarrierUnknown, 0, 1)}, nil},
+		{"options arrive", directPlane{carriers: carriersOf(dataplane.CarrierOption, 0, 3)}, nil},
+		{"only datagrams arrive", directPlane{carriers: carriersOf(dataplane.CarrierGUE, 1430, 7)}, []string{"direct-replies-encapsulated", "info", "the network drops IP options to 7 endpoints of 7", "10.2.2.4", "and 2 more endpoints", "1430 bytes"}},
+		{"nothing arrives", directPlane{carriers: carriersOf(dataplane.CarrierNone, 0, 1)}, []string{"direct-replies-impossible", "warning", "1 endpoint of 1 cannot answer clients directly", "10.2.2.0"}},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			found := directFindings(t, &row.plane)
@@ -82,11 +85,30 @@ func TestMissingDirectRepliesAreFound(t *testing.T) {
 	})
 }
 
-func carriersOf(carrier string, mtu, n int) (out dataplane.DirectReplies) {
+func carriersOf(carrier string, mtu, n int) (out []dataplane.DirectCarrier) {
 	for i := range n {
-		out.Carriers = append(out.Carriers, dataplane.DirectCarrier{Endpoint: netip.AddrFrom4([4]byte{10, 2, 2, byte(i)}), Carrier: carrier, MTU: mtu})
+		out = append(out, dataplane.DirectCarrier{Endpoint: netip.AddrFrom4([4]byte{10, 2, 2, byte(i)}), Carrier: carrier, MTU: mtu})
 	}
 	return out
+}
+
+func TestCarriersAreShown(t *testing.T) {
+	carriers := slices.Concat(carriersOf(dataplane.CarrierGUE, 1430, 2), carriersOf(dataplane.CarrierOption, 0, 1), carriersOf(dataplane.CarrierGUE, 1400, 1))
+	var got []string
+	for _, e := range directEndpoints(carriers) {
+		got = append(got, fmt.Sprint(e.Carrier, " ", e.Count, " ", e.Mtu))
+	}
+	if want := []string{"option 1 0", "gue 3 1400"}; !slices.Equal(got, want) {
+		t.Errorf("endpoints by carrier %q, want %q", got, want)
+	}
+	endpoints := func() []*nodev1alpha1.Endpoint {
+		return []*nodev1alpha1.Endpoint{{Address: "10.2.2.1"}, {Address: "10.1.1.1"}}
+	}
+	s := &nodev1alpha1.Service{Ports: []*nodev1alpha1.ServicePort{{Forwarding: intent.Hybrid, Endpoints: endpoints()}, {Endpoints: endpoints()}}}
+	addCarriers(s, carriers)
+	if e := s.Ports[0].Endpoints; e[0].Carrier != "gue" || e[0].CarrierMtu != 1430 || e[1].Carrier != "" || s.Ports[1].Endpoints[0].Carrier != "" {
+		t.Errorf("endpoints %v", s.Ports)
+	}
 }
 
 func manyPaths(like dataplane.DirectPath, n int) (list []dataplane.DirectPath) {
