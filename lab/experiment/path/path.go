@@ -145,12 +145,15 @@ func (b *bench) setUp(ctx context.Context, plans []plan) error {
 	for _, s := range []struct {
 		host *topology.Host
 		port uint16
-	}{{c.Node(0), metalPort}, {c.Pod(0, 0), podPort}, {c.Pod(1, 0), podPort}} {
+	}{{c.Node(0), metalPort}, {c.Pod(0, 0), podPort}, {c.Pod(1, 0), podPort}, {c.Pod(1, 1), podPort}} {
 		if err := b.harness.Serve(ctx, s.host, kind, s.port); err != nil {
 			return err
 		}
 	}
 	if err := b.harness.RoutePods(c.Client(0)); err != nil {
+		return err
+	}
+	if err := b.harness.RoutePodBy(c.Client(0), c.Pod(1, 1), c.Node(0)); err != nil {
 		return err
 	}
 	if err := b.serveServices(ctx); err != nil {
@@ -228,6 +231,7 @@ func plans(c *topology.Cluster, ebpf bool) []plan {
 	least := func(v float64) *experiment.Target { return &experiment.Target{Limit: v} }
 	most := func(v float64) *experiment.Target { return &experiment.Target{Limit: v, AtMost: true} }
 	direct := way{client, netip.AddrPortFrom(node.IPv4, directNodePort)}
+	detour := way{client, netip.AddrPortFrom(c.Pod(1, 1).IPv4, podPort)} // what the kernel's own forwarding takes
 	all := []plan{
 		{name: "NodePort, pod on this node ÷ metal", kind: load.HTTP, base: metal, service: here,
 			saturates: true, control: true, target: least(0.97)},
@@ -251,7 +255,9 @@ func plans(c *topology.Cluster, ebpf bool) []plan {
 		plan{name: "direct replies ÷ pod address", kind: load.HTTP, base: podThere, service: direct, target: least(0.97)},
 		plan{name: "direct replies ÷ pod address", kind: load.Conn, base: podThere, service: direct, target: least(0.97)},
 		plan{name: "direct replies ÷ SNAT", kind: load.HTTP, base: there, service: direct},
-		plan{name: "direct replies ÷ SNAT", kind: load.Conn, base: there, service: direct})
+		plan{name: "direct replies ÷ SNAT", kind: load.Conn, base: there, service: direct},
+		plan{name: "pod address by way of node0 ÷ pod address", kind: load.HTTP, base: podThere, service: detour},
+		plan{name: "pod address by way of node0 ÷ pod address", kind: load.Conn, base: podThere, service: detour})
 }
 
 // wanted returns the plans that only matches, in their order, and with an open
