@@ -41,9 +41,9 @@ func main() {
 	r := newReport(os.Stdout)
 	all := stages(*short)
 	all[0].run(r, append(slices.Clip(flags), fmt.Sprint("-p=", *packages)))
-	// The others have few packages: run stages at once instead.
+	// The others have few packages, which mostly wait: run stages at once instead.
 	var others errgroup.Group
-	others.SetLimit(*packages)
+	others.SetLimit(2 * *packages)
 	for _, s := range all[1:] {
 		others.Go(func() error {
 			s.run(r, append(slices.Clip(flags), "-p=1"))
