@@ -668,7 +668,7 @@ type Hook struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Place         string                 `protobuf:"bytes,1,opt,name=place,proto3" json:"place,omitempty"` // device or cgroup
 	Program       string                 `protobuf:"bytes,2,opt,name=program,proto3" json:"program,omitempty"`
-	Mechanism     string                 `protobuf:"bytes,3,opt,name=mechanism,proto3" json:"mechanism,omitempty"` // tcx, clsact, cgroup
+	Mechanism     string                 `protobuf:"bytes,3,opt,name=mechanism,proto3" json:"mechanism,omitempty"` // tcx, clsact, cgroup, xdp native, xdp generic
 	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`         // why it is not attached; "": it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

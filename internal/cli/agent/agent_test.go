@@ -117,7 +117,7 @@ func writeService(t *testing.T, dir, name, addr string) {
 func testAgent(t *testing.T, m *memory) *agent {
 	a := newAgent(Config{
 		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), Bypass: "auto", LogFormat: "text",
-		SocketHooks: "all", HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"), VerifyPartialSync: "off",
+		SocketHooks: "all", Forwarding: "snat", XDP: "off", MaglevSize: intent.DefaultMaglevSize, HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"), VerifyPartialSync: "off",
 		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond, AllowExternalIPs: true,
 		Conntrack: ConntrackConfig{Autopilot: "off", AutopilotMemory: "5%"},
 	}, io.Discard)

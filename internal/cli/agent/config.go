@@ -166,6 +166,9 @@ func (c *Config) warnOfIdleFlags(log *slog.Logger) {
 	case len(c.intent().LoopbackNodePorts()) == 0:
 		log.Warn("--localhost-nodeports serves nothing: --nodeport-addresses has no loopback address: give ranges that contain 127.0.0.1 or ::1", "nodeport-addresses", strings.Join(c.NodePortAddresses, ","))
 	}
+	if c.MaglevSize != intent.DefaultMaglevSize && c.ProxyMode != "ebpf" {
+		log.Warn("--maglev-table-size has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
+	}
 	if c.Events.counted && c.ProxyMode != "ebpf" {
 		log.Warn("--service-metrics has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
@@ -264,6 +267,9 @@ func (c *Config) validateChoices() error {
 	}
 	if err := c.validateTakeover(); err != nil {
 		return err
+	}
+	if !slices.Contains(intent.MaglevSizes, c.MaglevSize) {
+		return cli.UsageErrorf("--maglev-table-size %d: use one of %s", c.MaglevSize, strings.Trim(fmt.Sprint(intent.MaglevSizes), "[]"))
 	}
 	if !slices.Contains(logFormats, c.LogFormat) {
 		return cli.UsageErrorf("--log-format %q: not a format: use text or json", c.LogFormat)

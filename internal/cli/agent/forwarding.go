@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"os"
@@ -21,7 +20,6 @@ const maxSecrets = 2
 
 // validateForwarding checks --forwarding, and reads --dsr-key-file.
 func (c *Config) validateForwarding() (err error) {
-	c.Forwarding = cmp.Or(c.Forwarding, intent.SNAT)
 	if !slices.Contains(intent.Forwardings, c.Forwarding) {
 		return cli.UsageErrorf("--forwarding %q: not a way to forward packets: use %s", c.Forwarding, strings.Join(intent.Forwardings, ", "))
 	}
@@ -43,7 +41,6 @@ func (c *Config) validateForwarding() (err error) {
 
 // validateXDP checks --xdp.
 func (c *Config) validateXDP() error {
-	c.XDP = cmp.Or(c.XDP, ebpf.XDPOff)
 	if !slices.Contains(ebpf.XDPModes, c.XDP) {
 		return cli.UsageErrorf("--xdp %q: not a way to run the program: use auto or off", c.XDP)
 	}

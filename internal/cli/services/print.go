@@ -192,7 +192,7 @@ func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 		t.Row("Carriers", text)
 	}
 	if p.SynLimit > 0 {
-		t.Row("SYN filter", fmt.Sprintf("beyond %d SYNs a second on a CPU, clients must prove their address", p.SynLimit))
+		t.Row("SYN filter", fmt.Sprintf("at devices with XDP, beyond %d SYNs a second on a CPU, clients must prove their address", p.SynLimit))
 	}
 	if p.Helper != "" {
 		t.Row("Helper", p.Helper)

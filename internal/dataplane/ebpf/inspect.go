@@ -51,15 +51,16 @@ func (b *Backend) Tables() []dataplane.Table {
 func (b *Backend) Hooks() []dataplane.Hook {
 	var hooks []dataplane.Hook
 	for _, s := range b.attacher.Status() {
-		program := "network"
-		if s.Role == attach.PodSide {
-			program = "pod"
+		if mode, _, _ := strings.Cut(s.XDP, ":"); mode == attach.XDPNative || mode == attach.XDPGeneric {
+			hooks = append(hooks, dataplane.Hook{Place: s.Name, Program: xdpProgXdpFromNetwork, Mechanism: "xdp " + mode})
 		}
-		for _, direction := range []string{"ingress", "egress"} {
-			h := dataplane.Hook{Place: s.Name + " " + direction, Program: "from_" + program, Mechanism: b.attacher.Mechanism()}
-			if direction == "egress" {
-				h.Program = "to_" + program
-			}
+		from := tcProgFromNetwork
+		if s.Role == attach.PodSide {
+			from = tcProgFromPod
+		}
+		for _, h := range []dataplane.Hook{{Place: "ingress", Program: from}, {Place: "egress", Program: tcProgToNetwork}} {
+			direction := h.Place
+			h.Place, h.Mechanism = s.Name+" "+direction, b.attacher.Mechanism()
 			if !slices.Contains(s.Attached, direction) {
 				if h.Err = s.Err; h.Err == nil {
 					continue // the device needs none

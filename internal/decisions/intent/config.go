@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // Validate returns an error that names the flag of the first wrong field.
@@ -18,9 +17,6 @@ func (c Config) Validate() error {
 	}
 	if err := validatePrefixes("--cluster-cidr", c.ClusterCIDRs); err != nil {
 		return err
-	}
-	if c.MaglevSize != 0 && !slices.Contains(MaglevSizes, c.MaglevSize) {
-		return fmt.Errorf("--maglev-table-size %d: use one of %s", c.MaglevSize, strings.Trim(fmt.Sprint(MaglevSizes), "[]"))
 	}
 	return c.validateLocal()
 }

@@ -44,6 +44,8 @@ func (c *Config) forwardingOf(svc *model.Service, by Balance, complain func(fiel
 		why = way + " has no effect on this node, and snat is used: its agent needs --proxy-mode ebpf and --dsr-key-file"
 	case by != Maglev:
 		why = way + " has no effect, and snat is used: it needs " + BalanceAnnotation + ": maglev"
+	case way == Hybrid && !hasProtocol(svc, model.TCP):
+		why = "hybrid has no effect, and snat is used: the Service has no TCP port; use dsr"
 	default:
 		return way
 	}

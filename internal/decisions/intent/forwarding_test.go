@@ -29,6 +29,7 @@ func TestDirectForwarding(t *testing.T) {
 		{"on a node that cannot", cannot, "maglev", "hybrid", false, "needs --proxy-mode ebpf and --dsr-key-file"},
 		{"unknown", can, "maglev", "fast", false, `"fast" is not a way to forward packets`},
 		{"random", can, "", "hybrid", false, "it needs spillway.dev/balance: maglev"},
+		{"hybrid for UDP alone", can, "maglev", "hybrid only UDP", false, "has no TCP port; use dsr"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Name: "web", Protocol: model.TCP, Port: 80}, model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}))
@@ -36,8 +37,11 @@ func TestDirectForwarding(t *testing.T) {
 			if c.balance != "" {
 				svc.Annotations[BalanceAnnotation] = c.balance
 			}
-			if c.way != "" {
-				svc.Annotations[ForwardingAnnotation] = c.way
+			if way, rest, _ := strings.Cut(c.way, " "); way != "" {
+				svc.Annotations[ForwardingAnnotation] = way
+				if rest != "" {
+					svc.Ports = svc.Ports[1:]
+				}
 			}
 			tr := New(c.cfg)
 			tr.Apply(delta(svc, sliceOf("s", at("10.1.0.1", there))))

@@ -26,7 +26,7 @@ func (c *Config) synLimitOf(svc *model.Service, complain func(field, what string
 	case err != nil || n == 0:
 		complain(field, fmt.Sprintf("%q is not a number of SYNs a second, and none is filtered; use 1 to %d", text, math.MaxUint16))
 		return 0
-	case !slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.Protocol == model.TCP }):
+	case !hasProtocol(svc, model.TCP):
 		complain(field, "has no effect: the Service has no TCP port, and no other protocol has SYNs")
 		return 0
 	case !c.FilterSYNs:
@@ -34,6 +34,10 @@ func (c *Config) synLimitOf(svc *model.Service, complain func(field, what string
 		return 0
 	}
 	return uint16(n)
+}
+
+func hasProtocol(svc *model.Service, proto model.Protocol) bool {
+	return slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.Protocol == proto })
 }
 
 // synLimitOf returns ServicePort.SYNLimit of the ports of a protocol.

@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file spillway/node/v1alpha1/node.proto.
  */
 export const file_spillway_node_v1alpha1_node: GenFile = /*@__PURE__*/
-  fileDesc("CiFzcGlsbHdheS9ub2RlL3YxYWxwaGExL25vZGUucHJvdG8SFnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEiDwoNU3RhdHVzUmVxdWVzdCKmBAoOU3RhdHVzUmVzcG9uc2USDAoEbm9kZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEg4KBmNvbW1pdBgDIAEoCRIOCgZrZXJuZWwYBCABKAkSKAoEdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKwoHc3RhcnRlZBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKcHJveHlfbW9kZRgHIAEoCRIqCgRzeW5jGAggASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TeW5jEjUKCmRhdGFwbGFuZXMYCSADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRhdGFwbGFuZRIxCghwcm9ibGVtcxgKIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbRItCgZ0YWJsZXMYCyADKAsyHS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlRhYmxlEisKBWhvb2tzGAwgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ib29rEjEKCGZlYXR1cmVzGA0gAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GZWF0dXJlEi4KBmV2ZW50cxgOIAEoCzIeLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRzEhUKDW1vcmVfcHJvYmxlbXMYDyABKA0irgEKBFN5bmMSDgoGbGlzdGVkGAEgASgIEi8KC2xhc3Rfc3luY2VkGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIxCg1wZW5kaW5nX3NpbmNlGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIQCghzZXJ2aWNlcxgEIAEoDRINCgVwb3J0cxgFIAEoDRIRCgllbmRwb2ludHMYBiABKA0iNwoJRGF0YXBsYW5lEgwKBG5hbWUYASABKAkSDQoFcG9ydHMYAiABKA0SDQoFZXJyb3IYAyABKAkiJgoHUHJvYmxlbRINCgV3aGVyZRgBIAEoCRIMCgR3aGF0GAIgASgJIjEKBVRhYmxlEgwKBG5hbWUYASABKAkSDAoEdXNlZBgCIAEoBBIMCgRzaXplGAMgASgEIkgKBEhvb2sSDQoFcGxhY2UYASABKAkSDwoHcHJvZ3JhbRgCIAEoCRIRCgltZWNoYW5pc20YAyABKAkSDQoFZXJyb3IYBCABKAkiOAoHRmVhdHVyZRIMCgRuYW1lGAEgASgJEg8KB3ByZXNlbnQYAiABKAgSDgoGZGV0YWlsGAMgASgJIlwKBkV2ZW50cxIPCgdlbmFibGVkGAEgASgIEhAKCHJlY2VpdmVkGAIgASgEEgwKBGxvc3QYAyABKAQSEwoLc2FtcGxlZF9vdXQYBCABKAQSDAoEbW9kZRgFIAEoCSJPChNMaXN0U2VydmljZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJiChRMaXN0U2VydmljZXNSZXNwb25zZRIxCghzZXJ2aWNlcxgBIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiSQoRR2V0U2VydmljZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSEwoLY291bnRfZmxvd3MYAyABKAgiRgoSR2V0U2VydmljZVJlc3BvbnNlEjAKB3NlcnZpY2UYASABKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2UinwEKB1NlcnZpY2USEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSDAoEdHlwZRgDIAEoCRIyCgVwb3J0cxgEIAMoCzIjLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZVBvcnQSMQoIcHJvYmxlbXMYBSADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb2JsZW0imQQKC1NlcnZpY2VQb3J0EgwKBG5hbWUYASABKAkSDAoEcG9ydBgCIAEoDRIyCghwcm90b2NvbBgDIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSEQoJZGF0YXBsYW5lGAQgASgJEjMKCWZyb250ZW5kcxgFIAMoCzIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRnJvbnRlbmQSMwoJZW5kcG9pbnRzGAYgAygLMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FbmRwb2ludBIWCg5lbmRwb2ludF9jb3VudBgHIAEoDRIfChdleHRlcm5hbF90cmFmZmljX3BvbGljeRgIIAEoCRIfChdpbnRlcm5hbF90cmFmZmljX3BvbGljeRgJIAEoCRIrCghhZmZpbml0eRgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZoZWxwZXIYCyABKAkSEwoLZGlmZmVyZW5jZXMYDCADKAkSMgoIY291bnRlcnMYDSABKAsyIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkNvdW50ZXJzEg4KBmZhbWlseRgOIAEoCRIQCghjb21wYXJlZBgPIAEoCBIPCgdiYWxhbmNlGBAgASgJEhYKDmxvY2FsX3JlZGlyZWN0GBEgASgJEhIKCmZvcndhcmRpbmcYEiABKAkiTgoIRnJvbnRlbmQSDAoEa2luZBgBIAEoCRIPCgdhZGRyZXNzGAIgASgJEgwKBHBvcnQYAyABKA0SFQoNc291cmNlX3JhbmdlcxgEIAMoCSLwAQoIRW5kcG9pbnQSDwoHYWRkcmVzcxgBIAEoCRIMCgRwb3J0GAIgASgNEgwKBG5vZGUYAyABKAkSCwoDcG9kGAQgASgJEg0KBXJlYWR5GAUgASgIEg8KB3NlcnZpbmcYBiABKAgSEwoLdGVybWluYXRpbmcYByABKAgSDgoGaW5fdXNlGAggASgIEjQKBWZsb3dzGAogASgLMiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FbmRwb2ludEZsb3dzEg4KBnNoYXJlcxgLIAEoDRIPCgdlamVjdGVkGAwgASgISgQICRAKUghjb3VudGVycyIyCg1FbmRwb2ludEZsb3dzEhAKCGFuc3dlcmVkGAEgASgEEg8KB3dhaXRpbmcYAiABKAQi2AEKCENvdW50ZXJzEhMKC2Nvbm5lY3Rpb25zGAEgASgEEg4KBmFjdGl2ZRgCIAEoBBIPCgdyZWZ1c2VkGAMgASgEEg8KB2Ryb3BwZWQYBCABKAQSGQoRYnl0ZXNfdG9fZW5kcG9pbnQYBSABKAQSFwoPYnl0ZXNfdG9fY2xpZW50GAYgASgEEhsKE3BhY2tldHNfdG9fZW5kcG9pbnQYByABKAQSGQoRcGFja2V0c190b19jbGllbnQYCCABKAQSGQoRaGFuZHNoYWtlX21zX2xvZzIYCSADKAQijgEKCkZsb3dGaWx0ZXISEQoJbmFtZXNwYWNlGAEgASgJEg8KB3NlcnZpY2UYAiABKAkSCwoDcG9kGAMgASgJEg8KB2FkZHJlc3MYBCABKAkSDAoEcG9ydBgFIAEoDRIwCgVraW5kcxgGIAMoDjIhLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRLaW5kImQKEExpc3RGbG93c1JlcXVlc3QSMgoGZmlsdGVyGAEgASgLMiIuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93RmlsdGVyEg0KBWxpbWl0GAIgASgNEg0KBXN0YXRlGAMgASgJIk4KEUxpc3RGbG93c1Jlc3BvbnNlEisKBWZsb3dzGAEgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93EgwKBG1vcmUYAiABKAgicgoRV2F0Y2hGbG93c1JlcXVlc3QSMgoGZmlsdGVyGAEgASgLMiIuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93RmlsdGVyEikKBXNpbmNlGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJXChJXYXRjaEZsb3dzUmVzcG9uc2USMQoGZXZlbnRzGAEgAygLMiEuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93RXZlbnQSDgoGbWlzc2VkGAIgASgEIqIBCglGbG93RXZlbnQSLwoEa2luZBgBIAEoDjIhLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRLaW5kEigKBHRpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEioKBGZsb3cYAyABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3cSDgoGcmVhc29uGAQgASgJIkAKBFBlZXISDwoHYWRkcmVzcxgBIAEoCRIMCgRwb3J0GAIgASgNEgsKA3BvZBgDIAEoCRIMCgRub2RlGAQgASgJIpQFCgRGbG93EgwKBG5vZGUYASABKAkSMgoIcHJvdG9jb2wYAiABKA4yIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb3RvY29sEiwKBmNsaWVudBgDIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUGVlchI1Cg9zZXJ2aWNlX2FkZHJlc3MYBCABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlBlZXISEQoJbmFtZXNwYWNlGAUgASgJEg8KB3NlcnZpY2UYBiABKAkSEQoJcG9ydF9uYW1lGAcgASgJEi4KCGVuZHBvaW50GAggASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5QZWVyEhEKCWJ5X3NvY2tldBgJIAEoCBIqCgZvcGVuZWQYCiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi0KCWxhc3Rfc2VlbhgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFc3RhdGUYDCABKAkSGQoRYnl0ZXNfdG9fZW5kcG9pbnQYDSABKAQSFwoPYnl0ZXNfdG9fY2xpZW50GA4gASgEEhsKE3BhY2tldHNfdG9fZW5kcG9pbnQYDyABKAQSGQoRcGFja2V0c190b19jbGllbnQYECABKAQSLAoJaGFuZHNoYWtlGBEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi8KDHNtb290aGVkX3J0dBgSIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIVCg1jbG9zZWRfYnlfcnN0GBMgASgIEg4KBmRpcmVjdBgUIAEoCBIPCgdvbmVfd2F5GBUgASgIIg4KDERyb3BzUmVxdWVzdCI8Cg1Ecm9wc1Jlc3BvbnNlEisKBWRyb3BzGAEgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ecm9wIlwKBERyb3ASDgoGcmVhc29uGAEgASgJEg8KB21lYW5pbmcYAiABKAkSDwoHcGFja2V0cxgDIAEoBBIRCgluYW1lc3BhY2UYBCABKAkSDwoHc2VydmljZRgFIAEoCSJCCgxOYW1lc1JlcXVlc3QSMgoJYWRkcmVzc2VzGAEgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5BZGRyZXNzIlwKB0FkZHJlc3MSMgoIcHJvdG9jb2wYASABKA4yIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb3RvY29sEg8KB2FkZHJlc3MYAiABKAkSDAoEcG9ydBgDIAEoDSJECg1OYW1lc1Jlc3BvbnNlEjMKBW5hbWVzGAEgAygLMiQuc3BpbGx3YXkubm9kZS52MWFscGhhMS5BZGRyZXNzTmFtZXMioQEKDEFkZHJlc3NOYW1lcxI4CgdzZXJ2aWNlGAEgASgLMicuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TZXJ2aWNlUG9ydE5hbWUSPAoLZW5kcG9pbnRfb2YYAiADKAsyJy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2VQb3J0TmFtZRILCgNwb2QYAyABKAkSDAoEbm9kZRgEIAEoCSKHAQoPU2VydmljZVBvcnROYW1lEhEKCW5hbWVzcGFjZRgBIAEoCRIMCgRuYW1lGAIgASgJEhEKCXBvcnRfbmFtZRgDIAEoCRIMCgRwb3J0GAQgASgNEjIKCHByb3RvY29sGAUgASgOMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm90b2NvbCIRCg9GaW5kaW5nc1JlcXVlc3QieAoQRmluZGluZ3NSZXNwb25zZRIxCghmaW5kaW5ncxgBIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmluZGluZxIxCghwcm9ibGVtcxgCIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbSKOAQoHRmluZGluZxIKCgJpZBgBIAEoCRIQCghzZXZlcml0eRgCIAEoCRINCgV0aXRsZRgDIAEoCRIOCgZkZXRhaWwYBCABKAkSCwoDZml4GAUgASgJEhUKDWRvY3VtZW50YXRpb24YBiABKAkSEAoIZXZpZGVuY2UYByADKAkSEAoIY29tbWFuZHMYCCADKAkqWwoIUHJvdG9jb2wSGAoUUFJPVE9DT0xfVU5TUEVDSUZJRUQQABIQCgxQUk9UT0NPTF9UQ1AQARIQCgxQUk9UT0NPTF9VRFAQAhIRCg1QUk9UT0NPTF9TQ1RQEAMqngEKCUV2ZW50S2luZBIaChZFVkVOVF9LSU5EX1VOU1BFQ0lGSUVEEAASFQoRRVZFTlRfS0lORF9PUEVORUQQARIXChNFVkVOVF9LSU5EX0FOU1dFUkVEEAISFQoRRVZFTlRfS0lORF9DTE9TRUQQAxIWChJFVkVOVF9LSU5EX1JFRlVTRUQQBBIWChJFVkVOVF9LSU5EX0RST1BQRUQQBTKKBgoLTm9kZVNlcnZpY2USVwoGU3RhdHVzEiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TdGF0dXNSZXF1ZXN0GiYuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TdGF0dXNSZXNwb25zZRJpCgxMaXN0U2VydmljZXMSKy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RTZXJ2aWNlc1JlcXVlc3QaLC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RTZXJ2aWNlc1Jlc3BvbnNlEmMKCkdldFNlcnZpY2USKS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkdldFNlcnZpY2VSZXF1ZXN0Giouc3BpbGx3YXkubm9kZS52MWFscGhhMS5HZXRTZXJ2aWNlUmVzcG9uc2USYAoJTGlzdEZsb3dzEiguc3BpbGx3YXkubm9kZS52MWFscGhhMS5MaXN0Rmxvd3NSZXF1ZXN0Gikuc3BpbGx3YXkubm9kZS52MWFscGhhMS5MaXN0Rmxvd3NSZXNwb25zZRJlCgpXYXRjaEZsb3dzEikuc3BpbGx3YXkubm9kZS52MWFscGhhMS5XYXRjaEZsb3dzUmVxdWVzdBoqLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuV2F0Y2hGbG93c1Jlc3BvbnNlMAESVAoFRHJvcHMSJC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRyb3BzUmVxdWVzdBolLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRHJvcHNSZXNwb25zZRJUCgVOYW1lcxIkLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTmFtZXNSZXF1ZXN0GiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5OYW1lc1Jlc3BvbnNlEl0KCEZpbmRpbmdzEicuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GaW5kaW5nc1JlcXVlc3QaKC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZpbmRpbmdzUmVzcG9uc2VCNlo0c3BpbGx3YXkuZGV2L3NwaWxsd2F5L2FwaS9ub2RlL3YxYWxwaGExO25vZGV2MWFscGhhMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("CiFzcGlsbHdheS9ub2RlL3YxYWxwaGExL25vZGUucHJvdG8SFnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEiDwoNU3RhdHVzUmVxdWVzdCLpBAoOU3RhdHVzUmVzcG9uc2USDAoEbm9kZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEg4KBmNvbW1pdBgDIAEoCRIOCgZrZXJuZWwYBCABKAkSKAoEdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKwoHc3RhcnRlZBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKcHJveHlfbW9kZRgHIAEoCRIqCgRzeW5jGAggASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TeW5jEjUKCmRhdGFwbGFuZXMYCSADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRhdGFwbGFuZRIxCghwcm9ibGVtcxgKIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbRItCgZ0YWJsZXMYCyADKAsyHS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlRhYmxlEisKBWhvb2tzGAwgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ib29rEjEKCGZlYXR1cmVzGA0gAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GZWF0dXJlEi4KBmV2ZW50cxgOIAEoCzIeLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRzEhUKDW1vcmVfcHJvYmxlbXMYDyABKA0SQQoQZGlyZWN0X2VuZHBvaW50cxgQIAMoCzInLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRGlyZWN0RW5kcG9pbnRzIj4KD0RpcmVjdEVuZHBvaW50cxIPCgdjYXJyaWVyGAEgASgJEg0KBWNvdW50GAIgASgNEgsKA210dRgDIAEoDSKuAQoEU3luYxIOCgZsaXN0ZWQYASABKAgSLwoLbGFzdF9zeW5jZWQYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjEKDXBlbmRpbmdfc2luY2UYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhAKCHNlcnZpY2VzGAQgASgNEg0KBXBvcnRzGAUgASgNEhEKCWVuZHBvaW50cxgGIAEoDSI3CglEYXRhcGxhbmUSDAoEbmFtZRgBIAEoCRINCgVwb3J0cxgCIAEoDRINCgVlcnJvchgDIAEoCSImCgdQcm9ibGVtEg0KBXdoZXJlGAEgASgJEgwKBHdoYXQYAiABKAkiMQoFVGFibGUSDAoEbmFtZRgBIAEoCRIMCgR1c2VkGAIgASgEEgwKBHNpemUYAyABKAQiSAoESG9vaxINCgVwbGFjZRgBIAEoCRIPCgdwcm9ncmFtGAIgASgJEhEKCW1lY2hhbmlzbRgDIAEoCRINCgVlcnJvchgEIAEoCSI4CgdGZWF0dXJlEgwKBG5hbWUYASABKAkSDwoHcHJlc2VudBgCIAEoCBIOCgZkZXRhaWwYAyABKAkiXAoGRXZlbnRzEg8KB2VuYWJsZWQYASABKAgSEAoIcmVjZWl2ZWQYAiABKAQSDAoEbG9zdBgDIAEoBBITCgtzYW1wbGVkX291dBgEIAEoBBIMCgRtb2RlGAUgASgJIk8KE0xpc3RTZXJ2aWNlc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJImIKFExpc3RTZXJ2aWNlc1Jlc3BvbnNlEjEKCHNlcnZpY2VzGAEgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5TZXJ2aWNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJJChFHZXRTZXJ2aWNlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDAoEbmFtZRgCIAEoCRITCgtjb3VudF9mbG93cxgDIAEoCCJGChJHZXRTZXJ2aWNlUmVzcG9uc2USMAoHc2VydmljZRgBIAEoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZSKfAQoHU2VydmljZRIRCgluYW1lc3BhY2UYASABKAkSDAoEbmFtZRgCIAEoCRIMCgR0eXBlGAMgASgJEjIKBXBvcnRzGAQgAygLMiMuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TZXJ2aWNlUG9ydBIxCghwcm9ibGVtcxgFIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbSKsBAoLU2VydmljZVBvcnQSDAoEbmFtZRgBIAEoCRIMCgRwb3J0GAIgASgNEjIKCHByb3RvY29sGAMgASgOMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm90b2NvbBIRCglkYXRhcGxhbmUYBCABKAkSMwoJZnJvbnRlbmRzGAUgAygLMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Gcm9udGVuZBIzCgllbmRwb2ludHMYBiADKAsyIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkVuZHBvaW50EhYKDmVuZHBvaW50X2NvdW50GAcgASgNEh8KF2V4dGVybmFsX3RyYWZmaWNfcG9saWN5GAggASgJEh8KF2ludGVybmFsX3RyYWZmaWNfcG9saWN5GAkgASgJEisKCGFmZmluaXR5GAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBmhlbHBlchgLIAEoCRITCgtkaWZmZXJlbmNlcxgMIAMoCRIyCghjb3VudGVycxgNIAEoCzIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuQ291bnRlcnMSDgoGZmFtaWx5GA4gASgJEhAKCGNvbXBhcmVkGA8gASgIEg8KB2JhbGFuY2UYECABKAkSFgoObG9jYWxfcmVkaXJlY3QYESABKAkSEgoKZm9yd2FyZGluZxgSIAEoCRIRCglzeW5fbGltaXQYEyABKA0iTgoIRnJvbnRlbmQSDAoEa2luZBgBIAEoCRIPCgdhZGRyZXNzGAIgASgJEgwKBHBvcnQYAyABKA0SFQoNc291cmNlX3JhbmdlcxgEIAMoCSKWAgoIRW5kcG9pbnQSDwoHYWRkcmVzcxgBIAEoCRIMCgRwb3J0GAIgASgNEgwKBG5vZGUYAyABKAkSCwoDcG9kGAQgASgJEg0KBXJlYWR5GAUgASgIEg8KB3NlcnZpbmcYBiABKAgSEwoLdGVybWluYXRpbmcYByABKAgSDgoGaW5fdXNlGAggASgIEjQKBWZsb3dzGAogASgLMiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FbmRwb2ludEZsb3dzEg4KBnNoYXJlcxgLIAEoDRIPCgdlamVjdGVkGAwgASgIEg8KB2NhcnJpZXIYDSABKAkSEwoLY2Fycmllcl9tdHUYDiABKA1KBAgJEApSCGNvdW50ZXJzIjIKDUVuZHBvaW50Rmxvd3MSEAoIYW5zd2VyZWQYASABKAQSDwoHd2FpdGluZxgCIAEoBCLYAQoIQ291bnRlcnMSEwoLY29ubmVjdGlvbnMYASABKAQSDgoGYWN0aXZlGAIgASgEEg8KB3JlZnVzZWQYAyABKAQSDwoHZHJvcHBlZBgEIAEoBBIZChFieXRlc190b19lbmRwb2ludBgFIAEoBBIXCg9ieXRlc190b19jbGllbnQYBiABKAQSGwoTcGFja2V0c190b19lbmRwb2ludBgHIAEoBBIZChFwYWNrZXRzX3RvX2NsaWVudBgIIAEoBBIZChFoYW5kc2hha2VfbXNfbG9nMhgJIAMoBCKOAQoKRmxvd0ZpbHRlchIRCgluYW1lc3BhY2UYASABKAkSDwoHc2VydmljZRgCIAEoCRILCgNwb2QYAyABKAkSDwoHYWRkcmVzcxgEIAEoCRIMCgRwb3J0GAUgASgNEjAKBWtpbmRzGAYgAygOMiEuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FdmVudEtpbmQiZAoQTGlzdEZsb3dzUmVxdWVzdBIyCgZmaWx0ZXIYASABKAsyIi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dGaWx0ZXISDQoFbGltaXQYAiABKA0SDQoFc3RhdGUYAyABKAkiTgoRTGlzdEZsb3dzUmVzcG9uc2USKwoFZmxvd3MYASADKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3cSDAoEbW9yZRgCIAEoCCJyChFXYXRjaEZsb3dzUmVxdWVzdBIyCgZmaWx0ZXIYASABKAsyIi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dGaWx0ZXISKQoFc2luY2UYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIlcKEldhdGNoRmxvd3NSZXNwb25zZRIxCgZldmVudHMYASADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dFdmVudBIOCgZtaXNzZWQYAiABKAQiogEKCUZsb3dFdmVudBIvCgRraW5kGAEgASgOMiEuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FdmVudEtpbmQSKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKgoEZmxvdxgDIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmxvdxIOCgZyZWFzb24YBCABKAkiQAoEUGVlchIPCgdhZGRyZXNzGAEgASgJEgwKBHBvcnQYAiABKA0SCwoDcG9kGAMgASgJEgwKBG5vZGUYBCABKAkilAUKBEZsb3cSDAoEbm9kZRgBIAEoCRIyCghwcm90b2NvbBgCIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSLAoGY2xpZW50GAMgASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5QZWVyEjUKD3NlcnZpY2VfYWRkcmVzcxgEIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUGVlchIRCgluYW1lc3BhY2UYBSABKAkSDwoHc2VydmljZRgGIAEoCRIRCglwb3J0X25hbWUYByABKAkSLgoIZW5kcG9pbnQYCCABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlBlZXISEQoJYnlfc29ja2V0GAkgASgIEioKBm9wZW5lZBgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLQoJbGFzdF9zZWVuGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBINCgVzdGF0ZRgMIAEoCRIZChFieXRlc190b19lbmRwb2ludBgNIAEoBBIXCg9ieXRlc190b19jbGllbnQYDiABKAQSGwoTcGFja2V0c190b19lbmRwb2ludBgPIAEoBBIZChFwYWNrZXRzX3RvX2NsaWVudBgQIAEoBBIsCgloYW5kc2hha2UYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLwoMc21vb3RoZWRfcnR0GBIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWNsb3NlZF9ieV9yc3QYEyABKAgSDgoGZGlyZWN0GBQgASgIEg8KB29uZV93YXkYFSABKAgiDgoMRHJvcHNSZXF1ZXN0IjwKDURyb3BzUmVzcG9uc2USKwoFZHJvcHMYASADKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRyb3AiXAoERHJvcBIOCgZyZWFzb24YASABKAkSDwoHbWVhbmluZxgCIAEoCRIPCgdwYWNrZXRzGAMgASgEEhEKCW5hbWVzcGFjZRgEIAEoCRIPCgdzZXJ2aWNlGAUgASgJIkIKDE5hbWVzUmVxdWVzdBIyCglhZGRyZXNzZXMYASADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkFkZHJlc3MiXAoHQWRkcmVzcxIyCghwcm90b2NvbBgBIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSDwoHYWRkcmVzcxgCIAEoCRIMCgRwb3J0GAMgASgNIkQKDU5hbWVzUmVzcG9uc2USMwoFbmFtZXMYASADKAsyJC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkFkZHJlc3NOYW1lcyKhAQoMQWRkcmVzc05hbWVzEjgKB3NlcnZpY2UYASABKAsyJy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2VQb3J0TmFtZRI8CgtlbmRwb2ludF9vZhgCIAMoCzInLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZVBvcnROYW1lEgsKA3BvZBgDIAEoCRIMCgRub2RlGAQgASgJIocBCg9TZXJ2aWNlUG9ydE5hbWUSEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSEQoJcG9ydF9uYW1lGAMgASgJEgwKBHBvcnQYBCABKA0SMgoIcHJvdG9jb2wYBSABKA4yIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb3RvY29sIhEKD0ZpbmRpbmdzUmVxdWVzdCJ4ChBGaW5kaW5nc1Jlc3BvbnNlEjEKCGZpbmRpbmdzGAEgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GaW5kaW5nEjEKCHByb2JsZW1zGAIgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm9ibGVtIo4BCgdGaW5kaW5nEgoKAmlkGAEgASgJEhAKCHNldmVyaXR5GAIgASgJEg0KBXRpdGxlGAMgASgJEg4KBmRldGFpbBgEIAEoCRILCgNmaXgYBSABKAkSFQoNZG9jdW1lbnRhdGlvbhgGIAEoCRIQCghldmlkZW5jZRgHIAMoCRIQCghjb21tYW5kcxgIIAMoCSpbCghQcm90b2NvbBIYChRQUk9UT0NPTF9VTlNQRUNJRklFRBAAEhAKDFBST1RPQ09MX1RDUBABEhAKDFBST1RPQ09MX1VEUBACEhEKDVBST1RPQ09MX1NDVFAQAyqeAQoJRXZlbnRLaW5kEhoKFkVWRU5UX0tJTkRfVU5TUEVDSUZJRUQQABIVChFFVkVOVF9LSU5EX09QRU5FRBABEhcKE0VWRU5UX0tJTkRfQU5TV0VSRUQQAhIVChFFVkVOVF9LSU5EX0NMT1NFRBADEhYKEkVWRU5UX0tJTkRfUkVGVVNFRBAEEhYKEkVWRU5UX0tJTkRfRFJPUFBFRBAFMooGCgtOb2RlU2VydmljZRJXCgZTdGF0dXMSJS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlN0YXR1c1JlcXVlc3QaJi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlN0YXR1c1Jlc3BvbnNlEmkKDExpc3RTZXJ2aWNlcxIrLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTGlzdFNlcnZpY2VzUmVxdWVzdBosLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTGlzdFNlcnZpY2VzUmVzcG9uc2USYwoKR2V0U2VydmljZRIpLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuR2V0U2VydmljZVJlcXVlc3QaKi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkdldFNlcnZpY2VSZXNwb25zZRJgCglMaXN0Rmxvd3MSKC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RGbG93c1JlcXVlc3QaKS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RGbG93c1Jlc3BvbnNlEmUKCldhdGNoRmxvd3MSKS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLldhdGNoRmxvd3NSZXF1ZXN0Giouc3BpbGx3YXkubm9kZS52MWFscGhhMS5XYXRjaEZsb3dzUmVzcG9uc2UwARJUCgVEcm9wcxIkLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRHJvcHNSZXF1ZXN0GiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ecm9wc1Jlc3BvbnNlElQKBU5hbWVzEiQuc3BpbGx3YXkubm9kZS52MWFscGhhMS5OYW1lc1JlcXVlc3QaJS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLk5hbWVzUmVzcG9uc2USXQoIRmluZGluZ3MSJy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZpbmRpbmdzUmVxdWVzdBooLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmluZGluZ3NSZXNwb25zZUI2WjRzcGlsbHdheS5kZXYvc3BpbGx3YXkvYXBpL25vZGUvdjFhbHBoYTE7bm9kZXYxYWxwaGExYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * @generated from message spillway.node.v1alpha1.StatusRequest
@@ -120,6 +120,13 @@ export type StatusResponse = Message<"spillway.node.v1alpha1.StatusResponse"> & 
    * @generated from field: uint32 more_problems = 15;
    */
   moreProblems: number;
+
+  /**
+   * Addresses of endpoints on other nodes behind Services with direct replies, by carrier.
+   *
+   * @generated from field: repeated spillway.node.v1alpha1.DirectEndpoints direct_endpoints = 16;
+   */
+  directEndpoints: DirectEndpoints[];
 };
 
 /**
@@ -128,6 +135,39 @@ export type StatusResponse = Message<"spillway.node.v1alpha1.StatusResponse"> & 
  */
 export const StatusResponseSchema: GenMessage<StatusResponse> = /*@__PURE__*/
   messageDesc(file_spillway_node_v1alpha1_node, 1);
+
+/**
+ * DirectEndpoints are addresses of endpoints on other nodes with the same carrier.
+ *
+ * @generated from message spillway.node.v1alpha1.DirectEndpoints
+ */
+export type DirectEndpoints = Message<"spillway.node.v1alpha1.DirectEndpoints"> & {
+  /**
+   * see Endpoint.carrier
+   *
+   * @generated from field: string carrier = 1;
+   */
+  carrier: string;
+
+  /**
+   * @generated from field: uint32 count = 2;
+   */
+  count: number;
+
+  /**
+   * the smallest one; see Endpoint.carrier_mtu
+   *
+   * @generated from field: uint32 mtu = 3;
+   */
+  mtu: number;
+};
+
+/**
+ * Describes the message spillway.node.v1alpha1.DirectEndpoints.
+ * Use `create(DirectEndpointsSchema)` to create a new message.
+ */
+export const DirectEndpointsSchema: GenMessage<DirectEndpoints> = /*@__PURE__*/
+  messageDesc(file_spillway_node_v1alpha1_node, 2);
 
 /**
  * Sync is how far the kernel follows the API server.
@@ -176,7 +216,7 @@ export type Sync = Message<"spillway.node.v1alpha1.Sync"> & {
  * Use `create(SyncSchema)` to create a new message.
  */
 export const SyncSchema: GenMessage<Sync> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 2);
+  messageDesc(file_spillway_node_v1alpha1_node, 3);
 
 /**
  * @generated from message spillway.node.v1alpha1.Dataplane
@@ -209,7 +249,7 @@ export type Dataplane = Message<"spillway.node.v1alpha1.Dataplane"> & {
  * Use `create(DataplaneSchema)` to create a new message.
  */
 export const DataplaneSchema: GenMessage<Dataplane> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 3);
+  messageDesc(file_spillway_node_v1alpha1_node, 4);
 
 /**
  * Problem is what the agent cannot do, or could not read.
@@ -233,7 +273,7 @@ export type Problem = Message<"spillway.node.v1alpha1.Problem"> & {
  * Use `create(ProblemSchema)` to create a new message.
  */
 export const ProblemSchema: GenMessage<Problem> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 4);
+  messageDesc(file_spillway_node_v1alpha1_node, 5);
 
 /**
  * Table is a table of the kernel with a limit.
@@ -262,7 +302,7 @@ export type Table = Message<"spillway.node.v1alpha1.Table"> & {
  * Use `create(TableSchema)` to create a new message.
  */
 export const TableSchema: GenMessage<Table> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 5);
+  messageDesc(file_spillway_node_v1alpha1_node, 6);
 
 /**
  * Hook is a place in the kernel where a program is attached.
@@ -283,7 +323,7 @@ export type Hook = Message<"spillway.node.v1alpha1.Hook"> & {
   program: string;
 
   /**
-   * tcx, clsact, cgroup
+   * tcx, clsact, cgroup, xdp native, xdp generic
    *
    * @generated from field: string mechanism = 3;
    */
@@ -302,7 +342,7 @@ export type Hook = Message<"spillway.node.v1alpha1.Hook"> & {
  * Use `create(HookSchema)` to create a new message.
  */
 export const HookSchema: GenMessage<Hook> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 6);
+  messageDesc(file_spillway_node_v1alpha1_node, 7);
 
 /**
  * @generated from message spillway.node.v1alpha1.Feature
@@ -329,7 +369,7 @@ export type Feature = Message<"spillway.node.v1alpha1.Feature"> & {
  * Use `create(FeatureSchema)` to create a new message.
  */
 export const FeatureSchema: GenMessage<Feature> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 7);
+  messageDesc(file_spillway_node_v1alpha1_node, 8);
 
 /**
  * Events says how the agent follows flows.
@@ -374,7 +414,7 @@ export type Events = Message<"spillway.node.v1alpha1.Events"> & {
  * Use `create(EventsSchema)` to create a new message.
  */
 export const EventsSchema: GenMessage<Events> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 8);
+  messageDesc(file_spillway_node_v1alpha1_node, 9);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListServicesRequest
@@ -405,7 +445,7 @@ export type ListServicesRequest = Message<"spillway.node.v1alpha1.ListServicesRe
  * Use `create(ListServicesRequestSchema)` to create a new message.
  */
 export const ListServicesRequestSchema: GenMessage<ListServicesRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 9);
+  messageDesc(file_spillway_node_v1alpha1_node, 10);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListServicesResponse
@@ -429,7 +469,7 @@ export type ListServicesResponse = Message<"spillway.node.v1alpha1.ListServicesR
  * Use `create(ListServicesResponseSchema)` to create a new message.
  */
 export const ListServicesResponseSchema: GenMessage<ListServicesResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 10);
+  messageDesc(file_spillway_node_v1alpha1_node, 11);
 
 /**
  * @generated from message spillway.node.v1alpha1.GetServiceRequest
@@ -458,7 +498,7 @@ export type GetServiceRequest = Message<"spillway.node.v1alpha1.GetServiceReques
  * Use `create(GetServiceRequestSchema)` to create a new message.
  */
 export const GetServiceRequestSchema: GenMessage<GetServiceRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 11);
+  messageDesc(file_spillway_node_v1alpha1_node, 12);
 
 /**
  * @generated from message spillway.node.v1alpha1.GetServiceResponse
@@ -475,7 +515,7 @@ export type GetServiceResponse = Message<"spillway.node.v1alpha1.GetServiceRespo
  * Use `create(GetServiceResponseSchema)` to create a new message.
  */
 export const GetServiceResponseSchema: GenMessage<GetServiceResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 12);
+  messageDesc(file_spillway_node_v1alpha1_node, 13);
 
 /**
  * @generated from message spillway.node.v1alpha1.Service
@@ -514,7 +554,7 @@ export type Service = Message<"spillway.node.v1alpha1.Service"> & {
  * Use `create(ServiceSchema)` to create a new message.
  */
 export const ServiceSchema: GenMessage<Service> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 13);
+  messageDesc(file_spillway_node_v1alpha1_node, 14);
 
 /**
  * ServicePort is one port of a Service in one family of addresses.
@@ -635,6 +675,13 @@ export type ServicePort = Message<"spillway.node.v1alpha1.ServicePort"> & {
    * @generated from field: string forwarding = 18;
    */
   forwarding: string;
+
+  /**
+   * SYNs that each CPU of the node takes in a second before clients must prove their address; 0: all.
+   *
+   * @generated from field: uint32 syn_limit = 19;
+   */
+  synLimit: number;
 };
 
 /**
@@ -642,7 +689,7 @@ export type ServicePort = Message<"spillway.node.v1alpha1.ServicePort"> & {
  * Use `create(ServicePortSchema)` to create a new message.
  */
 export const ServicePortSchema: GenMessage<ServicePort> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 14);
+  messageDesc(file_spillway_node_v1alpha1_node, 15);
 
 /**
  * @generated from message spillway.node.v1alpha1.Frontend
@@ -678,7 +725,7 @@ export type Frontend = Message<"spillway.node.v1alpha1.Frontend"> & {
  * Use `create(FrontendSchema)` to create a new message.
  */
 export const FrontendSchema: GenMessage<Frontend> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 15);
+  messageDesc(file_spillway_node_v1alpha1_node, 16);
 
 /**
  * @generated from message spillway.node.v1alpha1.Endpoint
@@ -748,6 +795,22 @@ export type Endpoint = Message<"spillway.node.v1alpha1.Endpoint"> & {
    * @generated from field: bool ejected = 12;
    */
   ejected: boolean;
+
+  /**
+   * How packets of direct connections tell the endpoint's node about the Service: option (an IP
+   * option of the first packet), gue (each travels within a datagram), none (new connections get
+   * SNAT), unknown (no probe is over yet); "": not probed.
+   *
+   * @generated from field: string carrier = 13;
+   */
+  carrier: string;
+
+  /**
+   * with gue: the longest packet that arrives, with all headers, in bytes
+   *
+   * @generated from field: uint32 carrier_mtu = 14;
+   */
+  carrierMtu: number;
 };
 
 /**
@@ -755,7 +818,7 @@ export type Endpoint = Message<"spillway.node.v1alpha1.Endpoint"> & {
  * Use `create(EndpointSchema)` to create a new message.
  */
 export const EndpointSchema: GenMessage<Endpoint> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 16);
+  messageDesc(file_spillway_node_v1alpha1_node, 17);
 
 /**
  * EndpointFlows are the entries of a Service port for an endpoint in the node's flow table.
@@ -783,7 +846,7 @@ export type EndpointFlows = Message<"spillway.node.v1alpha1.EndpointFlows"> & {
  * Use `create(EndpointFlowsSchema)` to create a new message.
  */
 export const EndpointFlowsSchema: GenMessage<EndpointFlows> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 17);
+  messageDesc(file_spillway_node_v1alpha1_node, 18);
 
 /**
  * Counters count since the agent began to count the Service.
@@ -845,7 +908,7 @@ export type Counters = Message<"spillway.node.v1alpha1.Counters"> & {
  * Use `create(CountersSchema)` to create a new message.
  */
 export const CountersSchema: GenMessage<Counters> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 18);
+  messageDesc(file_spillway_node_v1alpha1_node, 19);
 
 /**
  * FlowFilter selects flows. An empty field selects all; fields must all match.
@@ -897,7 +960,7 @@ export type FlowFilter = Message<"spillway.node.v1alpha1.FlowFilter"> & {
  * Use `create(FlowFilterSchema)` to create a new message.
  */
 export const FlowFilterSchema: GenMessage<FlowFilter> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 19);
+  messageDesc(file_spillway_node_v1alpha1_node, 20);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListFlowsRequest
@@ -928,7 +991,7 @@ export type ListFlowsRequest = Message<"spillway.node.v1alpha1.ListFlowsRequest"
  * Use `create(ListFlowsRequestSchema)` to create a new message.
  */
 export const ListFlowsRequestSchema: GenMessage<ListFlowsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 20);
+  messageDesc(file_spillway_node_v1alpha1_node, 21);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListFlowsResponse
@@ -952,7 +1015,7 @@ export type ListFlowsResponse = Message<"spillway.node.v1alpha1.ListFlowsRespons
  * Use `create(ListFlowsResponseSchema)` to create a new message.
  */
 export const ListFlowsResponseSchema: GenMessage<ListFlowsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 21);
+  messageDesc(file_spillway_node_v1alpha1_node, 22);
 
 /**
  * @generated from message spillway.node.v1alpha1.WatchFlowsRequest
@@ -976,7 +1039,7 @@ export type WatchFlowsRequest = Message<"spillway.node.v1alpha1.WatchFlowsReques
  * Use `create(WatchFlowsRequestSchema)` to create a new message.
  */
 export const WatchFlowsRequestSchema: GenMessage<WatchFlowsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 22);
+  messageDesc(file_spillway_node_v1alpha1_node, 23);
 
 /**
  * @generated from message spillway.node.v1alpha1.WatchFlowsResponse
@@ -1000,7 +1063,7 @@ export type WatchFlowsResponse = Message<"spillway.node.v1alpha1.WatchFlowsRespo
  * Use `create(WatchFlowsResponseSchema)` to create a new message.
  */
 export const WatchFlowsResponseSchema: GenMessage<WatchFlowsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 23);
+  messageDesc(file_spillway_node_v1alpha1_node, 24);
 
 /**
  * @generated from message spillway.node.v1alpha1.FlowEvent
@@ -1034,7 +1097,7 @@ export type FlowEvent = Message<"spillway.node.v1alpha1.FlowEvent"> & {
  * Use `create(FlowEventSchema)` to create a new message.
  */
 export const FlowEventSchema: GenMessage<FlowEvent> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 24);
+  messageDesc(file_spillway_node_v1alpha1_node, 25);
 
 /**
  * @generated from message spillway.node.v1alpha1.Peer
@@ -1070,7 +1133,7 @@ export type Peer = Message<"spillway.node.v1alpha1.Peer"> & {
  * Use `create(PeerSchema)` to create a new message.
  */
 export const PeerSchema: GenMessage<Peer> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 25);
+  messageDesc(file_spillway_node_v1alpha1_node, 26);
 
 /**
  * @generated from message spillway.node.v1alpha1.Flow
@@ -1210,7 +1273,7 @@ export type Flow = Message<"spillway.node.v1alpha1.Flow"> & {
  * Use `create(FlowSchema)` to create a new message.
  */
 export const FlowSchema: GenMessage<Flow> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 26);
+  messageDesc(file_spillway_node_v1alpha1_node, 27);
 
 /**
  * @generated from message spillway.node.v1alpha1.DropsRequest
@@ -1223,7 +1286,7 @@ export type DropsRequest = Message<"spillway.node.v1alpha1.DropsRequest"> & {
  * Use `create(DropsRequestSchema)` to create a new message.
  */
 export const DropsRequestSchema: GenMessage<DropsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 27);
+  messageDesc(file_spillway_node_v1alpha1_node, 28);
 
 /**
  * @generated from message spillway.node.v1alpha1.DropsResponse
@@ -1240,7 +1303,7 @@ export type DropsResponse = Message<"spillway.node.v1alpha1.DropsResponse"> & {
  * Use `create(DropsResponseSchema)` to create a new message.
  */
 export const DropsResponseSchema: GenMessage<DropsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 28);
+  messageDesc(file_spillway_node_v1alpha1_node, 29);
 
 /**
  * Drop counts packets since the programs were loaded.
@@ -1283,7 +1346,7 @@ export type Drop = Message<"spillway.node.v1alpha1.Drop"> & {
  * Use `create(DropSchema)` to create a new message.
  */
 export const DropSchema: GenMessage<Drop> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 29);
+  messageDesc(file_spillway_node_v1alpha1_node, 30);
 
 /**
  * @generated from message spillway.node.v1alpha1.NamesRequest
@@ -1302,7 +1365,7 @@ export type NamesRequest = Message<"spillway.node.v1alpha1.NamesRequest"> & {
  * Use `create(NamesRequestSchema)` to create a new message.
  */
 export const NamesRequestSchema: GenMessage<NamesRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 30);
+  messageDesc(file_spillway_node_v1alpha1_node, 31);
 
 /**
  * @generated from message spillway.node.v1alpha1.Address
@@ -1329,7 +1392,7 @@ export type Address = Message<"spillway.node.v1alpha1.Address"> & {
  * Use `create(AddressSchema)` to create a new message.
  */
 export const AddressSchema: GenMessage<Address> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 31);
+  messageDesc(file_spillway_node_v1alpha1_node, 32);
 
 /**
  * @generated from message spillway.node.v1alpha1.NamesResponse
@@ -1348,7 +1411,7 @@ export type NamesResponse = Message<"spillway.node.v1alpha1.NamesResponse"> & {
  * Use `create(NamesResponseSchema)` to create a new message.
  */
 export const NamesResponseSchema: GenMessage<NamesResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 32);
+  messageDesc(file_spillway_node_v1alpha1_node, 33);
 
 /**
  * AddressNames is what the node knows about an address; empty: nothing.
@@ -1390,7 +1453,7 @@ export type AddressNames = Message<"spillway.node.v1alpha1.AddressNames"> & {
  * Use `create(AddressNamesSchema)` to create a new message.
  */
 export const AddressNamesSchema: GenMessage<AddressNames> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 33);
+  messageDesc(file_spillway_node_v1alpha1_node, 34);
 
 /**
  * @generated from message spillway.node.v1alpha1.ServicePortName
@@ -1431,7 +1494,7 @@ export type ServicePortName = Message<"spillway.node.v1alpha1.ServicePortName"> 
  * Use `create(ServicePortNameSchema)` to create a new message.
  */
 export const ServicePortNameSchema: GenMessage<ServicePortName> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 34);
+  messageDesc(file_spillway_node_v1alpha1_node, 35);
 
 /**
  * @generated from message spillway.node.v1alpha1.FindingsRequest
@@ -1444,7 +1507,7 @@ export type FindingsRequest = Message<"spillway.node.v1alpha1.FindingsRequest"> 
  * Use `create(FindingsRequestSchema)` to create a new message.
  */
 export const FindingsRequestSchema: GenMessage<FindingsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 35);
+  messageDesc(file_spillway_node_v1alpha1_node, 36);
 
 /**
  * @generated from message spillway.node.v1alpha1.FindingsResponse
@@ -1468,7 +1531,7 @@ export type FindingsResponse = Message<"spillway.node.v1alpha1.FindingsResponse"
  * Use `create(FindingsResponseSchema)` to create a new message.
  */
 export const FindingsResponseSchema: GenMessage<FindingsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 36);
+  messageDesc(file_spillway_node_v1alpha1_node, 37);
 
 /**
  * @generated from message spillway.node.v1alpha1.Finding
@@ -1528,7 +1591,7 @@ export type Finding = Message<"spillway.node.v1alpha1.Finding"> & {
  * Use `create(FindingSchema)` to create a new message.
  */
 export const FindingSchema: GenMessage<Finding> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 37);
+  messageDesc(file_spillway_node_v1alpha1_node, 38);
 
 /**
  * @generated from enum spillway.node.v1alpha1.Protocol
