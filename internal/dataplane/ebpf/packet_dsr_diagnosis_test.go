@@ -66,17 +66,20 @@ func TestPacketDSRTrust(t *testing.T) {
 		failed   uint32 // seconds ago
 		want     bool
 	}{
-		{uint32(tcDsrPathLimitDSR_FAILURES) - 1, 50, true},
-		{uint32(tcDsrPathLimitDSR_FAILURES), 50, false},
+		{uint32(tcDsrPathLimitDSR_FAILURES) - 1, 20, true},
+		{uint32(tcDsrPathLimitDSR_FAILURES), 20, false},
 		{uint32(tcDsrPathLimitDSR_FAILURES), 70, true},
-		{uint32(tcDsrPathLimitDSR_FAILURES_MAX), 50, false},
+		{uint32(tcDsrPathLimitDSR_FAILURES_MAX), 20, false},
 	} {
-		now := bootSeconds()
-		path := tcDsrPath{Failures: row.failures, Failed: now - row.failed}
-		ok(t, d.first.m(tcMapDsrPaths).Put(id, path))
+		fail := func() {
+			path := tcDsrPath{Failures: row.failures, Failed: bootSeconds() - row.failed}
+			ok(t, d.first.m(tcMapDsrPaths).Put(id, path))
+		}
+		fail()
 		trusted := d.first.directPath(t, id).Trusted
 		packet := DryRunPacket{Hook: FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
 		dry := d.first.dryRun(t, packet)
+		fail() // in an emulated machine, a dry run takes half a minute
 		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: packet.Src, dst: packet.Dst, flags: "S", seq: 1})
 		if trusted != row.want || announced(r) != row.want || dry.Has("dsr_announced") != row.want || dry.Flow.Has("dsr") != row.want {
 			t.Errorf("%+v: trusted %v, the program: %s, dry run: %s, %+v", row, trusted, verdictList(r.verdicts), dry.Verdicts, dry.Flow)
