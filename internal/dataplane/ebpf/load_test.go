@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -140,5 +141,30 @@ func TestTheKernelRefusesMoreThanTheLargestFlowTable(t *testing.T) {
 	cfg := Config{BPFFS: "/b", CgroupRoot: "/c", Log: quietLog(), FlowTableSize: MaxFlowTableSize + 1}
 	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "the kernel allows 53687088") {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		t.Run(fmt.Sprint("LoadAll=", all), func(t *testing.T) {
+			cfg := ownPlace(t)
+			cfg.LoadAll = all
+			features, err := probe(&cfg)
+			noError(t, err)
+			o, err := load(&cfg, features)
+			noError(t, err)
+			defer o.close()
+			if loaded := o.programs[tcProgFromNetworkL3] != nil; loaded != all {
+				t.Errorf("loaded at the start: %v", loaded)
+			}
+			in, out, err := o.tcPrograms().LoadL3()
+			if err != nil || in == nil || out == nil {
+				t.Errorf("programs %v and %v, error %v", in, out, err)
+			}
+			again, _, err := o.tcPrograms().LoadL3()
+			if err != nil || again != in {
+				t.Errorf("again: program %v, error %v", again, err)
+			}
+		})
 	}
 }
