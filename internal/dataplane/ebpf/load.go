@@ -25,8 +25,10 @@ import (
 type objects struct {
 	maps     map[string]*ebpf.Map
 	programs map[string]*ebpf.Program
-	// loadL3 loads the programs for devices without a link-layer header, unless they are loaded.
-	loadL3 func() error
+	// l3 has the programs for devices without a link-layer header, which loadL3 loads later than the
+	// others. Only the attacher uses it: readers of programs take no lock.
+	l3     map[string]*ebpf.Program
+	loadL3 func() (map[string]*ebpf.Program, error)
 	// verdicts has the names of the counters, by index.
 	verdicts []string
 	// seed is hash_seed of bpf/config.h.
@@ -37,8 +39,10 @@ type objects struct {
 }
 
 func (o *objects) close() {
-	for _, p := range o.programs {
-		p.Close()
+	for _, loaded := range []map[string]*ebpf.Program{o.programs, o.l3} {
+		for _, p := range loaded {
+			p.Close()
+		}
 	}
 	for _, m := range o.maps {
 		m.Close()
@@ -94,41 +98,56 @@ func (o *objects) tcPrograms() attach.Programs {
 		FromNetwork: o.programs[tcProgFromNetwork], ToNetwork: toNetwork,
 		FromPod: o.programs[tcProgFromPod], ToPod: toNetwork,
 		LoadL3: func() (fromNetwork, toNetwork *ebpf.Program, err error) {
-			if o.programs[tcProgFromNetworkL3] == nil {
-				if err := o.loadL3(); err != nil {
-					return nil, nil, err
+			loaded := o.programs
+			if loaded[tcProgFromNetworkL3] == nil {
+				if o.l3 == nil {
+					if o.l3, err = o.loadL3(); err != nil {
+						return nil, nil, err
+					}
 				}
+				loaded = o.l3
 			}
-			return o.programs[tcProgFromNetworkL3], o.programs[tcProgToNetworkL3], nil
+			return loaded[tcProgFromNetworkL3], loaded[tcProgToNetworkL3], nil
 		},
 	}
 }
 
 // loadL3Programs loads the programs for devices without a link-layer header, with the maps of o.
-func (o *objects) loadL3Programs(cfg *Config, features kernel.Features) error {
+func (o *objects) loadL3Programs(cfg *Config, features kernel.Features) (map[string]*ebpf.Program, error) {
 	all, err := specs(cfg, features)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := setSeed(all, o.seed); err != nil {
-		return err
+		return nil, err
 	}
-	spec, shared := all[0], map[string]*ebpf.Map{}
+	spec := all[0]
 	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !isL3(name) })
-	for name, m := range spec.Maps {
-		if m.Pinning == ebpf.PinByName {
-			m.Pinning, m.MaxEntries = ebpf.PinNone, o.maps[name].MaxEntries()
-			shared[name] = o.maps[name]
-		}
-	}
+	shared := share(spec, func(name string) *ebpf.Map { return o.maps[name] })
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
-		return fmt.Errorf("load eBPF programs: %w", oneLine(err))
+		return nil, fmt.Errorf("load eBPF programs: %w", oneLine(err))
 	}
-	maps.Copy(o.programs, coll.Programs)
+	loaded := maps.Clone(coll.Programs)
 	clear(coll.Programs)
 	coll.Close()
-	return nil
+	return loaded, nil
+}
+
+// share has a spec use pinned maps that exist already, and returns those for MapReplacements.
+func share(spec *ebpf.CollectionSpec, existing func(name string) *ebpf.Map) map[string]*ebpf.Map {
+	shared := map[string]*ebpf.Map{}
+	for name, want := range spec.Maps {
+		if want.Pinning != ebpf.PinByName {
+			continue
+		}
+		want.Pinning = ebpf.PinNone
+		if m := existing(name); m != nil {
+			want.MaxEntries = m.MaxEntries() // it may have another size
+			shared[name] = m
+		}
+	}
+	return shared
 }
 
 func isL3(program string) bool {
@@ -185,7 +204,7 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	}
 
 	o := &objects{maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
-	o.loadL3 = func() error { return o.loadL3Programs(cfg, features) }
+	o.loadL3 = func() (map[string]*ebpf.Program, error) { return o.loadL3Programs(cfg, features) }
 	if o.verdicts, err = verdictNames(tc); err != nil {
 		return nil, err
 	}

@@ -165,6 +165,9 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 			if err != nil || again != in {
 				t.Errorf("again: program %v, error %v", again, err)
 			}
+			if o.programs[tcProgFromNetworkL3] != nil != all {
+				t.Error("LoadL3 writes a map that the agent's API reads meanwhile")
+			}
 		})
 	}
 }

@@ -76,22 +76,13 @@ func prepareRollback(cfg *Config, features kernel.Features, own *objects) (*roll
 
 // load loads an object with the maps that exist already.
 func (r *rollback) load(spec *ebpf.CollectionSpec) error {
-	shared := map[string]*ebpf.Map{}
-	for name, want := range spec.Maps {
-		if want.Pinning != ebpf.PinByName {
-			continue
-		}
-		want.Pinning = ebpf.PinNone
+	shared := share(spec, func(name string) *ebpf.Map {
 		r.pins = append(r.pins, name)
-		m := r.to.maps[name]
-		if m == nil && rollbacks[name] == nil {
-			m = r.from[name]
+		if m := r.to.maps[name]; m != nil || rollbacks[name] != nil {
+			return m
 		}
-		if m != nil {
-			want.MaxEntries = m.MaxEntries() // it may have another size
-			shared[name] = m
-		}
-	}
+		return r.from[name]
+	})
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
 		return err
