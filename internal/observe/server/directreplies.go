@@ -106,15 +106,20 @@ func directEndpoints(carriers []dataplane.DirectCarrier) (out []*nodev1alpha1.Di
 
 // addCarriers adds the carriers of the endpoints of ports with direct replies.
 func addCarriers(s *nodev1alpha1.Service, carriers []dataplane.DirectCarrier) {
+	if !slices.ContainsFunc(s.Ports, func(p *nodev1alpha1.ServicePort) bool { return p.Forwarding != "" }) {
+		return
+	}
+	known := make(map[string]dataplane.DirectCarrier, len(carriers))
+	for _, c := range carriers {
+		known[c.Endpoint.String()] = c
+	}
 	for _, port := range s.Ports {
 		if port.Forwarding == "" {
 			continue
 		}
 		for _, e := range port.Endpoints {
-			i := slices.IndexFunc(carriers, func(c dataplane.DirectCarrier) bool { return c.Endpoint.String() == e.Address })
-			if i >= 0 {
-				e.Carrier, e.CarrierMtu = carriers[i].Carrier, count(carriers[i].MTU)
-			}
+			c := known[e.Address]
+			e.Carrier, e.CarrierMtu = c.Carrier, count(c.MTU)
 		}
 	}
 }
