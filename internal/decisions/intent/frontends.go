@@ -96,7 +96,7 @@ func planService(svc *model.Service, cfg *Config) plan {
 	p.slowStart = slowStartOf(svc, complain)
 	p.eject = cfg.ejectsOutliers(svc, complain)
 	p.redirect = redirectOf(svc, complain)
-	refuseUnknown(svc, complain)
+	reportUnknown(svc, complain)
 	if svc.SourceRanges != nil {
 		p.ranges = map[model.Family][]netip.Prefix{}
 		for _, f := range families {

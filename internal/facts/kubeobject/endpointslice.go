@@ -209,7 +209,7 @@ func targetPod(ref *corev1.ObjectReference, namespace string) model.Name {
 }
 
 // WeightAnnotation gives the endpoints of a slice a weight.
-const WeightAnnotation = ownPrefix + "weight"
+const WeightAnnotation = model.AnnotationPrefix + "weight"
 
 func (c *checker) weight(annotations map[string]string) *uint8 {
 	text, set := annotations[WeightAnnotation]

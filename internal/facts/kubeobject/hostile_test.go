@@ -20,7 +20,7 @@ const junk = "a\nlevel=ERROR msg=forged \x1b[2J\xff\u2028b"
 func hostileMeta() metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: junk, Namespace: junk, UID: junk,
 		Labels:      map[string]string{junk: junk, discoveryv1.LabelServiceName: junk},
-		Annotations: map[string]string{junk: junk, corev1.EndpointsLastChangeTriggerTime: junk, sourceRangesAnnotation: junk, ownPrefix + junk: junk}}
+		Annotations: map[string]string{junk: junk, corev1.EndpointsLastChangeTriggerTime: junk, sourceRangesAnnotation: junk, model.AnnotationPrefix + junk: junk}}
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -127,10 +127,10 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 }
 
 func TestOnlyOwnAnnotationsAreKept(t *testing.T) {
-	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{"other": strings.Repeat("x", 1<<18), ownPrefix + "helper": strings.Repeat("y", 1<<18)}},
+	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{"other": strings.Repeat("x", 1<<18), model.AnnotationPrefix + "helper": strings.Repeat("y", 1<<18)}},
 		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 1}}}}
 	s, problems := Service(o)
-	if len(problems) > 0 || len(s.Annotations) != 1 || len(s.Annotations[ownPrefix+"helper"]) > 1000 {
+	if len(problems) > 0 || len(s.Annotations) != 1 || len(s.Annotations[model.AnnotationPrefix+"helper"]) > 1000 {
 		t.Errorf("%d annotations, problems %v", len(s.Annotations), problems)
 	}
 }

@@ -43,7 +43,7 @@ func Pod(o *corev1.Pod) (*model.Pod, []model.Problem) {
 }
 
 // SocketHooksAnnotation excludes a Pod from the socket hooks of eBPF with the value "off".
-const SocketHooksAnnotation = ownPrefix + "socket-hooks"
+const SocketHooksAnnotation = model.AnnotationPrefix + "socket-hooks"
 
 // unhooked returns Pod.UnhookedUID. Another value than "off" changes nothing, and is reported
 // if it is not "on".

@@ -75,14 +75,11 @@ func (c *checker) bounded(spec *field.Path, s *model.Service) {
 	}
 }
 
-// ownPrefix begins the annotations that are read.
-const ownPrefix = "spillway.dev/"
-
 // ownAnnotations returns the annotations that are read, nil if there are none. The others
 // may have 256 KiB, in each of thousands of Services.
 func ownAnnotations(all map[string]string) (out map[string]string) {
 	for key, value := range all {
-		if strings.HasPrefix(key, ownPrefix) {
+		if strings.HasPrefix(key, model.AnnotationPrefix) {
 			if out == nil {
 				out = map[string]string{}
 			}

@@ -86,6 +86,9 @@ const (
 	HostPorts    ServiceType = "HostPorts" // of a Pod: see HostPortsOf
 )
 
+// AnnotationPrefix begins the annotations of objects that are read.
+const AnnotationPrefix = "spillway.dev/"
+
 // Service is one Kubernetes Service that needs a proxy.
 type Service struct {
 	Name
@@ -105,7 +108,7 @@ type Service struct {
 	ExternalLocal       bool              // externalTrafficPolicy: Local
 	InternalLocal       bool              // internalTrafficPolicy: Local
 	HealthCheckNodePort uint16            // 0: none
-	Annotations         map[string]string // those of spillway.dev/ alone
+	Annotations         map[string]string // those with AnnotationPrefix alone
 	Ports               []ServicePort
 }
 
