@@ -32,10 +32,10 @@ func start(t *testing.T, name string) *env {
 }
 
 // startSpec builds a cluster. It makes the test parallel: agents and tests mostly wait.
-func startSpec(t *testing.T, spec topology.Spec) *env {
+func startSpec(t *testing.T, spec topology.Spec, flags ...string) *env {
 	t.Helper()
 	t.Parallel()
-	return &env{Harness: harness.Start(t, cluster.Config{Spec: spec})}
+	return &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})}
 }
 
 // nodePort is a Service with endpoints.

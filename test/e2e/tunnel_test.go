@@ -21,8 +21,16 @@ const tunnelDevice = "tun9"
 
 // TestTunnelWithoutEthernet: the nodes reach each other's pods by devices without Ethernet
 // headers, which a process connects.
-func TestTunnelWithoutEthernet(t *testing.T) {
-	e := startSpec(t, topology.DefaultSpec("e2e-tunnel"))
+func TestTunnelWithoutEthernet(t *testing.T) { tunnelWithoutEthernet(t, "e2e-tunnel") }
+
+// An agent without the right to load programs has loaded those for such a device before.
+func TestTunnelWithoutEthernetOrCapabilities(t *testing.T) {
+	tunnelWithoutEthernet(t, "e2e-tunnel-drop", "--drop-capabilities")
+}
+
+func tunnelWithoutEthernet(t *testing.T, name string, flags ...string) {
+	t.Helper()
+	e := startSpec(t, topology.DefaultSpec(name), flags...)
 	a, err := e.Host("a")
 	must(t, err)
 	b, err := e.Host("b")
