@@ -2,6 +2,8 @@ package main
 
 import (
 	"bufio"
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 const module = "spillway.dev/spillway/"
@@ -27,21 +30,67 @@ type event struct {
 	FailedBuild string
 }
 
-// report collects the results of all stages.
+// report collects the results of all steps.
 type report struct {
-	mu             sync.Mutex // stages run at once
+	mu             sync.Mutex // steps run at once
 	out            io.Writer
 	passed, failed int
 	skipped        []string // "package test"
-	broken         []string // failed packages and stages
+	broken         []string // failed packages and steps
+	running        []string // steps, and packages with the test that began last
+	took           map[string][]took
 }
 
-func newReport(out io.Writer) *report { return &report{out: out} }
+// took says how long something took.
+type took struct {
+	name, stage string
+	seconds     float64
+}
 
-func (r *report) printf(format string, args ...any) {
+// What report.took lists.
+const (
+	tookSteps    = "steps"
+	tookPackages = "slowest packages"
+	tookTests    = "slowest tests"
+)
+
+func newReport(out io.Writer) *report { return &report{out: out, took: map[string][]took{}} }
+
+// stepBegan prints that a step starts.
+func (r *report) stepBegan(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fmt.Fprintf(r.out, format, args...)
+	r.running = append(r.running, name)
+	fmt.Fprintf(r.out, "      %s ...\n", name)
+}
+
+// stepEnded records the result of a step. Its failure is printed unless that has been done.
+func (r *report) stepEnded(name string, d time.Duration, err error, printed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running = slices.DeleteFunc(r.running, func(s string) bool { return s == name })
+	r.took[tookSteps] = append(r.took[tookSteps], took{name: name, seconds: d.Seconds()})
+	switch {
+	case err == nil:
+		fmt.Fprintf(r.out, "ok    step %-51s %6.1fs\n", name, d.Seconds())
+	case !printed:
+		fmt.Fprintf(r.out, "FAIL  step %s: %v\n", name, err)
+		r.broken = append(r.broken, "step "+name)
+	}
+}
+
+// progress prints what runs, every half minute until the context ends.
+func (r *report) progress(ctx context.Context, began time.Time) {
+	for tick := time.NewTicker(30 * time.Second); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			r.mu.Lock()
+			fmt.Fprintf(r.out, "%5s %d passed, %d failed; running: %s\n", time.Since(began).Round(time.Second), r.passed, r.failed, strings.Join(r.running, ", "))
+			r.mu.Unlock()
+		}
+	}
 }
 
 // stageReport is the part of a report that one stage adds.
@@ -62,7 +111,9 @@ func (r *report) readStage(name string, in io.Reader) (failed bool, err error) {
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			r.printf("%s\n", lines.Text()) // a message of the go command
+			r.mu.Lock()
+			fmt.Fprintln(r.out, lines.Text()) // a message of the go command
+			r.mu.Unlock()
 			continue
 		}
 		s.add(e)
@@ -75,14 +126,6 @@ func (r *report) readStage(name string, in io.Reader) (failed bool, err error) {
 		return s.failedPackage, errors.New("no test ran")
 	}
 	return s.failedPackage, nil
-}
-
-// stageFailed records that a stage as a whole did not succeed.
-func (r *report) stageFailed(name string, err error) {
-	r.printf("FAIL  stage %s: %v\n", name, err)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.broken = append(r.broken, "stage "+name)
 }
 
 func (s *stageReport) add(e event) {
@@ -100,6 +143,7 @@ func (s *stageReport) add(e event) {
 		return
 	case "pass":
 		s.passed++
+		s.ended(tookTests, key, e.Elapsed)
 		delete(s.output, key)
 	case "skip":
 		s.skipped = append(s.skipped, key)
@@ -107,6 +151,7 @@ func (s *stageReport) add(e event) {
 		s.flush(key)
 	case "fail":
 		s.failed++
+		s.ended(tookTests, key, e.Elapsed)
 		fmt.Fprintf(s.out, "FAIL  %s (%s)\n", key, s.name)
 		s.flush(key)
 	default:
@@ -124,10 +169,12 @@ func (s *stageReport) addPackage(pkg, key string, e event) {
 	case "output":
 		s.output[key] = append(s.output[key], e.Output)
 	case "pass":
+		s.ended(tookPackages, pkg, e.Elapsed)
 		fmt.Fprintf(s.out, "ok    %-40s %-15s %6.1fs\n", pkg, s.name, e.Elapsed)
 		delete(s.output, key)
 	case "fail":
 		s.failedPackage = true
+		s.ended(tookPackages, pkg, e.Elapsed)
 		s.broken = append(s.broken, fmt.Sprintf("%s (%s)", pkg, s.name))
 		fmt.Fprintf(s.out, "FAIL  %-40s %-15s %6.1fs\n", pkg, s.name, e.Elapsed)
 		s.flush("build " + e.FailedBuild)
@@ -140,10 +187,38 @@ func (s *stageReport) addPackage(pkg, key string, e event) {
 	}
 }
 
+// ended records how long a package or a test took. A subtest counts with its test.
+func (s *stageReport) ended(list, name string, seconds float64) {
+	if _, test, _ := strings.Cut(name, " "); !strings.Contains(test, "/") {
+		s.took[list] = append(s.took[list], took{name, s.name, seconds})
+	}
+}
+
 // flush prints the output of a test and forgets it.
 func (s *stageReport) flush(key string) {
 	fmt.Fprint(s.out, strings.Join(s.output[key], ""))
 	delete(s.output, key)
+}
+
+// slowest is the number of packages and of tests whose times are printed.
+const slowest = 10
+
+// printTimes prints what took longest.
+func (r *report) printTimes() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, list := range []string{tookSteps, tookPackages, tookTests} {
+		all := r.took[list]
+		slices.SortStableFunc(all, func(a, b took) int { return cmp.Compare(b.seconds, a.seconds) })
+		if list != tookSteps {
+			all = all[:min(slowest, len(all))]
+		}
+		fmt.Fprintf(r.out, "\n%s:\n", list)
+		for _, t := range all {
+			fmt.Fprintf(r.out, "  %6.1fs  %-15s %s\n", t.seconds, t.stage, t.name)
+		}
+	}
+	fmt.Fprintln(r.out)
 }
 
 // finish prints the totals. It returns false if something failed or skipped without a

@@ -10,10 +10,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const stream = `{"Action":"run","Package":"spillway.dev/spillway/a","Test":"TestOne"}
-{"Action":"pass","Package":"spillway.dev/spillway/a","Test":"TestOne"}
+{"Action":"pass","Package":"spillway.dev/spillway/a","Test":"TestOne","Elapsed":1.5}
 {"Action":"output","Package":"spillway.dev/spillway/a","Test":"TestTwo/x","Output":"needs IPv6\n"}
 {"Action":"skip","Package":"spillway.dev/spillway/a","Test":"TestTwo/x"}
 {"Action":"pass","Package":"spillway.dev/spillway/a","Elapsed":1}
@@ -55,9 +56,8 @@ func TestSkipsNeedLeave(t *testing.T) {
 			}
 			var out bytes.Buffer
 			r := newReport(&out)
-			if _, err := r.readStage("ebpf", strings.NewReader(c.in)); err != nil {
-				r.stageFailed("ebpf", err)
-			}
+			failed, err := r.readStage("ebpf", strings.NewReader(c.in))
+			r.stepEnded("ebpf", time.Second, err, failed)
 			allowed, err := readAllowed(file)
 			if err != nil {
 				out.WriteString(err.Error())

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+)
+
+// options are the flags of the runner.
+type options struct {
+	all      bool
+	only     string
+	packages int
+	timeout  time.Duration
+}
+
+// plan returns the steps of a run. What is listed first begins first.
+func (o options) plan() ([]step, error) {
+	tests, err := o.tests()
+	if err != nil {
+		return nil, err
+	}
+	switch o.only {
+	case "tests":
+		return tests, nil
+	case "checks":
+		return o.checks(), nil
+	case "":
+		return slices.Concat(o.checks(), tests), nil
+	}
+	return nil, fmt.Errorf("-only %s: use tests or checks", o.only)
+}
+
+// checks are the steps that need no test: installation and lint. They run one after the
+// other, beside the tests, which mostly wait.
+func (o options) checks() []step {
+	groups := []string{"generate", "lint", "test"}
+	if o.all {
+		groups = append(groups, "cluster", "test-all")
+	}
+	return []step{
+		{name: "packages", argv: append([]string{"hack/deps"}, groups...)},
+		{name: "lint", after: []string{"packages"}, argv: []string{"make", "--no-print-directory", "lint"}},
+		{name: "generated", after: []string{"lint"}, argv: []string{"hack/generated"}},
+	}
+}
+
+// first lists the packages whose tests take longest, the longest first. They begin first, so
+// that the last minutes are not one package on one core.
+var first = []string{
+	"test/e2e",
+	"test/flows",
+	"test/hostile",
+	"internal/dataplane/ebpf",
+	"test/privilege",
+	"test/controlplane",
+	"test/files",
+}
+
+// tests are the steps that run tests.
+func (o options) tests() ([]step, error) {
+	list, err := exec.Command("go", "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./...").Output()
+	if err != nil {
+		return nil, fmt.Errorf("list packages: %w", err)
+	}
+	packages := strings.Fields(string(list))
+	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
+	stages := []step{o.goTest("ebpf", ".", o.packages, packages...)}
+	stages = append(stages, o.dataplanes()...)
+	stages = append(stages,
+		o.goTest("deploy", "test/deploy", 1, "./..."),
+		o.goTest("image", "hack/image", 1, "./..."))
+	if o.all {
+		cluster := o.goTest("cluster", "test/cluster", 1, "-short", "./...")
+		cluster.after = append(names(stages), "generated") // it counts losses: nothing runs beside it
+		stages = append(stages, cluster)
+	}
+	return stages, nil
+}
+
+func names(steps []step) []string {
+	var list []string
+	for _, s := range steps {
+		list = append(list, s.name)
+	}
+	return list
+}
+
+// rank is the place of a package in first.
+func rank(pkg string) int {
+	if i := slices.Index(first, strings.TrimPrefix(pkg, module)); i >= 0 {
+		return i
+	}
+	return len(first)
+}
+
+// goTest is a step that tests packages, parallel of them at once. args may end with
+// flags of the tests.
+func (o options) goTest(name, dir string, parallel int, args ...string) step {
+	// A cached result says nothing: the kernel is tested as much as the code.
+	argv := []string{"go", "test", "-json", "-count=1", "-timeout=" + o.timeout.String(), fmt.Sprint("-p=", parallel)}
+	if !o.all {
+		argv = append(argv, "-short")
+	}
+	return step{name: name, after: []string{"packages"}, dir: dir, argv: append(argv, args...), tests: true}
+}
+
+// netfilter are the other dataplanes, by the name of their step, with the flags of tests.
+var netfilter = []struct {
+	name  string
+	flags []string
+	// networks are the flow tests that it runs without -all. Rules of both variants of iptables
+	// have one source: each network has one of them, and each case of TestFlows.
+	networks string
+}{
+	{"nftables", []string{"-proxy-mode=nftables"}, "TestFlows(|VXLAN|StrictSources|Flags)"},
+	{"iptables-legacy", []string{"-proxy-mode=iptables", "-iptables-variant=legacy"}, "TestFlows(VXLAN|Flags)"},
+	{"iptables-nft", []string{"-proxy-mode=iptables", "-iptables-variant=nft"}, "TestFlows(|StrictSources)"},
+}
+
+// dataplanes are the steps that test the other dataplanes.
+func (o options) dataplanes() []step {
+	var steps []step
+	for _, d := range netfilter {
+		args := []string{"./test/flows"}
+		if o.all {
+			// FromAPI has all dataplanes in one cluster, and Direct has eBPF alone.
+			args = append([]string{"-skip", "TestFlowsFromAPI|TestFlowsDirect"}, args...)
+			args = append(args, "./test/files", "./test/hostile")
+		} else {
+			args = append([]string{"-run", "^" + d.networks + "$"}, args...)
+		}
+		steps = append(steps, o.goTest(d.name, ".", 1, append(args, d.flags...)...))
+	}
+	return steps
+}
