@@ -46,7 +46,7 @@ func Build(ctx context.Context, dir, given string) (string, error) {
 		return filepath.Abs(given)
 	}
 	binary := filepath.Join(dir, "spillway")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, "spillway.dev/spillway/cmd/spillway")
+	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", binary, "spillway.dev/spillway/cmd/spillway")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build spillway: %w\n%s", err, out)
