@@ -125,11 +125,20 @@ func TestFlowsDirectVXLAN(t *testing.T) {
 	runDirect(t, s, directCases())
 }
 
+// elsewhereCases are the cases for another network than those of TestFlowsDirect and
+// TestFlowsDirectVXLAN: with -short only those that depend on it.
+func elsewhereCases() []flows.Case {
+	if testing.Short() {
+		return append(flows.DirectCases(), flows.Direct(flows.EverywhereCases())...)
+	}
+	return directCases()
+}
+
 // TestFlowsDirectStrictSources does so with the reverse path filter of TestFlowsStrictSources.
 func TestFlowsDirectStrictSources(t *testing.T) {
 	s := spec("flows-direct-strict", topology.Routed)
 	s.RPFilter = 1
-	runDirect(t, s, directCases())
+	runDirect(t, s, elsewhereCases())
 }
 
 // TestFlowsDirectDatagrams does so where the network drops IP options.
@@ -154,7 +163,7 @@ func TestFlowsDirectDatagrams(t *testing.T) {
 	for _, node := range everywhere[:3] {
 		awaitDatagrams(t, h, node, 2*(len(everywhere)-1-s.PodsPerNode))
 	}
-	suite.New(h.Cluster).Run(t, directCases())
+	suite.New(h.Cluster).Run(t, elsewhereCases())
 }
 
 // awaitDatagrams waits until a node has found out that it must send so many endpoints datagrams.
@@ -173,11 +182,16 @@ func awaitDatagrams(t *testing.T, h *harness.Harness, node string, endpoints int
 	t.Fatalf("node %s: no %s after a minute", node, want)
 }
 
-// TestFlowsDirectUnused runs every case while no Service has what direct replies need.
+// TestFlowsDirectUnused runs every case while no Service has what direct replies need; with -short
+// those that also run on other networks.
 func TestFlowsDirectUnused(t *testing.T) {
 	s := spec("flows-direct-unused", topology.Routed)
 	s.Conntrack = true
-	runDirect(t, s, flows.Cases())
+	cases := flows.Cases()
+	if testing.Short() {
+		cases = flows.EverywhereCases()
+	}
+	runDirect(t, s, cases)
 }
 
 var _ flows.Plan = (*cluster.Cluster)(nil)
