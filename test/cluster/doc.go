@@ -5,6 +5,6 @@
 //	defer c.Down()
 //	out, err := c.Kubectl(ctx, "get", "nodes")
 //
-// docs/contributing/testing.md describes the nodes. The command in cmd/cluster starts a cluster that
-// outlives it.
+// docs/contributing/real-clusters.md describes the nodes. The command in cmd/cluster starts a
+// cluster that outlives it.
 package cluster

@@ -1,5 +1,5 @@
 // Command cluster starts and stops a real Kubernetes cluster on this machine.
-// docs/contributing/testing.md describes it.
+// docs/contributing/real-clusters.md describes it.
 package main
 
 import (
