@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test-setup test test-all test-cluster test-kernels test-xdp bench bench-end-to-end bench-packet demo
+.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test test-all test-cluster test-kernels test-xdp bench bench-end-to-end bench-packet demo
 
 export CGO_ENABLED := 0
 
@@ -10,8 +10,6 @@ COMMIT := $(shell git describe --always --abbrev=40 --exclude '*' --dirty 2>/dev
 BUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X spillway.dev/spillway/internal/cli.version=$(VERSION) -X spillway.dev/spillway/internal/cli.commit=$(COMMIT)'
 ARCHITECTURES := amd64 arm64
 BIN := $(CURDIR)/bin
-# Two packages at a time leave the tests of agents the CPU that they need to be in time.
-TESTFLAGS ?= -p 2 -timeout 20m
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,20 +85,11 @@ docs: ## build the site of the documents in site/, and check its links
 peers: ## build kube-apiserver, kube-controller-manager, kube-proxy, etcd and an OpenTelemetry collector unless they are there
 	hack/peers
 
-test-setup: root lint
-	hack/deps test
-	hack/peers
-	hack/generated
+test: root ## the gate: install what is missing, lint, and run every test (as root)
+	go run ./test/runner
 
-test: test-setup ## run every test, the flow suite with each dataplane (as root; installs what is missing)
-	go run ./test/runner -short $(TESTFLAGS)
-	@echo "make test: all passed"
-
-test-all: test-setup ## run every test, the long ones too, and all suites of traffic with each dataplane
-	hack/deps cluster
-	@command -v npm >/dev/null || hack/deps ui
-	go run ./test/runner $(TESTFLAGS)
-	@echo "make test-all: all passed"
+test-all: root ## the same with the long tests, all suites of traffic with each dataplane, and real clusters
+	go run ./test/runner -all
 
 test-cluster: root ## run the whole matrix on real clusters, or ROWS=EXPRESSION of it (as root; hours)
 	hack/deps cluster

@@ -82,6 +82,9 @@ func look(t *testing.T, page string, width int) inspected {
 }
 
 func TestPageInABrowser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: opens reports of the lab in a browser")
+	}
 	page, err := HTML(sampleRun(), "")
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +105,9 @@ func TestPageInABrowser(t *testing.T) {
 
 // The README's picture is an image: a page scales it with its text.
 func TestTheHeadlineIsReadable(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: opens reports of the lab in a browser")
+	}
 	run, err := experiment.ReadRun("../../" + headlineResults)
 	if err != nil {
 		t.Fatal(err)
@@ -133,6 +139,9 @@ func TestTheHeadlineIsReadable(t *testing.T) {
 // Paper does not scroll: a table of twelve columns must have room on it. The rules
 // for paper are applied to a window as wide as a page.
 func TestAWideTableFitsOnPaper(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: opens reports of the lab in a browser")
+	}
 	run := sampleRun()
 	res := &run.Results[0]
 	for _, name := range []string{"failed", "over 1 s", "p50", "p99", "most entries", "in a pod", "most expectations", "insert_failed", "drop", "early_drop", "kernel log lines"} {
@@ -167,6 +176,9 @@ const axeSum = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
 // Screen readers and keyboards: axe-core finds no fault in the page, closed and open, in
 // light and dark.
 func TestPageIsAccessible(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: opens reports of the lab in a browser")
+	}
 	page, err := HTML(sampleRun(), "")
 	if err != nil {
 		t.Fatal(err)
@@ -244,6 +256,9 @@ addEventListener("load", () => axe.run().then(r => {
 
 // TestScreenshot checks the painted text and bars, in light and dark.
 func TestScreenshot(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: opens reports of the lab in a browser")
+	}
 	dir := t.TempDir()
 	path, err := Write(dir, sampleRun(), "")
 	if err != nil {

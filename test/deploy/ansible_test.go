@@ -20,6 +20,9 @@ import (
 // that is): what it writes is what k3s asks for, each service is restarted once, and
 // a second run changes nothing.
 func TestThePlayWritesWhatK3sReads(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: needs Ansible")
+	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mounts over /etc and /var/lib in a namespace")
 	}

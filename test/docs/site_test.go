@@ -52,6 +52,9 @@ type inspected struct {
 // TestTheSite builds the site, which fails on a broken link, and opens pages in a browser as
 // wide as a desktop's window and as a telephone.
 func TestTheSite(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: builds the site and opens it in a browser")
+	}
 	dir := t.TempDir()
 	build := exec.Command(filepath.Join(root, "hack/docs/build"), dir)
 	if out, err := build.CombinedOutput(); err != nil {

@@ -17,6 +17,9 @@ const root = "../.."
 // TestForbiddenImportsAreFound lints a module of the product's name. Its imports
 // break each kind of rule once; the other imports in it are allowed.
 func TestForbiddenImportsAreFound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: tests golangci-lint with the rules of this tree")
+	}
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("testdata/forbidden")); err != nil {
 		t.Fatal(err)

@@ -42,7 +42,8 @@ func (o options) checks() []step {
 	}
 	return []step{
 		{name: "packages", argv: append([]string{"hack/deps"}, groups...)},
-		{name: "lint", after: []string{"packages"}, argv: []string{"make", "--no-print-directory", "lint"}},
+		{name: "peers", after: []string{"packages"}, argv: []string{"hack/peers"}},
+		{name: "lint", after: []string{"peers"}, argv: []string{"make", "--no-print-directory", "lint"}},
 		{name: "generated", after: []string{"lint"}, argv: []string{"hack/generated"}},
 	}
 }
@@ -69,10 +70,9 @@ func (o options) tests() ([]step, error) {
 	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
 	stages := []step{o.goTest("ebpf", ".", o.packages, packages...)}
 	stages = append(stages, o.dataplanes()...)
-	stages = append(stages,
-		o.goTest("deploy", "test/deploy", 1, "./..."),
-		o.goTest("image", "hack/image", 1, "./..."))
+	stages = append(stages, o.goTest("deploy", "test/deploy", 1, "./..."))
 	if o.all {
+		stages = append(stages, o.goTest("image", "hack/image", 1, "./..."))
 		cluster := o.goTest("cluster", "test/cluster", 1, "-short", "./...")
 		cluster.after = append(names(stages), "generated") // it counts losses: nothing runs beside it
 		stages = append(stages, cluster)
