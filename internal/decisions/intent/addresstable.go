@@ -51,27 +51,41 @@ func (c requester) ofPod() bool { return c.service.spec.Type == model.HostPorts 
 
 func (c requester) created() time.Time { return c.service.spec.Created }
 
-// compareRequesters orders the requesters of a key that none holds yet, as at the start: a
-// Service with a creationTimestamp before one without, then the older, then the first by
-// name. A clusterIP comes before all else, because the API server allocates each once,
-// whereas any author of a Service can name any externalIP (CVE-2020-8554). A Pod's host port
-// comes last: the NodePort of a Service would not be served on this node alone.
+// rank orders requests by the trust in those who chose the address: 0 comes first. The API
+// server allocates each clusterIP once, and a controller writes the addresses of load
+// balancers, whereas any author of a Service can name any externalIP, and may name one long
+// before a controller assigns it (CVE-2020-8554). A Pod's host port comes last: the NodePort
+// of a Service would not be served on this node alone.
+func (c requester) rank() int {
+	switch {
+	case c.kind == ClusterIP:
+		return 0
+	case c.kind == LoadBalancerIP:
+		return 1
+	case !c.ofPod():
+		return 2
+	}
+	return 3
+}
+
+// compareRequesters orders the requesters of a key that none holds yet, as at the start: by
+// rank, then a Service with a creationTimestamp before one without, then the older, then the
+// first by name.
 func compareRequesters(a, b requester) int {
 	return cmp.Or(
-		trueFirst(a.kind == ClusterIP, b.kind == ClusterIP),
-		trueFirst(!a.ofPod(), !b.ofPod()),
+		cmp.Compare(a.rank(), b.rank()),
 		trueFirst(!a.created().IsZero(), !b.created().IsZero()),
 		a.created().Compare(b.created()),
 		a.id().Compare(b.id()),
 	)
 }
 
-// displaces reports whether the first requester takes the key from its holder: a clusterIP
-// does, and a Service that is known to be older. A Service without a timestamp keeps its
+// displaces reports whether the first requester takes the key from its holder: one of another
+// rank does, and a Service that is known to be older. A Service without a timestamp keeps its
 // key, whatever the name of a later Service. Where all have a timestamp, as from an API
 // server, the holder is always the first requester, so that the nodes of a cluster agree.
 func displaces(first, holder requester) bool {
-	if (first.kind == ClusterIP) != (holder.kind == ClusterIP) || first.ofPod() != holder.ofPod() {
+	if first.rank() != holder.rank() {
 		return true
 	}
 	return !first.created().IsZero() && !holder.created().IsZero()

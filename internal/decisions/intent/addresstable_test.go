@@ -123,6 +123,34 @@ func TestWhatIsServedStays(t *testing.T) {
 	}
 }
 
+// TestALoadBalancerGetsAnAddressThatAnExternalIPNamedBefore: a controller assigns the address
+// of its pool to a Service that is younger than the one that lies in wait for it. The order in
+// which a node learns of both makes no difference.
+func TestALoadBalancerGetsAnAddressThatAnExternalIPNamedBefore(t *testing.T) {
+	for _, address := range []string{"192.0.2.1", "2001:db8::1"} {
+		for _, age := range []func(*model.Service){born(3), undated} {
+			thief := web(called("a-thief"), born(1), clusterIPs("10.96.0.7", "fd00::7"), externalIPs(address))
+			pending := web(called("young"), age, clusterIPs("10.96.0.8", "fd00::8"))
+			assigned := web(called("young"), age, clusterIPs("10.96.0.8", "fd00::8"), loadBalancer(address))
+
+			tr := newTracker(thief, pending)
+			same(t, "holder before the assignment", holderOf(tr, address), "a-thief")
+			c := tr.Apply(delta(assigned))
+			same(t, "holder", holderOf(tr, address), "young")
+			if len(c.Moves) != 1 || c.Moves[0].From.Service != name("a-thief") || c.Moves[0].To.Service != name("young") {
+				t.Errorf("moves %v, want one from the thief", c.Moves)
+			}
+			wantProblem(t, "assigned", tr, "Service ns/a-thief: spec.externalIPs[0]: "+addressKey{Addr: addrs(address)[0], Protocol: model.TCP, Port: 80}.String()+" is already taken by Service ns/young")
+			same(t, "holder at once", holderOf(newTracker(thief, assigned), address), "young")
+			late := newTracker(assigned)
+			late.Apply(delta(thief))
+			same(t, "holder if the thief comes later", holderOf(late, address), "young")
+			tr.Apply(delta(pending))
+			same(t, "holder after the assignment", holderOf(tr, address), "a-thief")
+		}
+	}
+}
+
 // holderOf names the Services that are served on an address.
 func holderOf(tr *Tracker, address string) string {
 	var out []string
@@ -158,7 +186,11 @@ func TestConflicts(t *testing.T) {
 		{"an externalIP never takes a clusterIP, however old", []any{web(called("a"), born(2)), web(called("b"), born(1), clusterIPs("10.96.0.2"), externalIPs("10.96.0.1"))},
 			"Service ns/b spec.externalIPs[0]", "ns/a"},
 		{"an externalIP and a LoadBalancer IP are one address", []any{web(called("a"), born(1), externalIPs("192.0.2.1")), web(called("b"), born(2), clusterIPs("10.96.0.2"), loadBalancer("192.0.2.1"))},
+			"Service ns/a spec.externalIPs[0]", "ns/b"},
+		{"a LoadBalancer IP never takes a clusterIP, however old", []any{web(called("a"), born(2)), web(called("b"), born(1), clusterIPs("10.96.0.2"), loadBalancer("10.96.0.1"))},
 			"Service ns/b status.loadBalancer.ingress", "ns/a"},
+		{"of two LoadBalancer IPs the older wins", []any{web(called("a"), born(2), loadBalancer("192.0.2.1")), web(called("b"), born(1), clusterIPs("10.96.0.2"), loadBalancer("192.0.2.1"))},
+			"Service ns/a status.loadBalancer.ingress", "ns/b"},
 		{"two ports of one Service may conflict", []any{web(called("a"), twoPorts)}, "Service ns/a spec.ports[1].nodePort", `port "a" of the same Service`},
 		{"a Service of another proxy claims nothing", []any{web(called("b")), web(called("a"), func(s *model.Service) { s.ProxyName = "other" })}, "", ""},
 	}

@@ -315,9 +315,10 @@ func (t *Tracker) holders() map[addressKey]PortID {
 func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]PortID) {
 	t.Helper()
 	type rival struct {
-		kind    FrontendKind
+		rank    int // in the table of docs/reference/sources.md
 		created time.Time
 	}
+	rank := []int{ClusterIP: 1, LoadBalancerIP: 2, ExternalIP: 3, NodePort: 3}
 	claims := map[addressKey]map[model.Name]rival{}
 	for _, svc := range world.Services {
 		if svc.ProxyName != "" {
@@ -335,8 +336,8 @@ func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]
 			if claims[c.key] == nil {
 				claims[c.key] = map[model.Name]rival{}
 			}
-			if r, ok := claims[c.key][svc.Name]; !ok || r.kind > c.kind {
-				claims[c.key][svc.Name] = rival{c.kind, svc.Created}
+			if r, ok := claims[c.key][svc.Name]; !ok || r.rank > rank[c.kind] {
+				claims[c.key][svc.Name] = rival{rank[c.kind], svc.Created}
 			}
 		}
 	}
@@ -352,9 +353,9 @@ func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]
 		for name, r := range rivals {
 			dated := !r.created.IsZero() && !holder.created.IsZero()
 			switch {
-			case (r.kind == ClusterIP) != (holder.kind == ClusterIP):
-				if r.kind == ClusterIP {
-					t.Errorf("%v: the clusterIP of %v waits for %v", key, name, now)
+			case r.rank != holder.rank:
+				if r.rank < holder.rank {
+					t.Errorf("%v: rank %d of %v waits for rank %d of %v", key, r.rank, name, holder.rank, now)
 				}
 			case dated && r.created.Before(holder.created):
 				t.Errorf("%v: %v waits for %v, which is younger", key, name, now)
