@@ -17,6 +17,7 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 		return nil, health, nil
 	}
 	problems := append(slices.Clone(e.plan.problems), t.redirectProblems(e)...)
+	var others []model.Problem // of other Services, which must not displace those of this one
 	t.healthy = t.healthy[:0]
 	from, near := newServiceSlices(of, len(e.plan.ports)), t.slicesNear(e)
 	left := maxEndpoints
@@ -29,8 +30,9 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 				problems = append(problems, conflict(e.name, c, holder))
 				continue
 			}
-			found, served := t.addressConflicts(e, p.id, c)
+			found, ofOthers, served := t.addressConflicts(e, p.id, c)
 			problems = append(problems, found...)
+			others = append(others, ofOthers...)
 			if served {
 				held = append(held, c)
 			}
@@ -63,7 +65,7 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 			health.Endpoints = countHealthy(t.healthy)
 		}
 	}
-	return ports, health, capProblems(e.name, problems)
+	return ports, health, append(capProblems(e.name, problems), others[:min(len(others), maxProblems)]...)
 }
 
 // portOf returns the port with an id; nil: none has it.

@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,9 +14,14 @@ import (
 // address wins, so a NodePort or an endpoint at that address and port cannot be reached.
 // Intent reports this as a Problem of the Service with the externalIP or LoadBalancer IP.
 //
-// An externalIP that is another Service's endpoint is not served. Anyone who may write a
-// Service chooses it, and with the eBPF dataplane it would also take the packets that a
-// socket hook has translated to the endpoint. A controller writes LoadBalancer IPs.
+// An externalIP that is an address of a pod is not served. Anyone who may write a Service
+// chooses it, and it would take the packets to the pod. With the eBPF dataplane it would also
+// take those that a socket hook has translated to the endpoint. A controller writes
+// LoadBalancer IPs.
+//
+// An EndpointSlice alone hides no address of another namespace, because its author may name
+// any address. Intent then serves the externalIP, and reports the slice's Service. The slice
+// that the API servers write of themselves counts.
 
 // mayConflict reports whether a person or a load balancer chose a frontend's address. A
 // clusterIP cannot conflict: the API server allocates it from its own range.
@@ -23,14 +29,16 @@ func mayConflict(kind FrontendKind) bool { return kind == ExternalIP || kind == 
 
 // addressConflicts returns the Problems of an address and port that a Service holds and
 // that make a NodePort, a healthCheckNodePort or an endpoint of another Service
-// unreachable. served is false for an externalIP that is another Service's endpoint, and
-// for a port of the nodes' own.
-func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out []model.Problem, served bool) {
+// unreachable. served is false for an externalIP that is a pod's address, or an endpoint of
+// another Service of its namespace, and for a port of the nodes' own.
+// others are the Problems of other Services.
+func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out, others []model.Problem, served bool) {
 	if c.ofPod {
-		return t.hostPortConflicts(e, c)
+		out, served = t.hostPortConflicts(e, c)
+		return out, nil, served
 	}
 	if !mayConflict(c.kind) {
-		return nil, true
+		return nil, nil, true
 	}
 	report := func(what string) {
 		out = append(out, model.ServiceProblem(e.name, c.field(), what))
@@ -38,13 +46,14 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out
 	if what, served := t.reservedConflict(c); what != "" {
 		report(what)
 		if !served {
-			return out, false
+			return out, nil, false
 		}
 	}
-	owner, taken := t.endpointAt(c.key, e.name)
-	if taken && c.kind == ExternalIP {
-		report(fmt.Sprintf("%s is an endpoint of Service %s, and is not served; remove it", c.key, owner))
-		return out, false
+	pod := t.ofPod(c.key.Addr)
+	at := t.endpointAt(c.key, e.name, pod != "")
+	if hidden := hiddenBy(at, pod); hidden != "" && c.kind == ExternalIP {
+		report(fmt.Sprintf("%s is %s, and is not served; remove it", c.key, hidden))
+		return out, nil, false
 	}
 	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
 		for _, wide := range nodePortsAt(c.key) {
@@ -55,10 +64,29 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out
 			}
 		}
 	}
-	if taken {
-		report(fmt.Sprintf("%s hides an endpoint of Service %s, which has this address and port; change one of the two", c.key, owner))
+	switch {
+	case at.slice == nil:
+	case at.believed:
+		report(fmt.Sprintf("%s hides an endpoint of Service %s, which has this address and port; change one of the two", c.key, at.slice.Service))
+	default:
+		others = append(others, model.Problem{
+			Object: model.ObjectRef{Kind: model.KindService, Name: at.slice.Service},
+			Where:  "EndpointSlice " + at.slice.Name.String(), Field: "endpoints",
+			What: fmt.Sprintf("%s is an address of Service %s (%s), which may get its connections; change one of the two", c.key, e.name, c.field()),
+		})
 	}
-	return out, true
+	return out, others, true
+}
+
+// hiddenBy describes what an externalIP would hide; "" for nothing that counts.
+func hiddenBy(at endpointClaim, pod string) string {
+	switch {
+	case !at.believed:
+		return pod
+	case pod == "":
+		return "an endpoint of Service " + at.slice.Service.String()
+	}
+	return "an endpoint of Service " + at.slice.Service.String() + " and " + pod
 }
 
 // nodePortsAt lists what the node would serve at an address and port without the Service
@@ -71,20 +99,30 @@ func nodePortsAt(k addressKey) []addressKey {
 	return out
 }
 
-// endpointAt returns the first other Service, by name, with an endpoint of this address
-// and port. A Service's own endpoint (for example an ingress controller in the node's
-// network) is reachable either way.
-func (t *Tracker) endpointAt(k addressKey, but model.Name) (owner model.Name, found bool) {
+// endpointClaim is an EndpointSlice with an endpoint of an address and port.
+type endpointClaim struct {
+	slice    *model.EndpointSlice // nil: there is none
+	believed bool                 // of the same namespace, of a pod's address, or the API servers'
+}
+
+// endpointAt returns the first slice of another Service, by name, with an endpoint of this
+// address and port. Slices of the Service's own namespace come first. A Service's own endpoint
+// (for example an ingress controller in the node's network) is reachable either way.
+func (t *Tracker) endpointAt(k addressKey, but model.Name, ofPod bool) (first endpointClaim) {
 	for _, s := range t.facts.SlicesAt(k.Addr) {
-		service := s.Object.Service
-		if service == but || found && owner.Compare(service) <= 0 {
+		found := endpointClaim{s.Object, ofPod || s.Object.Service.Namespace == but.Namespace || ofAPIServers(s.Object)}
+		if s.Object.Service == but || !hasPort(s.Object, k) {
 			continue
 		}
-		if hasPort(s.Object, k) {
-			owner, found = service, true
+		if first.slice == nil || cmp.Or(
+			trueFirst(found.believed, first.believed),
+			found.slice.Service.Compare(first.slice.Service),
+			found.slice.Name.Compare(first.slice.Name),
+		) < 0 {
+			first = found
 		}
 	}
-	return owner, found
+	return first
 }
 
 // hasPort reports whether the endpoints of a slice have the port of a key.

@@ -74,6 +74,7 @@ func (t *Tracker) onNode(name string, old, n *model.Node) {
 	}
 	t.countNodeAddrs(addresses(n), 1)
 	t.countNodeAddrs(addresses(old), -1)
+	t.replacePodCIDRs(name, podCIDRs(old), podCIDRs(n))
 	if name != t.cfg.NodeName {
 		return
 	}

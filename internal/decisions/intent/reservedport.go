@@ -44,6 +44,12 @@ var sshPort = socket{model.TCP, 22}
 // apiServerService is the Service whose endpoints are the API servers.
 var apiServerService = model.Name{Namespace: "default", Name: "kubernetes"}
 
+// ofAPIServers recognizes the slice of the API servers. They name it as its Service, and
+// write it again if another program changes it; slices of other names are any author's.
+func ofAPIServers(s *model.EndpointSlice) bool {
+	return s.Service == apiServerService && s.Name.Name == apiServerService.Name
+}
+
 // reserved returns the program or protocol that keeps an address and port from Services; ""
 // for none.
 func (t *Tracker) reserved(k addressKey) string {
@@ -62,7 +68,7 @@ func (t *Tracker) reserved(k addressKey) string {
 		return "this agent"
 	}
 	for _, s := range t.facts.SlicesAt(k.Addr) {
-		if s.Object.Service == apiServerService && hasPort(s.Object, k) {
+		if ofAPIServers(s.Object) && hasPort(s.Object, k) {
 			return "the API server"
 		}
 	}
@@ -91,6 +97,7 @@ func (t *Tracker) countNodeAddrs(addrs []netip.Addr, by int) {
 			delete(t.own.nodeAddrs, a)
 		}
 		if before == 0 || before+by == 0 {
+			t.countInClusterCIDRs(a, by)
 			t.markAddressConflictsDirty(a)
 			if t.own.has(a) {
 				t.markHostPortsDirty()

@@ -22,6 +22,7 @@ type Tracker struct {
 	facts      *store.Store
 	doNotTrack doNotTrack // see SetTraversal
 	own        ownNode
+	ranges     podRanges
 
 	addresses    addressTable
 	conflictable store.Sets[netip.Addr, *service] // by externalIP and LoadBalancer IP
@@ -82,6 +83,7 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		cfg:          cfg,
 		facts:        facts,
 		own:          newOwnNode(),
+		ranges:       newPodRanges(cfg.ClusterCIDRs),
 		addresses:    newAddressTable(),
 		conflictable: store.Sets[netip.Addr, *service]{},
 		redirecting:  store.Sets[model.Name, *service]{},

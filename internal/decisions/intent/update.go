@@ -162,6 +162,7 @@ func (t *Tracker) onPod(name model.Name, before, now *model.Pod) {
 func (t *Tracker) markPodDirty(p *model.Pod) {
 	for _, a := range p.IPs {
 		t.markEndpointDirty(a.Unmap())
+		t.markAddressConflictsDirty(a.Unmap())
 	}
 	if p.Node == t.cfg.NodeName {
 		t.own.dirtyPods[p.Name] = struct{}{}
