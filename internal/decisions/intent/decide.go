@@ -34,7 +34,7 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 			problems = append(problems, found...)
 			others = append(others, ofOthers...)
 			if served {
-				held = append(held, c)
+				held = t.appendHeld(held, c)
 			}
 		}
 		sp, allZero := t.decidePort(e, p, held, from, near, before)

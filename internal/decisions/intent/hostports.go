@@ -133,6 +133,36 @@ func (t *Tracker) hostPortConflicts(e *service, c addressRequest) (out []model.P
 	return nil, true
 }
 
+// appendHeld adds a request that is served. Where NodePorts are served on loopback, a host port
+// of all the node's addresses becomes one of each of them, because the author of a Pod must not
+// get what the node's own programs serve to each other there, such as 127.0.0.1:10257 of
+// kube-controller-manager. It leaves out addresses where a Service has the port.
+func (t *Tracker) appendHeld(held []addressRequest, c addressRequest) []addressRequest {
+	if !c.ofPod || c.key.Addr.IsValid() || !slices.Contains(t.cfg.LoopbackNodePorts(), c.key.Family) {
+		return append(held, c)
+	}
+	for _, a := range t.own.addrs {
+		key := addressKey{Addr: a, Protocol: c.key.Protocol, Port: c.key.Port}
+		if model.FamilyOf(a) == c.key.Family && t.servesNodePorts(a) && t.addresses.holder(key) == (PortID{}) {
+			held = append(held, addressRequest{key: key, kind: ExternalIP, ofPod: true})
+		}
+	}
+	return held
+}
+
+// markHostPortDirty marks the Pods dirty that have an address and port as a host port of all
+// the node's addresses.
+func (t *Tracker) markHostPortDirty(k addressKey) {
+	if !t.cfg.HostPorts || !t.own.has(k.Addr) {
+		return
+	}
+	for _, c := range t.addresses.requesters[addressKey{Family: model.FamilyOf(k.Addr), Protocol: k.Protocol, Port: k.Port}] {
+		if c.ofPod() {
+			t.markDirty(c.service)
+		}
+	}
+}
+
 // markHostPortsDirty makes Changes decide all host ports again.
 func (t *Tracker) markHostPortsDirty() {
 	for e := range t.podsWithHostPorts {

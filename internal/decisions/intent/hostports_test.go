@@ -99,6 +99,41 @@ func TestHostPorts(t *testing.T) {
 	wantServed(t, "without the flag", off)
 }
 
+// TestHostPortsAreNotOnLoopback serves NodePorts on loopback, where a Service is reached and a
+// Pod is not: programs of the node talk to each other there (127.0.0.1:10257).
+func TestHostPortsAreNotOnLoopback(t *testing.T) {
+	const host = 10257
+	pod := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: host})
+	both := []string{
+		"ns/pod/web:10257/TCP/IPv4 192.168.0.1:10257 local/cluster 10.1.0.5:11257",
+		"ns/pod/web:10257/TCP/IPv6 fd00:2::1:10257 local/cluster [fd00:1::5]:11257",
+	}
+	tr := New(Config{NodeName: here, HostPorts: true, LocalhostNodePorts: true})
+	tr.SetNodeAddrs(addrs("192.168.0.1", "fd00:2::1"))
+	tr.Apply(whole(delta(&model.Node{Name: here, Addresses: addrs("192.168.0.1", "fd00:2::1")}, pod)))
+	wantServed(t, "at each address", tr, both...)
+
+	tr.SetNodeAddrs(addrs("192.168.0.1", "fd00:2::1", "192.168.0.9"))
+	tr.Changes()
+	third := "ns/pod/web:10257/TCP/IPv4 192.168.0.9:10257 local/cluster 10.1.0.5:11257"
+	wantServed(t, "with another address", tr, both[0], third, both[1])
+	svc := web(clusterIPs("10.96.0.1"), externalIPs("192.168.0.9"), portNumber(host))
+	tr.Apply(delta(svc))
+	wantServed(t, "a Service has the port of an address", tr, both[0], both[1],
+		"ns/web:10257/TCP/IPv4 10.96.0.1:10257 reject/reject", "ns/web:10257/TCP/IPv4 192.168.0.9:10257 reject/reject")
+	tr.Apply(withoutService("web"))
+	wantServed(t, "the Service has gone", tr, both[0], third, both[1])
+
+	elsewhere := New(Config{NodeName: here, HostPorts: true, LocalhostNodePorts: true, NodePortAddresses: prefixes("192.168.0.0/24", "::1/128")})
+	elsewhere.SetNodeAddrs(addrs("192.168.0.1", "10.0.0.1", "fd00:2::1"))
+	elsewhere.Apply(whole(delta(pod)))
+	wantServed(t, "loopback of one family", elsewhere, "ns/pod/web:10257/TCP/IPv4 node:10257 local/cluster 10.1.0.5:11257")
+
+	primary := New(Config{NodeName: here, HostPorts: true, LocalhostNodePorts: true, NodePortPrimary: true})
+	primary.Apply(whole(delta(&model.Node{Name: here, Addresses: addrs("192.168.0.1")}, pod)))
+	wantServed(t, "at primary addresses", primary, "ns/pod/web:10257/TCP/IPv4 node:10257 local/cluster 10.1.0.5:11257", "ns/pod/web:10257/TCP/IPv6 node:10257 local/cluster [fd00:1::5]:11257")
+}
+
 func TestHostPortConflicts(t *testing.T) {
 	tr := newHostPortTracker()
 	pod := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 30080})

@@ -87,6 +87,7 @@ func (t *Tracker) markConflictingDirty(p plan) {
 			t.markDirty(c.service)
 		}
 		t.markNodePortConflictsDirty(key)
+		t.markHostPortDirty(key)
 	}
 	for i := range p.ports {
 		for _, c := range p.ports[i].requests {
