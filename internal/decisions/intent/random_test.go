@@ -159,7 +159,15 @@ func randomNode(d dice, n string) *model.Node {
 }
 
 func randomPod(d dice, n model.Name) *model.Pod {
-	return &model.Pod{Name: n, Labels: pick(d, someLabels...), Node: pick(d, someNodes...), IPs: some(d, podIPs...)}
+	p := &model.Pod{Name: n, Labels: pick(d, someLabels...), Node: pick(d, someNodes...), IPs: some(d, podIPs...)}
+	if d.upTo(3) == 0 {
+		p.HostPorts = some(d,
+			model.HostPort{Protocol: model.TCP, Port: 8080, Host: 30000},
+			model.HostPort{Protocol: model.UDP, Port: 8080, Host: 80},
+			model.HostPort{Protocol: model.TCP, Port: 8080, Host: 81, IP: pick(d, nodeIPs...)},
+		)
+	}
+	return p
 }
 
 func randomPolicy(d dice, n model.Name) *model.NetworkPolicy {
@@ -311,20 +319,15 @@ func (t *Tracker) holders() map[addressKey]PortID {
 	return out
 }
 
-// checkHolders wants what docs/reference/sources.md promises of Services that claim the same.
-func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]PortID) {
+// checkHolders wants what docs/reference/sources.md promises of those that claim the same.
+func checkHolders(t *testing.T, tr *Tracker, world model.Delta, before, after map[addressKey]PortID) {
 	t.Helper()
 	type rival struct {
 		rank    int // in the table of docs/reference/sources.md
 		created time.Time
 	}
-	rank := []int{ClusterIP: 1, LoadBalancerIP: 2, ExternalIP: 3, NodePort: 3}
 	claims := map[addressKey]map[model.Name]rival{}
-	for _, svc := range world.Services {
-		if svc.ProxyName != "" {
-			continue
-		}
-		p := planService(svc, &Config{})
+	claim := func(name model.Name, created time.Time, rank func(FrontendKind) int, p plan) {
 		all := []addressRequest{}
 		for _, port := range p.ports {
 			all = append(all, port.requests...)
@@ -336,9 +339,19 @@ func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]
 			if claims[c.key] == nil {
 				claims[c.key] = map[model.Name]rival{}
 			}
-			if r, ok := claims[c.key][svc.Name]; !ok || r.rank > rank[c.kind] {
-				claims[c.key][svc.Name] = rival{rank[c.kind], svc.Created}
+			if r, ok := claims[c.key][name]; !ok || r.rank > rank(c.kind) {
+				claims[c.key][name] = rival{rank(c.kind), created}
 			}
+		}
+	}
+	for _, svc := range world.Services {
+		if svc.ProxyName == "" {
+			claim(svc.Name, svc.Created, func(k FrontendKind) int { return []int{ClusterIP: 1, LoadBalancerIP: 2, ExternalIP: 3, NodePort: 3}[k] }, planService(svc, &Config{}))
+		}
+	}
+	for _, p := range world.Pods {
+		if h := tr.hostPortsOf(p); h != nil && tr.cfg.HostPorts {
+			claim(h.spec.Name, time.Time{}, func(FrontendKind) int { return 4 }, h.plan)
 		}
 	}
 	if len(after) != len(claims) {
@@ -366,12 +379,70 @@ func checkHolders(t *testing.T, world model.Delta, before, after map[addressKey]
 	}
 }
 
+// externalIPs lists the externalIPs that are served to a namespace.
+func (t *Tracker) externalIPs(namespace string) (out []string) {
+	for _, p := range t.State().Ports {
+		for _, f := range p.Frontends {
+			if _, ofPod := model.PodOf(p.ID.Service); f.Kind == ExternalIP && p.ID.Service.Namespace == namespace && !ofPod {
+				out = append(out, fmt.Sprint(p.ID, " ", f.Addr, " ", f.Port))
+			}
+		}
+	}
+	return out
+}
+
+// checkExternalIPs wants that no externalIP takes the address of a pod, and that no
+// EndpointSlice of another namespace makes a difference. fresh makes Trackers.
+func checkExternalIPs(t *testing.T, tr *Tracker, world model.Delta, fresh func(model.Delta) *Tracker) {
+	t.Helper()
+	for _, p := range tr.State().Ports {
+		_, ofPod := model.PodOf(p.ID.Service)
+		for _, f := range p.Frontends {
+			if f.Kind == ExternalIP && !ofPod && addressOfPod(tr.cfg, world, f.Addr) {
+				t.Errorf("%v takes %v, which is a pod's", p.ID, f.Addr)
+			}
+		}
+	}
+	for _, namespace := range []string{"ns", "om"} {
+		own := world
+		own.Slices = maps.Clone(world.Slices)
+		maps.DeleteFunc(own.Slices, func(_ model.Name, s *model.EndpointSlice) bool { return s.Service.Namespace != namespace })
+		if got, want := tr.externalIPs(namespace), fresh(own).externalIPs(namespace); !slices.Equal(got, want) {
+			t.Errorf("externalIPs of %s:\n%s\nwithout the slices of other namespaces:\n%s", namespace, got, want)
+		}
+	}
+}
+
+// addressOfPod decides by looking at all objects.
+func addressOfPod(cfg Config, world model.Delta, a netip.Addr) bool {
+	inCluster := slices.IndexFunc(cfg.ClusterCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+	inNode := false
+	for _, n := range world.Nodes {
+		if slices.Contains(n.Addresses, a) {
+			return false
+		}
+		inNode = inNode || slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+		if inCluster >= 0 && slices.ContainsFunc(n.Addresses, cfg.ClusterCIDRs[inCluster].Contains) {
+			inCluster = -1
+		}
+	}
+	for _, p := range world.Pods {
+		if p.Node != "" && slices.Contains(p.IPs, a) {
+			return true
+		}
+	}
+	return inNode || inCluster >= 0
+}
+
 // live lets a Tracker live through random changes and compares it at every step
 // with one that is shown the whole world at once, and with what its Changes add
 // up to.
 func live(t *testing.T, d dice, steps int) {
 	t.Helper()
-	cfg := Config{NodeName: here, MaglevSize: 31, NodePortAddresses: some(d, prefixes("192.168.0.0/16", "fd00::/8")...)}
+	cfg := Config{
+		NodeName: here, MaglevSize: 31, NodePortAddresses: some(d, prefixes("192.168.0.0/16", "fd00::/8")...),
+		HostPorts: d.upTo(2) == 0, LocalhostNodePorts: d.upTo(2) == 0, ClusterCIDRs: some(d, prefixes("10.1.0.0/30", "192.0.2.0/24", "fd00:1::/64")...),
+	}
 	tr := New(cfg)
 	r := &replica{world: whole(delta()), ports: map[PortID]*ServicePort{}, health: map[model.Name]HealthCheck{}}
 	for step := range steps {
@@ -395,7 +466,7 @@ func live(t *testing.T, d dice, steps int) {
 			r.takeDelta(change)
 			r.takeChanges(t, tr.Apply(change))
 		}
-		checkHolders(t, r.world, held, tr.holders())
+		checkHolders(t, tr, r.world, held, tr.holders())
 		served := map[model.Name]bool{}
 		for _, p := range tr.State().Ports {
 			served[p.ID.Service] = true
@@ -403,11 +474,14 @@ func live(t *testing.T, d dice, steps int) {
 		if tr.Count() != len(served) {
 			t.Fatalf("step %d: %d Services are counted, %d are served", step, tr.Count(), len(served))
 		}
-		fresh := New(cfg)
-		setNodeAddrs(fresh, r.addrs)
-		maps.Copy(fresh.addresses.before, held) // who was served is the one thing that the world does not say
-		fresh.Apply(r.world)
-		want := fresh.summary()
+		fresh := func(world model.Delta) *Tracker {
+			tr := New(cfg)
+			setNodeAddrs(tr, r.addrs)
+			maps.Copy(tr.addresses.before, held) // who was served is the one thing that the world does not say
+			tr.Apply(world)
+			return tr
+		}
+		want := fresh(r.world).summary()
 		if got := tr.summary(); got != want {
 			t.Fatalf("step %d: tracked state:\n%s\nwant that of the whole world:\n%s\n%s", step, got, want, diff(got, want))
 		}
@@ -417,6 +491,9 @@ func live(t *testing.T, d dice, steps int) {
 			}
 		}
 		checkSound(t, tr.State())
+		if step%8 == 7 {
+			checkExternalIPs(t, tr, r.world, fresh)
+		}
 		if t.Failed() {
 			t.FailNow()
 		}
@@ -455,14 +532,15 @@ func TestAnyHistoryEndsInTheStateOfTheWholeWorld(t *testing.T) {
 func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 	for seed := range 20 {
 		d := random{rand.New(rand.NewPCG(uint64(seed), 2))}
-		tr := New(Config{NodeName: here})
+		tr := New(Config{NodeName: here, ClusterCIDRs: prefixes("192.168.0.0/16"), HostPorts: true})
 		for range 100 {
 			tr.Apply(randomDelta(d))
 		}
 		tr.Apply(whole(model.Delta{}))
 		setNodeAddrs(tr, nil)
 		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.problemsOf) + len(tr.problems) +
-			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.nodeAddrs) + len(tr.own.addrs)
+			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.nodeAddrs) + len(tr.own.addrs) +
+			len(tr.ranges.nodes) + len(tr.ranges.lengths) + tr.ranges.cluster[0].nodes + len(tr.podsWithHostPorts)
 		if left > 0 {
 			t.Errorf("seed %d: %d entries are left: %+v", seed, left, tr.own)
 		}
