@@ -6,7 +6,7 @@ import corev1 "k8s.io/api/core/v1"
 //
 //	a  --nodeport-addresses=<the LAN> --localhost-nodeports --bypass=never
 //	b  --service-proxy-name=spillway --allow-external-ips=false
-//	c  --masquerade-all --localhost-nodeports
+//	c  --masquerade-all --localhost-nodeports --host-ports
 func FlagCases() []Case {
 	np := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0", "b0")}
 	labeled := np
@@ -30,6 +30,16 @@ func FlagCases() []Case {
 				Flow{From: "c", To: NodePort("c").On("loopback"), Unconnected: true, SameSocket: true, Want: OneOf(AnySource, "a0", "c0", "c")},
 				Flow{From: "c1", To: NodePort("c").On("loopback"), Want: Reject},
 			),
+		},
+		{
+			Name:    "Host ports are not on loopback, also with the flag for NodePorts",
+			Objects: []Object{HostPorts{"c0", 18081}},
+			Flows: []Flow{
+				{From: "c", To: Address("c", 18081).On("loopback"), Want: Reject},
+				{From: "c/host", To: Address("c", 18081).On("loopback"), Want: Reject},
+				{From: "c", To: Address("c", 18081), Want: OneOf(AnySource, "c0")},
+				{From: "client0", To: Address("c", 18081), Want: OneOf(NodeSource, "c0")},
+			},
 		},
 		{
 			Name:    "NodePorts are not on loopback if the address flag names other addresses",

@@ -70,7 +70,7 @@ func TestFlowsFlags(t *testing.T) {
 		Flags: map[string][]string{
 			"a": {"--nodeport-addresses=" + lan, "--localhost-nodeports", "--bypass=never"},
 			"b": {"--service-proxy-name=spillway", "--allow-external-ips=false"},
-			"c": {"--masquerade-all", "--localhost-nodeports"},
+			"c": {"--masquerade-all", "--localhost-nodeports", "--host-ports"},
 		},
 	}).Run(t, flows.FlagCases())
 }

@@ -43,9 +43,13 @@ type Service struct {
 	ProxyName    string // label service.kubernetes.io/service-proxy-name
 	Headless     bool
 	ExternalName bool
-	// ShareIP and SharePort claim the cluster IP, or the NodePorts, of another
-	// Service of the case.
-	ShareIP, SharePort string
+	// ShareIP, SharePort and ShareVia claim the cluster IP, the NodePorts, or the
+	// addresses by Via, of another Service of the case.
+	ShareIP, SharePort, ShareVia string
+	// Take are hosts whose own addresses are externalIPs.
+	Take []string
+	// SlicesOnly leaves out the Service itself.
+	SlicesOnly bool
 	// Age is how long ago the Service was created.
 	Age time.Duration
 }
@@ -80,6 +84,8 @@ type Endpoint struct {
 	Nodes       []string // hints.forNodes, short names
 	NoNode      bool     // leave nodeName and targetRef out, as in a manual slice
 	ClaimNode   string   // nodeName is that of this node, not of the host's own
+	// ExternalOf makes the address that of a Service through the node On.
+	ExternalOf string
 }
 
 // On lists ready endpoints.
@@ -133,6 +139,15 @@ func (s Service) families() []bool {
 		return []bool{true}
 	}
 	return []bool{false, true}
+}
+
+// Elsewhere are objects of another namespace.
+type Elsewhere []Object
+
+func (e Elsewhere) manifests(s *Scope) []runtime.Object {
+	there := *s
+	there.Namespace += "-elsewhere"
+	return there.Objects(e)
 }
 
 // Policy is a NetworkPolicy that selects pods, for both directions. It allows

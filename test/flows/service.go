@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -18,7 +19,10 @@ import (
 var epoch = time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (s Service) manifests(sc *Scope) []runtime.Object {
-	objects := []runtime.Object{s.service(sc)}
+	var objects []runtime.Object
+	if !s.SlicesOnly {
+		objects = append(objects, s.service(sc))
+	}
 	for i, slice := range append([]Slice{{Endpoints: s.Endpoints}}, s.Slices...) {
 		if len(slice.Endpoints) == 0 {
 			continue
@@ -96,9 +100,15 @@ func (s Service) addresses(sc *Scope, o *corev1.Service) {
 			spec.LoadBalancerSourceRanges = append(spec.LoadBalancerSourceRanges, fmt.Sprintf("%s/%d", addr, addr.BitLen()))
 		}
 	}
+	for _, host := range s.Take {
+		for _, v6 := range s.families() {
+			spec.ExternalIPs = append(spec.ExternalIPs, sc.plan.Addr(host, v6).String())
+		}
+	}
+	owner := cmp.Or(s.ShareVia, s.name())
 	for _, node := range s.Via {
 		for _, v6 := range s.families() {
-			ip := sc.ExternalIP(s.name(), node, v6).String()
+			ip := sc.ExternalIP(owner, node, v6).String()
 			if s.Type == corev1.ServiceTypeLoadBalancer {
 				o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress, s.ingress(ip))
 				continue
@@ -188,8 +198,12 @@ func (s Service) slice(sc *Scope, from Slice, i int, v6 bool) *discoveryv1.Endpo
 
 func (e Endpoint) endpoint(sc *Scope, v6 bool) discoveryv1.Endpoint {
 	ready, serving, terminating := !e.NotReady, !e.NotServing, e.Terminating
+	addr := sc.plan.Addr(e.On, v6)
+	if e.ExternalOf != "" {
+		addr = sc.ExternalIP(e.ExternalOf, e.On, v6)
+	}
 	o := discoveryv1.Endpoint{
-		Addresses:  []string{sc.plan.Addr(e.On, v6).String()},
+		Addresses:  []string{addr.String()},
 		Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
 	}
 	if !e.NoNode {
