@@ -39,7 +39,7 @@ func prefix(list ...string) func(string) bool {
 
 // metricGroups lists the sections. A metric is in the first one that has it.
 var metricGroups = []metricGroup{
-	{"API server", "kube-proxy's names, and Spillway's own.", prefix("rest_client_", "spillway_api_server_")},
+	{"API server", "kube-proxy's names, and Spillway's own.", prefix("rest_client_", "spillway_api_server_", "spillway_events_")},
 	{"iptables dataplane", "Only with `--proxy-mode iptables`.", prefix("kubeproxy_sync_proxy_rules_iptables_", "spillway_iptables_")},
 	{"Flow events and traffic of Services", "Only with `--proxy-mode ebpf`. The metrics by Service need `--service-metrics`, those of events `--flow-events` ([flow events](flow-events.md)).",
 		prefix("spillway_flow_events_", "spillway_service_connections_", "spillway_service_active_", "spillway_service_refused_", "spillway_service_dropped_",
@@ -136,6 +136,7 @@ func metrics() (list []metric, err error) {
 	collectors = append(collectors, kube.RequestCollectors()...)
 	collectors = append(collectors, new(kube.Contact).Collectors()...)
 	collectors = append(collectors, new(kube.Source).Collectors()...)
+	collectors = append(collectors, kube.NewEvents(nil, "", nil, nil).Collectors()...)
 	for _, c := range collectors {
 		descs := make(chan *prometheus.Desc)
 		go func() { c.Describe(descs); close(descs) }()

@@ -76,7 +76,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	status := kube.NewPolicyStatus(s, events)
 	return &input{
 		source: s, name: server, apiServer: addressOf(server), tell: events.Tell, event: events.TellNode, refused: events.TellRefused, policies: status.Tell,
-		parts: []func(context.Context) error{events.Run, status.Run}, metrics: slices.Concat(contact.Collectors(), s.Collectors(), kube.RequestCollectors()),
+		parts: []func(context.Context) error{events.Run, status.Run}, metrics: slices.Concat(contact.Collectors(), s.Collectors(), events.Collectors(), kube.RequestCollectors()),
 	}, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -18,15 +19,16 @@ import (
 
 // Events writes Events about problems of Services and DoNotTrackPolicies, and about
 // changes of the node's settings. Each message is one Event. Their rate is limited, since
-// every node reports the same about an invalid Service.
+// every node reports the same about an invalid Service; namespaces share it (eventQueue).
 type Events struct {
 	client   kubernetes.Interface
 	node     string
 	uid      func(model.Name) string
 	log      *slog.Logger
-	messages chan message
+	queue    *eventQueue
 	limit    *rate.Limiter
-	refused  *rate.Limiter // of TellRefused, so that a pod cannot displace other Events
+	refused  *rate.Limiter  // of TellRefused, so that a pod cannot displace other Events
+	full     rate.Sometimes // limits the log of dropped messages
 	reported map[message]time.Time
 }
 
@@ -44,8 +46,6 @@ type message struct {
 }
 
 const (
-	// maxWaiting bounds the queued messages; the log has the rest.
-	maxWaiting = 200
 	// reportedFor is the time in which a repeated message is not reported again.
 	reportedFor = 10 * time.Minute
 	// maxNote is the longest note that the API accepts (events.k8s.io/v1).
@@ -58,9 +58,10 @@ const (
 func NewEvents(client kubernetes.Interface, node string, uid func(model.Name) string, log *slog.Logger) *Events {
 	return &Events{
 		client: client, node: node, uid: uid, log: log,
-		messages: make(chan message, maxWaiting),
+		queue:    newEventQueue(),
 		limit:    rate.NewLimiter(rate.Every(5*time.Second), 20),
 		refused:  rate.NewLimiter(rate.Every(time.Minute), 10),
+		full:     rate.Sometimes{Interval: time.Hour},
 		reported: map[message]time.Time{},
 	}
 }
@@ -113,11 +114,15 @@ func (e *Events) TellRefused(note string) {
 }
 
 func (e *Events) pass(m message) {
-	select {
-	case e.messages <- m:
-	default: // the log has it
+	if loser, full := e.queue.push(m); full {
+		e.full.Do(func() {
+			e.log.Warn("Events are dropped: too many of one namespace wait", "namespace", loser, "most", maxWaiting)
+		})
 	}
 }
+
+// Collectors returns the metrics of the Events.
+func (e *Events) Collectors() []prometheus.Collector { return []prometheus.Collector{e.queue.dropped} }
 
 // Run writes Events until ctx ends, and returns nil then.
 func (e *Events) Run(ctx context.Context) error {
@@ -125,8 +130,9 @@ func (e *Events) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case m := <-e.messages:
-			if !e.isNew(m, time.Now()) {
+		case <-e.queue.ready:
+			m, any := e.queue.pop()
+			if !any || !e.isNew(m, time.Now()) {
 				continue
 			}
 			if e.limit.Wait(ctx) != nil {

@@ -29,8 +29,7 @@ func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
 	heard := func() string {
 		p.reportRefusals()
 		var out []string
-		for len(e.messages) > 0 {
-			m := <-e.messages
+		for m, any := e.queue.pop(); any; m, any = e.queue.pop() {
 			out = append(out, fmt.Sprint(m.what, " ", m.note, " ", m.standing))
 		}
 		return strings.Join(out, ", ")

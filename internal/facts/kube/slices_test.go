@@ -72,8 +72,7 @@ func TestABadAddressCostsOnlyItself(t *testing.T) {
 			t.Errorf("%d: serves %s with %d problems, want %s with %d", i, got, known, c.serves, c.problems)
 		}
 		event := ""
-		for len(events.messages) > 0 {
-			m := <-events.messages
+		for m, any := events.queue.pop(); any; m, any = events.queue.pop() {
 			event += m.note
 			if m.about.Kind != "Service" || m.about.Name != "web" || m.typ != corev1.EventTypeWarning {
 				t.Errorf("%d: Event about %s %s, type %s", i, m.about.Kind, m.about.Name, m.typ)
