@@ -116,3 +116,44 @@ func TestModesThatNeedNoOtherNodesReadNone(t *testing.T) {
 		t.Errorf("Nodes %v, want the own one alone", slices.Sorted(maps.Keys(w.world.Nodes)))
 	}
 }
+
+// TestExternalIPsNeedTheOtherNodes: in a mode that watches its own Node alone, the podCIDRs of
+// the others say which externalIPs are pods' addresses. The Full Delta waits for them.
+func TestExternalIPsNeedTheOtherNodes(t *testing.T) {
+	k := client(t, shared)
+	namespace(t, k, "external")
+	own, other := createNode(t, k, "external-0"), createNode(t, k, "external-1")
+	external := func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.5"} }
+	reads := func(with bool) func(*kube.Config) {
+		return func(c *kube.Config) {
+			c.NodeName, c.Nodes = own.Name, kube.NodesConfig{OwnOnly: true, WithExternalIPs: with, Period: time.Hour, Delay: time.Millisecond}
+		}
+	}
+	later := watch(t, adminKubeconfig(t), reads(true))
+	later.until(t, "the own Node", func() bool { return later.full() && later.zone(own.Name) == "a" })
+	later.mu.Lock()
+	if later.zone(other.Name) != "" {
+		t.Error("another Node is known although no Service has externalIPs")
+	}
+	later.mu.Unlock()
+	createService(t, k, "external", service("web", external))
+	t.Cleanup(func() { _ = k.CoreV1().Services("external").Delete(context.Background(), "web", metav1.DeleteOptions{}) })
+	later.until(t, "the other Node", func() bool { return later.zone(other.Name) == "a" })
+
+	first := watch(t, adminKubeconfig(t), reads(true))
+	first.until(t, "the Full Delta", func() bool {
+		if first.full() && first.zone(other.Name) != "a" {
+			t.Error("the Full Delta lacks the other Node")
+		}
+		return first.full()
+	})
+	refuses := watch(t, adminKubeconfig(t), reads(false))
+	refuses.until(t, "the Service", func() bool { return refuses.full() && refuses.service("external", "web") != nil })
+	rezone(t, k, own)
+	refuses.until(t, "the change of the own Node", func() bool { return refuses.zone(own.Name) == "aa" })
+	refuses.mu.Lock()
+	defer refuses.mu.Unlock()
+	if refuses.zone(other.Name) != "" {
+		t.Error("another Node is known although no externalIPs are served")
+	}
+}

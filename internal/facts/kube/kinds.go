@@ -38,7 +38,10 @@ func (s *Source) allKinds() []watched {
 		convert: kubeobject.Service, trim: trimService, foreign: s.ofAnotherProxy,
 		lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
 			metav1.ListOptions{LabelSelector: labeled, FieldSelector: "spec.clusterIP!=None"}),
-		put: func(d *model.Delta, n model.Name, m *model.Service) { enter(&d.Services, n, m) },
+		put: func(d *model.Delta, n model.Name, m *model.Service) {
+			enter(&d.Services, n, m)
+			s.noteExternalIPs(m)
+		},
 	}
 	s.nodes = s.newNodes("Node")
 	kinds := []watched{

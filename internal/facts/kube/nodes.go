@@ -21,6 +21,9 @@ import (
 type NodesConfig struct {
 	// OwnOnly leaves out the Nodes of other nodes, for dataplanes that do not need them.
 	OwnOnly bool
+	// WithExternalIPs reads them all the same, as in a large cluster, from the first Service on
+	// that has externalIPs: none of these takes an address in a podCIDR.
+	WithExternalIPs bool
 	// Most is the largest number of Nodes to watch; 0 is 500. It is compared with their
 	// number once, at the start.
 	Most int
@@ -96,6 +99,38 @@ func (s *Source) watchNodes() {
 func (s *Source) watchOwnNode() {
 	s.nodes.lw = s.nodesMatching(metav1.ObjectNameField + "=" + s.cfg.NodeName)
 	s.reflect(s.ctx, s.nodes, backoff)
+}
+
+// noteExternalIPs reads the other Nodes from the first Service with externalIPs on. At the start
+// the Full Delta waits for them. Later one object makes all agents of a cluster read, so each
+// waits for a random time. The caller holds mu.
+func (s *Source) noteExternalIPs(m *model.Service) {
+	if m == nil || len(m.ExternalIPs) == 0 || !s.cfg.Nodes.OwnOnly || !s.cfg.Nodes.WithExternalIPs || s.others.kind != nil {
+		return
+	}
+	s.others.kind = s.newNodes("other Node")
+	if !s.started {
+		s.kinds = append(s.kinds, s.others.kind)
+		s.wg.Go(func() { s.readNodes(s.ctx) })
+		return
+	}
+	s.wg.Go(func() {
+		n, err := s.countNodes(s.ctx)
+		if err != nil {
+			return // the end of ctx
+		}
+		longest := s.cfg.Nodes.Delay
+		if n > s.cfg.Nodes.Most {
+			longest = s.cfg.Nodes.Period
+		}
+		if sleep(s.ctx, rand.N(longest)) != nil {
+			return
+		}
+		s.mu.Lock()
+		s.kinds = append(s.kinds, s.others.kind)
+		s.mu.Unlock()
+		s.readNodes(s.ctx)
+	})
 }
 
 // countNodes returns the number of Nodes. It retries until ctx ends.
