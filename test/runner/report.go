@@ -147,8 +147,8 @@ func (s *stageReport) add(e event) {
 		delete(s.output, key)
 	case "skip":
 		s.skipped = append(s.skipped, key)
-		fmt.Fprintf(s.out, "skip  %s (%s)\n", key, s.name)
-		s.flush(key)
+		fmt.Fprintf(s.out, "skip  %s (%s): %s\n", key, s.name, reason(s.output[key]))
+		delete(s.output, key)
 	case "fail":
 		s.failed++
 		s.ended(tookTests, key, e.Elapsed)
@@ -158,6 +158,17 @@ func (s *stageReport) add(e event) {
 		return
 	}
 	s.ran = true
+}
+
+// reason returns what a test said before it skipped, in one line.
+func reason(output []string) string {
+	var said []string
+	for _, line := range output {
+		if line = strings.TrimSpace(line); !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+			said = append(said, line)
+		}
+	}
+	return strings.Join(said, " ")
 }
 
 // addPackage adds an event of a package, or of its build.

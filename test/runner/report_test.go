@@ -15,6 +15,7 @@ import (
 
 const stream = `{"Action":"run","Package":"spillway.dev/spillway/a","Test":"TestOne"}
 {"Action":"pass","Package":"spillway.dev/spillway/a","Test":"TestOne","Elapsed":1.5}
+{"Action":"output","Package":"spillway.dev/spillway/a","Test":"TestTwo/x","Output":"=== RUN   TestTwo/x\n"}
 {"Action":"output","Package":"spillway.dev/spillway/a","Test":"TestTwo/x","Output":"needs IPv6\n"}
 {"Action":"skip","Package":"spillway.dev/spillway/a","Test":"TestTwo/x"}
 {"Action":"pass","Package":"spillway.dev/spillway/a","Elapsed":1}
@@ -40,6 +41,7 @@ func TestSkipsNeedLeave(t *testing.T) {
 	}{
 		{"a skip that is not allowed fails", stream, "", false, "skipped, but not in the allow list: a TestTwo/x"},
 		{"a skip with leave passes", stream, "a TestTwo/x # no IPv6 there", true, "1 passed, 0 failed, 1 skipped"},
+		{"a skip is shown with its reason", stream, "a TestTwo/x # no IPv6 there", true, "skip  a TestTwo/x (ebpf): needs IPv6\n"},
 		{"a star takes subtests in", stream, "a TestTwo* # no IPv6 there", true, "(0 not allowed)"},
 		{"leave is for one package", stream, "b TestTwo* # no IPv6 there", false, "a TestTwo/x"},
 		{"a failed test fails and shows its output", stream + failed, "a TestTwo* # x", false, "boom"},
