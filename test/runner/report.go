@@ -37,7 +37,7 @@ type report struct {
 	passed, failed int
 	skipped        []string // "package test"
 	broken         []string // failed packages and steps
-	running        []string // steps, and packages with the test that began last
+	running        []string // steps and packages
 	took           map[string][]took
 }
 
@@ -60,15 +60,15 @@ func newReport(out io.Writer) *report { return &report{out: out, took: map[strin
 func (r *report) stepBegan(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.running = append(r.running, name)
-	fmt.Fprintf(r.out, "      %s ...\n", name)
+	r.running = append(r.running, "step "+name)
+	fmt.Fprintf(r.out, "      step %s ...\n", name)
 }
 
 // stepEnded records the result of a step. Its failure is printed unless that has been done.
 func (r *report) stepEnded(name string, d time.Duration, err error, printed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.running = slices.DeleteFunc(r.running, func(s string) bool { return s == name })
+	r.running = slices.DeleteFunc(r.running, func(s string) bool { return s == "step "+name })
 	r.took[tookSteps] = append(r.took[tookSteps], took{name: name, seconds: d.Seconds()})
 	switch {
 	case err == nil:
@@ -173,6 +173,13 @@ func reason(output []string) string {
 
 // addPackage adds an event of a package, or of its build.
 func (s *stageReport) addPackage(pkg, key string, e event) {
+	name := fmt.Sprintf("%s (%s)", pkg, s.name)
+	switch e.Action {
+	case "start":
+		s.running = append(s.running, name)
+	case "pass", "fail", "skip":
+		s.running = slices.DeleteFunc(s.running, func(r string) bool { return r == name })
+	}
 	switch e.Action {
 	case "build-output":
 		key = "build " + e.ImportPath
@@ -186,7 +193,7 @@ func (s *stageReport) addPackage(pkg, key string, e event) {
 	case "fail":
 		s.failedPackage = true
 		s.ended(tookPackages, pkg, e.Elapsed)
-		s.broken = append(s.broken, fmt.Sprintf("%s (%s)", pkg, s.name))
+		s.broken = append(s.broken, name)
 		fmt.Fprintf(s.out, "FAIL  %-40s %-15s %6.1fs\n", pkg, s.name, e.Elapsed)
 		s.flush("build " + e.FailedBuild)
 		// A panic or a timeout ended these tests before they reported.
