@@ -7,7 +7,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"time"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // post sends a bid request and returns the status and the bid, if there is one.
@@ -52,13 +53,7 @@ func TestExchange(t *testing.T) {
 		t.Cleanup(s.Close)
 		before := len(e.bidders())
 		go Register(ctx, exchange.URL+"/register", s.URL+"/bid", func(err error) { t.Error(err) })
-		for range 500 {
-			if len(e.bidders()) > before {
-				return
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		t.Fatal("a bidder is not registered")
+		await.True(t, "a bidder registers", func() bool { return len(e.bidders()) > before })
 	}
 	add(DSP{Price: 0.01}.Handler()) // below the floor
 	if status, _ := post(t, exchange.URL+"/bid", Sample()); status != http.StatusNoContent {

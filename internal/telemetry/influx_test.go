@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // influxOf makes an Influx with a metric of each kind.
@@ -203,20 +205,18 @@ func start(t *testing.T, program string, args ...string) {
 // getUntil repeats a request until the status is 200 and ok accepts the body.
 func getUntil(t *testing.T, address string, ok func(body []byte) bool) {
 	t.Helper()
-	var last string
-	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	await.NoError(t, func() error {
 		r, err := http.Get(address)
 		if err != nil {
-			last = err.Error()
-			continue
+			return err
 		}
-		body, _ := io.ReadAll(r.Body)
-		r.Body.Close()
-		if last = string(body); r.StatusCode == 200 && ok(body) {
-			return
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err == nil && (r.StatusCode != http.StatusOK || !ok(body)) {
+			err = fmt.Errorf("%s: %s: %s", address, r.Status, body)
 		}
-	}
-	t.Fatalf("%s: last %s", address, last)
+		return err
+	})
 }
 
 func TestARealInfluxDBTakesReadingsFromBeforeItWasThere(t *testing.T) {

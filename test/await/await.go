@@ -15,21 +15,19 @@ const Limit = 3 * time.Minute
 // what the test waits for.
 func True(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	NoError(t, what, func() error {
+	NoError(t, func() error {
 		if is() {
 			return nil
 		}
-		return errFalse
+		return errors.New(what)
 	})
 }
 
-var errFalse = errors.New("it is not so")
-
 // NoError ends the test unless check returns nil before Limit. The failure has its last error.
-func NoError(t testing.TB, what string, check func() error) {
+func NoError(t testing.TB, check func() error) {
 	t.Helper()
 	if err := Error(check); err != nil {
-		t.Fatalf("%s: %v", what, err)
+		t.Fatal(err)
 	}
 }
 

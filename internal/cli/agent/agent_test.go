@@ -24,6 +24,7 @@ import (
 	"spillway.dev/spillway/internal/node/takeover"
 	"spillway.dev/spillway/internal/proxymode"
 	"spillway.dev/spillway/internal/reconcile"
+	"spillway.dev/spillway/test/await"
 )
 
 func TestBindAddressMayLeaveOutThePort(t *testing.T) {
@@ -135,18 +136,6 @@ func testAgent(t *testing.T, m *memory) *agent {
 	return a
 }
 
-// eventually waits for an effect of another goroutine.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for range 1000 {
-		if ok() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("never: %s", what)
-}
-
 // started waits until an agent serves, and returns its addresses of health and metrics.
 func started(t *testing.T, addrs <-chan [2]string, done <-chan error) [2]string {
 	t.Helper()
@@ -169,9 +158,9 @@ func TestAgentServesADirectory(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
 	at := started(t, addrs, done)
-	eventually(t, "one port is written", func() bool { return m.count() == 1 })
+	await.True(t, "one port is written", func() bool { return m.count() == 1 })
 	writeService(t, a.cfg.Manifests, "dns", "10.96.0.2")
-	eventually(t, "the second port is written", func() bool { return m.count() == 2 })
+	await.True(t, "the second port is written", func() bool { return m.count() == 2 })
 	for url, want := range map[string]string{
 		"http://" + at[0] + "/healthz":   `"nodeEligible": true`,
 		"http://" + at[1] + "/proxyMode": "ebpf",
@@ -247,10 +236,10 @@ func TestAFileThatComesLaterTakesNothing(t *testing.T) {
 		// A reader of this file has read the current versions of the others.
 		marker := fmt.Sprintf("10.96.1.%d", i)
 		writeService(t, a.cfg.Manifests, fmt.Sprintf("marker%d", i), marker)
-		eventually(t, step.name+": the step is taken", func() bool { return m.serves(marker) != "" })
+		await.True(t, step.name+": the step is taken", func() bool { return m.serves(marker) != "" })
 		if step.want != serves {
 			// A missing file counts as deleted after a wait.
-			eventually(t, step.name+": the other takes over", func() bool {
+			await.True(t, step.name+": the other takes over", func() bool {
 				return m.serves("30080") == step.want && m.serves("198.51.100.1") == step.want
 			})
 			serves = step.want
@@ -285,7 +274,7 @@ func TestTheAgentAdvisesOnConntrackAndPushesItsMetrics(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
 	for _, name := range []string{"spillway_conntrack_autopilot_entries_in_budget", "spillway_influx_waiting_bytes", "spillway_build_info"} {
-		eventually(t, name+" is pushed", func() bool { _, ok := pushed.Load(name); return ok })
+		await.True(t, name+" is pushed", func() bool { _, ok := pushed.Load(name); return ok })
 	}
 	stop()
 	if err := <-done; err != nil {
@@ -345,9 +334,9 @@ func TestAnAgentThatTakesOverWaitsForKubeProxysAddress(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
-	eventually(t, "one port is written", func() bool { return m.count() == 1 })
+	await.True(t, "one port is written", func() bool { return m.count() == 1 })
 	busy.Close()
-	eventually(t, "health is served", func() bool {
+	await.True(t, "health is served", func() bool {
 		r, err := http.Get("http://" + busy.Addr().String() + "/healthz")
 		if err == nil {
 			r.Body.Close()
@@ -420,7 +409,7 @@ func TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady(t *testing.T) {
 		}
 		return r.StatusCode, string(body)
 	}
-	eventually(t, "the metric of an API server that has not answered", func() bool {
+	await.True(t, "the metric of an API server that has not answered", func() bool {
 		_, body := ask(at[1] + "/metrics")
 		return strings.Contains(body, "\nspillway_api_server_reachable 0\n") && strings.Contains(body, "\nspillway_api_server_silent_seconds ")
 	})
@@ -431,7 +420,6 @@ func TestAnAgentThatWaitsForTheAPIServerIsAliveAndNotReady(t *testing.T) {
 		if code, body := ask(at[0] + "/healthz"); code != http.StatusServiceUnavailable {
 			t.Fatalf("/healthz: %d %s", code, body)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	stop()
 	if err := <-done; err != nil {

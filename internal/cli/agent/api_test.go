@@ -12,6 +12,7 @@ import (
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/await"
 )
 
 func TestAPIFlags(t *testing.T) {
@@ -71,7 +72,7 @@ func TestTheAgentServesItsAPI(t *testing.T) {
 	go func() { done <- a.run(ctx) }()
 	socket := a.cfg.API.socket(a.lockDir, a.cfg.BPFFS)
 	client := nodeclient.New(nodeclient.Unix(socket))
-	eventually(t, "the API has the Service", func() bool {
+	await.True(t, "the API has the Service", func() bool {
 		resp, err := client.GetService(ctx, &nodev1alpha1.GetServiceRequest{Namespace: "default", Name: "web"})
 		return err == nil && resp.Service.Ports[0].Dataplane == "ebpf"
 	})
@@ -94,7 +95,7 @@ func TestTheAgentServesItsAPI(t *testing.T) {
 	}
 	ctx, stop = context.WithCancel(t.Context())
 	go func() { done <- other.run(ctx) }()
-	eventually(t, "the Service is written again", func() bool { return m.count() == 1 })
+	await.True(t, "the Service is written again", func() bool { return m.count() == 1 })
 	stop()
 	if err := <-done; err != nil {
 		t.Errorf("an agent whose socket cannot be made ends with %v", err)

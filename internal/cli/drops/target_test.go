@@ -8,9 +8,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/test/await"
 )
 
 // said collects the output of a command while it runs.
@@ -33,11 +33,12 @@ func (s *said) String() string {
 
 func (s *said) wait(t *testing.T, what string) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !strings.Contains(s.String(), what); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%q was not said: %s", what, s)
+	await.NoError(t, func() error {
+		if text := s.String(); !strings.Contains(text, what) {
+			return fmt.Errorf("%q was not said: %s", what, text)
 		}
-	}
+		return nil
+	})
 }
 
 func TestDropsFollowsANamespaceThatIsMadeAnew(t *testing.T) {

@@ -5,12 +5,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +19,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/cli/ui"
+	"spillway.dev/spillway/test/await"
 )
 
 type named struct {
@@ -138,11 +139,7 @@ func TestThePageOfAllNodes(t *testing.T) {
 			}
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); c.Execs() != 1; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d execs run, want 1", c.Execs())
-		}
-	}
+	await.True(t, "one exec runs", func() bool { return c.Execs() == 1 })
 }
 
 func TestThePageOfOneNode(t *testing.T) {
@@ -162,15 +159,13 @@ func TestThePageWithoutTheRightToListNodes(t *testing.T) {
 	c.Bare("bare")
 	c.Deny("nodes")
 	p := openPage(t, "--all-nodes", "--kubeconfig", c.Kubeconfig())
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	await.NoError(t, func() error {
 		ids, lacks := p.nodes()
-		if len(ids) == 1 && lacks == "Nodes without an agent are missing: you may not list nodes: bind the ClusterRole spillway-viewer." {
-			return
+		if len(ids) != 1 || lacks != "Nodes without an agent are missing: you may not list nodes: bind the ClusterRole spillway-viewer." {
+			return fmt.Errorf("%v, %q", ids, lacks)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%v, %q", ids, lacks)
-		}
-	}
+		return nil
+	})
 }
 
 // What cannot be shown fails before a page is served, in one line.

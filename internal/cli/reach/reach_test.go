@@ -19,6 +19,7 @@ import (
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/test/await"
 )
 
 // status asks an agent for its state, and measures its clock.
@@ -368,18 +369,7 @@ func TestCloseEndsTheExec(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the program in the Pod still runs")
 	}
-	until(t, "the connection's goroutines have ended", func() bool { return runtime.NumGoroutine() <= before+4 }) // of the server
-}
-
-func until(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for range 1000 {
-		if done() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("not within 10 s: %s", what)
+	await.True(t, "the connection's goroutines have ended", func() bool { return runtime.NumGoroutine() <= before+4 }) // of the server
 }
 
 func TestFollowConnectsAgain(t *testing.T) {

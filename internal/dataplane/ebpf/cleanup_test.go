@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -16,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/await"
 )
 
 func wantError(t *testing.T, what string, err error, parts ...string) {
@@ -225,12 +225,7 @@ func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
 		}
 		noError(t, netns.Set(here))
 		noError(t, doomed.Close())
-		for i := 0; attach.Attached(cfg.BPFFS); i++ { // the kernel ends it on its own time
-			if i == 1000 {
-				t.Fatal("a namespace without users does not go")
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+		await.True(t, "the end of a namespace without users", func() bool { return !attach.Attached(cfg.BPFFS) })
 		noError(t, next())
 		noError(t, Cleanup(cfg))
 		wantPins(t, cfg, false)

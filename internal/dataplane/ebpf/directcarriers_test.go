@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
+	"spillway.dev/spillway/test/await"
 )
 
 // network says what arrives at an endpoint's node.
@@ -162,11 +163,9 @@ func TestSilentEndpointsDelayNone(t *testing.T) {
 	}
 	for range 3 {
 		c.round(t.Context(), all, clock.now)
-		for end := time.Now().Add(time.Minute); probes() != 0 && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
-		}
-		if probes() != 0 || carrierOf(t, c, fast) != dataplane.CarrierOption {
-			t.Fatalf("%d probes run, the fast endpoint has %s", c.probing, carrierOf(t, c, fast))
+		await.True(t, "the end of the fast endpoint's probe", func() bool { return probes() == 0 })
+		if got := carrierOf(t, c, fast); got != dataplane.CarrierOption {
+			t.Fatalf("the fast endpoint has %s", got)
 		}
 		clock.Time = clock.Add(probeInterval)
 	}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
@@ -13,6 +12,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/await"
 )
 
 func addrList(list ...string) (out []netip.Addr) {
@@ -153,24 +153,18 @@ func TestForgedPodAddresses(t *testing.T) {
 	victim := addPod(t, "veth1", "10.244.1.2/24")
 	want := func(b *Backend, what string, ifindexes map[string]int) {
 		t.Helper()
-		var err error
-		for range 300 {
+		await.NoError(t, func() error {
 			have := readAll[tcAddrKey, tcPod](t, b.m(tcMapPods))
-			err = nil
 			if len(have) != len(ifindexes) {
-				err = fmt.Errorf("%s: %d entries, want %d: %v", what, len(have), len(ifindexes), have)
+				return fmt.Errorf("%s: %d entries, want %d: %v", what, len(have), len(ifindexes), have)
 			}
 			for a, i := range ifindexes {
 				if got := have[addrKey(netip.MustParseAddr(a))]; int(got.Ifindex) != i {
-					err = fmt.Errorf("%s: %s is behind interface %d, want %d", what, a, got.Ifindex, i)
+					return fmt.Errorf("%s: %s is behind interface %d, want %d", what, a, got.Ifindex, i)
 				}
 			}
-			if err == nil {
-				return
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		t.Fatal(err)
+			return nil
+		})
 	}
 	b, err := New(t.Context(), cfg)
 	noError(t, err)
@@ -209,11 +203,10 @@ func wantGauge(t *testing.T, b *Backend, want map[string]float64) {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	noError(t, registry.Register(b))
-	var have map[string]float64
-	for range 300 {
+	await.NoError(t, func() error {
 		families, err := registry.Gather()
 		noError(t, err)
-		have = map[string]float64{}
+		have := map[string]float64{}
 		for _, f := range families {
 			if f.GetName() == "spillway_ebpf_refused_pod_addresses" {
 				for _, m := range f.GetMetric() {
@@ -221,15 +214,11 @@ func wantGauge(t *testing.T, b *Backend, want map[string]float64) {
 				}
 			}
 		}
-		same := true
 		for reason, n := range want {
-			got, ok := have[reason]
-			same = same && ok && got == n
+			if got, ok := have[reason]; !ok || got != n {
+				return fmt.Errorf("refused addresses %v, want %v", have, want)
+			}
 		}
-		if same {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Errorf("refused addresses %v, want %v", have, want)
+		return nil
+	})
 }

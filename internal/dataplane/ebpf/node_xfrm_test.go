@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"os/exec"
@@ -9,10 +10,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/await"
 )
 
 // ipXfrm runs commands of "ip xfrm" in the test's network namespace.
@@ -50,15 +51,12 @@ func readXfrm(t *testing.T, b *Backend) xfrmState {
 func waitXfrm(t *testing.T, when string, b *Backend, flag bool, src, dst string) {
 	t.Helper()
 	want := xfrmState{flag, sortedWords(strings.Fields(src)), sortedWords(strings.Fields(dst))}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		got := readXfrm(t, b)
-		if got == want {
-			return
+	await.NoError(t, func() error {
+		if got := readXfrm(t, b); got != want {
+			return fmt.Errorf("%s: %+v, want %+v", when, got, want)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %+v, want %+v", when, got, want)
-		}
-	}
+		return nil
+	})
 }
 
 // The programs know what IPsec policies select, whenever those come and go, and over

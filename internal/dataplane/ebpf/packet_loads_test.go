@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/await"
 )
 
 func byLoad(c *Config) { c.FlowEvents, c.BalanceByLoad = EventsOff, true }
@@ -292,11 +294,10 @@ func (n *eventNode) idOf(t *testing.T, a netip.AddrPort) uint32 {
 // loadSoon waits for a load: the kernel may close a socket after close() has returned.
 func (n *eventNode) loadSoon(t *testing.T, a netip.AddrPort, want int) {
 	t.Helper()
-	for range 2000 {
-		if active, _ := n.loadOf(t, a); active == want {
-			return
+	await.NoError(t, func() error {
+		if active, _ := n.loadOf(t, a); active != want {
+			return fmt.Errorf("%s has %d active flows, want %d", a, active, want)
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	n.wantLoads(t, "after 20 s", map[netip.AddrPort]int{a: want})
+		return nil
+	})
 }

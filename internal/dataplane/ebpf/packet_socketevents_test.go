@@ -22,6 +22,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/await"
 )
 
 // newSocketNode is an eventNode whose socket hooks are attached. The test's own process is in
@@ -174,13 +175,16 @@ func waitEnd(t *testing.T, fd int) {
 func (n *eventNode) wantSoon(t *testing.T, want ...string) (events []dataplane.FlowEvent) {
 	t.Helper()
 	var have []string
-	for end := time.Now().Add(20 * time.Second); len(have) < len(want) && time.Now().Before(end); {
+	await.NoError(t, func() error {
 		for _, e := range n.events(t) {
 			events = append(events, e)
 			have = append(have, strings.TrimSpace(e.Kind.String()+" "+e.Reason))
 		}
-		time.Sleep(time.Millisecond)
-	}
+		if len(have) < len(want) {
+			return fmt.Errorf("events %q, want %q", have, want)
+		}
+		return nil
+	})
 	if !slices.Equal(have, want) {
 		t.Fatalf("events %q, want %q", have, want)
 	}

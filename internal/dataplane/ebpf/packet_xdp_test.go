@@ -12,6 +12,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/await"
 )
 
 var (
@@ -500,9 +501,8 @@ func (n *packetNode) freshen(b *testing.B, hook at, f frame) {
 	if time.Since(n.freshened) < 700*time.Millisecond && n.freshFor == key {
 		return
 	}
-	for second := bootSeconds(); bootSeconds() == second; {
-		time.Sleep(5 * time.Millisecond)
-	}
+	second := bootSeconds()
+	await.True(b, "the next second", func() bool { return bootSeconds() != second })
 	for range 2 { // the first one looks up the next hop
 		n.send(b, hook, f)
 	}

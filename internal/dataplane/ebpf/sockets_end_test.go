@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/await"
 )
 
 // newEndNode is a node that ends sockets. The test asks for each walk.
@@ -285,13 +287,13 @@ func (n *eventNode) endOtherNamespace(t *testing.T, p *plan) {
 // connectSoon connects, and repeats it while the kernel has no route: it may add those of a
 // new IPv6 address later.
 func connectSoon(fd int, to netip.AddrPort) (err error) {
-	for range 1000 {
-		if err = unix.Connect(fd, sockaddr(to)); !errors.Is(err, unix.ENETUNREACH) {
+	late := await.Error(func() error {
+		if err = unix.Connect(fd, sockaddr(to)); errors.Is(err, unix.ENETUNREACH) {
 			return err
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return err
+		return nil
+	})
+	return cmp.Or(late, err)
 }
 
 // inNewNetns runs f in a new named namespace, which is deleted at the end.

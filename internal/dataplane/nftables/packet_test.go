@@ -26,6 +26,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/nft"
+	"spillway.dev/spillway/test/await"
 )
 
 // machines are the test's namespace as a node, and three others behind devices of
@@ -321,7 +322,9 @@ func TestAClientIsForgottenAfterTheTimeOut(t *testing.T) {
 	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{p}})
 	first := m.ask("lan", "10.96.0.1:80")
 	for range 30 { // the same one by chance: 1 of 10⁹
-		time.Sleep(1100 * time.Millisecond)
+		await.True(t, "no client is remembered", func() bool {
+			return !strings.Contains(run(t, "nft", "list map inet spillway clients4"), "elements")
+		})
 		if got := m.ask("lan", "10.96.0.1:80"); got != first {
 			return
 		}

@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/nft"
+	"spillway.dev/spillway/test/await"
 )
 
 func openPolicies(t *testing.T) *Policies {
@@ -416,15 +417,12 @@ func emptyLeft(t *testing.T) {
 	if out, err := runNft(fmt.Sprintf("flush set inet %s left4; flush set inet %[1]s left-hosts4; add element inet %[1]s left4 { 10.244.0.2 . tcp . 11211 timeout 10ms }", left)); err != nil {
 		t.Fatalf("%v %s", err, out)
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		out, err := runNft("list set inet " + left + " left4")
-		if err == nil && !strings.Contains(string(out), "11211") {
-			return
+	await.NoError(t, func() error {
+		if out, err := runNft("list set inet " + left + " left4"); err != nil || strings.Contains(string(out), "11211") {
+			return fmt.Errorf("it does not expire: %v %s", err, out)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("it does not expire: %v %s", err, out)
-		}
-	}
+		return nil
+	})
 }
 
 // TestWhatAPolicyLeftGoesWhoeverMadeIt has agents begin anew all the time: none is there

@@ -5,13 +5,13 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/await"
 )
 
 // start begins n connections of a protocol from 10.9.0.1 to an address that never answers,
@@ -37,18 +37,13 @@ func start(t *testing.T, ns conntrack.Namespace, kind, n int, to [4]byte, refuse
 				_ = unix.Send(fd, []byte("x"), 0) // a refused packet is an error
 			}
 		}
-		for deadline := time.Now().Add(time.Minute); refused; time.Sleep(10 * time.Millisecond) {
+		await.NoError(t, func() error {
 			now, err := c.Stats(t.Context())
-			if err != nil {
-				t.Fatal(err)
+			if err == nil && refused && now.InsertFailed == 0 {
+				err = fmt.Errorf("no packet was refused: %+v", now)
 			}
-			if now.InsertFailed > 0 {
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("no packet was refused: %+v", now)
-			}
-		}
+			return err
+		})
 	})
 }
 

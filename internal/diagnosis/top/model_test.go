@@ -11,6 +11,8 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // page is a Model that shows a Sample.
@@ -181,16 +183,24 @@ func TestWhatCannotBeReadIsSaidAndTheRestIsShown(t *testing.T) {
 func TestTheProgramRunsAndEnds(t *testing.T) {
 	var screen bytes.Buffer
 	in, keys := io.Pipe()
-	m := NewModel(t.Context(), func(context.Context, View, uint64) (Sample, error) { return three, nil }, Namespaces, 10*time.Millisecond)
+	reads := make(chan bool, 2) // the second begins after the first is shown
+	m := NewModel(t.Context(), func(context.Context, View, uint64) (Sample, error) {
+		select {
+		case reads <- true:
+		default:
+		}
+		return three, nil
+	}, Namespaces, 10*time.Millisecond)
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(&screen), tea.WithWindowSize(80, 24), tea.WithoutSignals(),
 		tea.WithEnvironment([]string{"TERM=xterm"}))
 	go func() {
+		<-reads
+		<-reads
 		for _, key := range []string{"d", "/", "a", "l", "\r", "q"} {
-			time.Sleep(100 * time.Millisecond)
 			_, _ = io.WriteString(keys, key)
 		}
 	}()
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), await.Limit)
 	defer stop()
 	context.AfterFunc(ctx, p.Kill)
 	last, err := p.Run()

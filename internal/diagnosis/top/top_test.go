@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/test/await"
 )
 
 // flow is an entry; a Service's if to and endpoint differ.
@@ -200,7 +202,7 @@ func TestDropsAreCountedByAddress(t *testing.T) {
 	defer watching.Wait()
 	defer stop()
 	watching.Go(func() { c.Watch(ctx) })
-	for ctx.Err() == nil {
+	await.True(t, "a drop is counted", func() bool {
 		if conn, err := net.Dial("udp", "127.0.0.1:9"); err == nil {
 			_, _ = conn.Write([]byte("nobody listens"))
 			conn.Close()
@@ -209,12 +211,6 @@ func TestDropsAreCountedByAddress(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range s.Rows {
-			if r.Name == "127.0.0.1" && r.Drops > 0 {
-				return
-			}
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Error("no drop was counted")
+		return slices.ContainsFunc(s.Rows, func(r Row) bool { return r.Name == "127.0.0.1" && r.Drops > 0 })
+	})
 }

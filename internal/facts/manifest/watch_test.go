@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/await"
 )
 
-// watched is a running Source and its output. These tests do not assert durations;
-// gracePeriod only limits a test that fails.
+// watched is a running Source and its output.
 type watched struct {
 	t   *testing.T
 	dir string
@@ -26,8 +26,6 @@ type watched struct {
 	calls    []string // each call, as "name=ip ..."
 	full     int
 }
-
-const gracePeriod = 20 * time.Second
 
 func startWatch(t *testing.T, dir string, tweak func(*Source)) *watched {
 	t.Helper()
@@ -74,18 +72,14 @@ func (w *watched) take(d model.Delta, problems []model.Problem) {
 // until waits for cond, which is called with the lock held.
 func (w *watched) until(what string, cond func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(gracePeriod); ; time.Sleep(2 * time.Millisecond) {
+	await.NoError(w.t, func() error {
 		w.mu.Lock()
-		ok := cond()
-		state := fmt.Sprintf("serves %v, problems %q, calls %q", w.serves, w.problems, w.calls)
-		w.mu.Unlock()
-		if ok {
-			return
+		defer w.mu.Unlock()
+		if !cond() {
+			return fmt.Errorf("%s did not happen: serves %v, problems %q, calls %q", what, w.serves, w.problems, w.calls)
 		}
-		if time.Now().After(deadline) {
-			w.t.Fatalf("%s did not happen: %s", what, state)
-		}
-	}
+		return nil
+	})
 }
 
 func (w *watched) serve(want string) {

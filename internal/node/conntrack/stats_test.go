@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/await"
 )
 
 func TestSizeCensusAndLimitsAreTheNamespaces(t *testing.T) {
@@ -108,11 +109,7 @@ func TestEveryNamespaceIsFoundAndOnlyThoseInUseAreShown(t *testing.T) {
 		}
 		return slices.ContainsFunc(list, func(n Namespace) bool { return n.PID == sleeper.Process.Pid && len(n.Names) == 0 })
 	}
-	for deadline := time.Now().Add(10 * time.Second); !held(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the namespace that only a process holds was not found")
-		}
-	}
+	await.True(t, "the namespace that only a process holds", held)
 	reports, err := ReadAll(t.Context())
 	if fatal(err) {
 		t.Fatal(err)

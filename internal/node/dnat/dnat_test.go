@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -26,6 +27,7 @@ const within = time.Minute
 // answers holds the reports of a Watcher.
 type answers struct {
 	t    *testing.T
+	w    *Watcher
 	news chan bool
 	last bool
 	why  atomic.Value
@@ -42,6 +44,7 @@ func watch(t *testing.T, cfg Config) *answers {
 	if err != nil {
 		t.Fatal(err)
 	}
+	a.w = w
 	t.Cleanup(func() {
 		if err := w.Close(); err != nil {
 			t.Error(err)
@@ -53,6 +56,13 @@ func watch(t *testing.T, cfg Config) *answers {
 		t.Fatal("Watch returned before its first answer")
 	}
 	return a
+}
+
+// update waits for an update that begins after the call: the channel holds one request.
+func (a *answers) update() {
+	for range 3 {
+		a.w.kick <- struct{}{}
+	}
 }
 
 // want waits for an answer.
@@ -176,10 +186,13 @@ func TestRulesOfNftables(t *testing.T) {
 func TestConnectionsOutliveRules(t *testing.T) {
 	enter(t)
 	var exist atomic.Bool
-	var calls atomic.Int32
+	var calls atomic.Pointer[[]time.Time]
+	calls.Store(&[]time.Time{})
 	var fails atomic.Pointer[error]
-	a := watch(t, Config{Recheck: 300 * time.Millisecond, Poll: 100 * time.Millisecond, Translated: func(context.Context) (bool, error) {
-		calls.Add(1)
+	const recheck = 300 * time.Millisecond
+	a := watch(t, Config{Recheck: recheck, Poll: 100 * time.Millisecond, Translated: func(context.Context) (bool, error) {
+		now := append(slices.Clone(*calls.Load()), time.Now())
+		calls.Store(&now)
 		if err := fails.Load(); err != nil {
 			return false, *err
 		}
@@ -189,15 +202,21 @@ func TestConnectionsOutliveRules(t *testing.T) {
 	shell(t, iptables("iptables-nft", portmapChains))
 	a.want("hostPort", true)
 	exist.Store(true)
-	asked := calls.Load()
-	time.Sleep(700 * time.Millisecond)
-	if calls.Load() > asked {
+	asked := len(*calls.Load())
+	a.update()
+	if len(*calls.Load()) > asked {
 		t.Error("conntrack is read though rules translate")
 	}
 	shell(t, iptables("iptables-nft", removeHostPort))
 	a.keep("hostPort removed, a connection goes on", true)
-	if n := calls.Load() - asked; n < 1 || n > 6 {
-		t.Errorf("conntrack was read %d times in 1.5 s, want it after 0, 0.3, 0.9 s", n)
+	reads := (*calls.Load())[asked:]
+	for i := range len(reads) - 1 {
+		if pause, want := reads[i+1].Sub(reads[i]), time.Duration(min(1<<i, maxRechecks))*recheck; pause < want {
+			t.Errorf("conntrack was read again after %v, want %v at least", pause, want)
+		}
+	}
+	if len(reads) == 0 {
+		t.Error("conntrack was not read")
 	}
 	exist.Store(false)
 	a.want("the connection is over", false)

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/await"
 )
 
 // xfrm runs commands of "ip xfrm" in the test's network namespace.
@@ -90,13 +93,19 @@ func TestWatchXfrm(t *testing.T) {
 	}
 }
 
+// receiving is a goroutine that waits for a message, in a dump of all.
+var receiving = regexp.MustCompile(`\[(IO wait|syscall)[^]]*\]:\n(\S[^\n]*\n\t[^\n]*\n)*[^\n]*\.Receive\(`)
+
 func TestReceiveEndsWithClose(t *testing.T) {
 	netnstest.Enter(t)
 	sub, err := Subscribe(false, unix.RTNLGRP_LINK)
 	must(t, err)
 	done := make(chan error)
 	go func() { _, err := sub.Receive(); done <- err }()
-	time.Sleep(50 * time.Millisecond) // it waits by now
+	await.True(t, "Receive waits", func() bool {
+		stacks := make([]byte, 1<<20)
+		return receiving.Match(stacks[:runtime.Stack(stacks, true)])
+	})
 	must(t, sub.Close())
 	if err := <-done; !errors.Is(err, os.ErrClosed) {
 		t.Errorf("waiting: %v", err)

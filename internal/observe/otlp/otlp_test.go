@@ -35,6 +35,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/observe/flowlog"
+	"spillway.dev/spillway/test/await"
 )
 
 var opened = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -385,9 +386,7 @@ func TestACollectorThatIsAwayAndComesBack(t *testing.T) {
 	e.wantRecords(t, delivered, 1)
 	server.Close()
 	add(flows, 1, 2)
-	for !strings.Contains(out.String(), "level=WARN") { // 1 is on its way
-		time.Sleep(time.Millisecond)
-	}
+	await.True(t, "1 is on its way", func() bool { return strings.Contains(out.String(), "level=WARN") })
 	add(flows, 2, 102)
 	e.wantRecords(t, missed, 96)
 	listener, err := net.Listen("tcp", address)
@@ -492,9 +491,7 @@ func TestHeadersAndCertificates(t *testing.T) {
 	_, out := start(t, config)
 	add(flows, 2, 3)
 	<-seen // the exporter from before
-	for !strings.Contains(out.String(), "certificate") {
-		time.Sleep(time.Millisecond)
-	}
+	await.True(t, "an error of the certificate", func() bool { return strings.Contains(out.String(), "certificate") })
 	write("headers", "", []byte("Authorization: x\nhunter2\n"))
 	if _, err := New(config); err == nil || !strings.Contains(err.Error(), "line 2") || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("error %v", err)

@@ -21,6 +21,7 @@ import (
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/await"
 )
 
 func TestOnlyTheOwnerCanUseTheSocket(t *testing.T) {
@@ -129,7 +130,7 @@ func TestASecondAgentWaitsForTheSocket(t *testing.T) {
 		t.Errorf("the first: %v, %v", resp, err)
 	}
 	first.stop()
-	eventually(t, "the second has the socket", func() bool {
+	await.True(t, "the second has the socket", func() bool {
 		resp, err := second.client.Status(t.Context(), &nodev1alpha1.StatusRequest{})
 		return err == nil && resp.Node == "second"
 	})
@@ -247,7 +248,7 @@ func TestTCPNeedsACertificateOfTheClientCA(t *testing.T) {
 		return err
 	}
 	good := own.client(own)
-	eventually(t, "a client of the authority is served", func() bool { return status(good) == nil })
+	await.True(t, "a client of the authority is served", func() bool { return status(good) == nil })
 	for what, client := range map[string]*http.Client{"without a certificate": own.client(nil), "of another authority": own.client(other)} {
 		if status(client) == nil {
 			t.Errorf("a client %s is served", what)

@@ -32,6 +32,7 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/observe/flowlog"
 	"spillway.dev/spillway/internal/reconcile"
+	"spillway.dev/spillway/test/await"
 )
 
 // fakeState has Services of one port.
@@ -208,7 +209,7 @@ func start(t *testing.T, change func(*Config)) *harness {
 // wait waits until the socket answers.
 func (h *harness) wait(t *testing.T) *harness {
 	t.Helper()
-	eventually(t, "the socket answers", func() bool {
+	await.True(t, "the socket answers", func() bool {
 		conn, err := net.Dial("unix", h.socket)
 		if err == nil {
 			conn.Close()
@@ -216,17 +217,6 @@ func (h *harness) wait(t *testing.T) *harness {
 		return err == nil
 	})
 	return h
-}
-
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for range 2000 {
-		if is() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("never: %s", what)
 }
 
 func overSocket(path string, http2 bool) *http.Client {
@@ -634,10 +624,7 @@ func TestFindingsAreExaminedOnceAtATime(t *testing.T) {
 	go ask(t.Context())
 	leave()
 	wantCode(t, "who leaves", <-asked, connect.CodeCanceled, "")
-	for len(h.requests) < 2 { // until both wait
-		time.Sleep(time.Millisecond)
-	}
-	time.Sleep(10 * time.Millisecond)
+	await.True(t, "both requests", func() bool { return len(h.requests) == 2 })
 	end <- true
 	for range 2 {
 		if err := <-asked; err != nil {
@@ -751,7 +738,7 @@ func TestStreamsAreLimitedAndEndWithTheirClient(t *testing.T) {
 	}
 	cancel()
 	events.watching.Wait()
-	eventually(t, "the places of the streams are free", func() bool { return len(h.streams) == 0 })
+	await.True(t, "the places of the streams are free", func() bool { return len(h.streams) == 0 })
 }
 
 // pausingEvents sends as much as the client reads, with pauses.

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/await"
 )
 
 func TestSyncAttachesByRole(t *testing.T) {
@@ -47,8 +48,8 @@ func TestRunFollowsInterfaces(t *testing.T) {
 
 	newPod(t, "cali1")
 	first := ifindex(t, "cali1")
-	eventually(t, func() error { return samePrograms(t, first, ingress, progs.FromPod) })
-	eventually(t, func() error { return samePrograms(t, first, egress, progs.ToPod) })
+	await.NoError(t, func() error { return samePrograms(t, first, ingress, progs.FromPod) })
+	await.NoError(t, func() error { return samePrograms(t, first, egress, progs.ToPod) })
 
 	// A new name is the same interface.
 	before := attached(t, first, ingress)
@@ -57,13 +58,13 @@ func TestRunFollowsInterfaces(t *testing.T) {
 	must(t, netlink.LinkSetDown(l)) // before 6.2 one that is up keeps its name
 	must(t, netlink.LinkSetName(l, "cali2"))
 	must(t, netlink.LinkSetUp(l))
-	eventually(t, func() error { return statusHas(a, "cali2") })
+	await.NoError(t, func() error { return statusHas(a, "cali2") })
 	if got := attached(t, first, ingress); !slices.Equal(got, before) {
 		t.Errorf("after renaming: %v, want %v", got, before)
 	}
 
 	delLink(t, "cali2")
-	eventually(t, func() error { return noPins(t, dir, first) })
+	await.NoError(t, func() error { return noPins(t, dir, first) })
 }
 
 // A new interface of an old name is another, even with the index of the old.
@@ -80,7 +81,7 @@ func TestInterfaceReplacedBetweenTwoLooks(t *testing.T) {
 		dir  direction
 		want *ebpf.Program
 	}{{ingress, progs.FromPod}, {egress, progs.ToPod}} {
-		eventually(t, func() error {
+		await.NoError(t, func() error {
 			a.pass(false)
 			return samePrograms(t, index, e.dir, e.want)
 		})
@@ -99,7 +100,7 @@ func TestRoleChangeReplacesProgramsInPlace(t *testing.T) {
 	before := attached(t, index, ingress)[0].link
 
 	addAddr(t, "eth0", "192.0.2.1/24")
-	eventually(t, func() error { return samePrograms(t, index, ingress, progs.FromNetwork) })
+	await.NoError(t, func() error { return samePrograms(t, index, ingress, progs.FromNetwork) })
 	if got := attached(t, index, ingress)[0].link; got != before {
 		t.Errorf("link %d, want %d kept", got, before)
 	}
@@ -107,9 +108,9 @@ func TestRoleChangeReplacesProgramsInPlace(t *testing.T) {
 	l, err := netlink.LinkByName("eth0")
 	must(t, err)
 	must(t, netlink.AddrDel(l, parseCIDR(t, "192.0.2.1/24")))
-	eventually(t, func() error { return samePrograms(t, index, ingress, progs.FromPod) })
+	await.NoError(t, func() error { return samePrograms(t, index, ingress, progs.FromPod) })
 	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
-	eventually(t, func() error { return samePrograms(t, index, ingress, progs.FromNetwork) })
+	await.NoError(t, func() error { return samePrograms(t, index, ingress, progs.FromNetwork) })
 }
 
 func TestRestartTakesOverLinks(t *testing.T) {
@@ -215,7 +216,7 @@ func TestClsact(t *testing.T) {
 		stop := run(t, a)
 		newPod(t, "cali1")
 		index := ifindex(t, "cali1")
-		eventually(t, func() error { return sameFilters(t, index, egress, progs.ToPod) })
+		await.NoError(t, func() error { return sameFilters(t, index, egress, progs.ToPod) })
 		stop()
 		a.Close()
 		delLink(t, "cali1")
@@ -310,7 +311,7 @@ func TestUplinks(t *testing.T) {
 	}
 	run(t, a)
 	addAddr(t, "eth1", "203.0.113.7/24")
-	eventually(t, func() error {
+	await.NoError(t, func() error {
 		if got := a.Uplinks()[eth1].V4; got != addr("203.0.113.7") {
 			return fmt.Errorf("uplink eth1 has %v, want 203.0.113.7", got)
 		}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // facts are what a test's cluster says about addresses.
@@ -163,7 +165,7 @@ func TestForgedAddressIsRefused(t *testing.T) {
 			// By news alone, and not once more.
 			forger.delAddr(t, forged)
 			run(t, n.a)
-			eventually(t, func() error { return n.want(honest, "") })
+			await.NoError(t, func() error { return n.want(honest, "") })
 		})
 	}
 }
@@ -203,19 +205,20 @@ func TestOwnerKeepsItsAddress(t *testing.T) {
 	must(t, n.want("10.244.1.2 veth3", ""))
 
 	newcomer := n.bridged(t, "veth4", "10.244.1.2/24")
-	eventually(t, func() error { return n.want("10.244.1.2 veth3", "10.244.1.2 veth4 in_use") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth3", "10.244.1.2 veth4 in_use") })
 	n.set(PodHere, "10.244.1.2")
 	n.a.NoteFacts()
-	time.Sleep(3 * podWait)
-	must(t, n.want("10.244.1.2 veth3", "10.244.1.2 veth4 in_use"))
+	n.bridged(t, "veth5", "10.244.1.3/24") // is examined together with the facts, or later
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth3, 10.244.1.3 veth5", "10.244.1.2 veth4 in_use") })
+	delLink(t, "veth5")
 
 	// The owner releases the address, and the next device gets it.
 	victim.delAddr(t, "10.244.1.2/24")
-	eventually(t, func() error { return n.want("10.244.1.2 veth4", "") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth4", "") })
 	victim.addAddr(t, "10.244.1.2/24")
-	eventually(t, func() error { return n.want("10.244.1.2 veth4", "10.244.1.2 veth3 in_use") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth4", "10.244.1.2 veth3 in_use") })
 	newcomer.delete()
-	eventually(t, func() error { return n.want("10.244.1.2 veth3", "") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth3", "") })
 }
 
 // A CNI gives a deleted pod's address to the next pod.
@@ -229,7 +232,7 @@ func TestAddressIsReused(t *testing.T) {
 		old.delete()
 		name := fmt.Sprintf("veth%d", i+2)
 		old = n.bridged(t, name, "10.244.1.2/24")
-		eventually(t, func() error { return n.want("10.244.1.2 "+name, "") })
+		await.NoError(t, func() error { return n.want("10.244.1.2 "+name, "") })
 	}
 }
 
@@ -242,12 +245,12 @@ func TestAddressTakenInAdvance(t *testing.T) {
 	run(t, n.a)
 	must(t, n.want("10.244.1.2 veth1, 10.244.1.5 veth1", ""))
 	squatter.delAddr(t, "10.244.1.2/24") // it stays the interface of that Pod
-	eventually(t, func() error { return n.want("10.244.1.5 veth1", "") })
+	await.NoError(t, func() error { return n.want("10.244.1.5 veth1", "") })
 	n.bridged(t, "veth2", "10.244.1.5/24")
-	eventually(t, func() error { return n.want("10.244.1.5 veth1", "10.244.1.5 veth2 in_use") })
+	await.NoError(t, func() error { return n.want("10.244.1.5 veth1", "10.244.1.5 veth2 in_use") })
 	n.set(PodHere, "10.244.1.5")
 	n.a.NoteFacts()
-	eventually(t, func() error { return n.want("10.244.1.5 veth2", "10.244.1.5 veth1 other_pod") })
+	await.NoError(t, func() error { return n.want("10.244.1.5 veth2", "10.244.1.5 veth1 other_pod") })
 }
 
 // The cluster's facts are news of their own.
@@ -288,7 +291,7 @@ func TestContestedAddressIsNobodys(t *testing.T) {
 	must(t, n.want("10.244.1.2 veth1", "10.244.1.2 veth2 in_use"))
 	first.delete()
 	run(t, n.a)
-	eventually(t, func() error { return n.want("10.244.1.2 veth2", "") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth2", "") })
 }
 
 // sendARP sends an ARP request as the address would, in a frame of its own.
@@ -324,7 +327,7 @@ func TestForgedNeighbor(t *testing.T) {
 	n.sync(t)
 	run(t, n.a)
 	vm.sendARP(t, "10.244.1.5", "10.244.1.1")
-	eventually(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 tap1", "") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 tap1", "") })
 
 	for _, c := range []struct {
 		addr   string
@@ -333,7 +336,7 @@ func TestForgedNeighbor(t *testing.T) {
 		{"10.244.1.2", ReasonInUse}, {"10.244.1.5", ReasonInUse}, {"10.244.1.78", ReasonServiceAddress}, {"10.244.1.81", ReasonOtherNodeRange},
 	} {
 		forger.sendARP(t, c.addr, "10.244.1.1")
-		eventually(t, func() error {
+		await.NoError(t, func() error {
 			return n.want("10.244.1.2 veth1, 10.244.1.5 tap1", c.addr+" tap2 "+string(c.reason))
 		})
 		if got := n.a.Pods()[addr("10.244.1.5")]; got.PodMAC.String() != vm.mac(t).String() {
@@ -343,16 +346,16 @@ func TestForgedNeighbor(t *testing.T) {
 		if c.addr == "10.244.1.5" {
 			vm.sendARP(t, c.addr, "10.244.1.1")
 		}
-		eventually(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 tap1", "") })
+		await.NoError(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 tap1", "") })
 	}
 
 	// The kernel drops the neighbor, of itself or because there are too many.
 	dropNeighbor(t, "10.244.1.5")
-	eventually(t, func() error { return n.want("10.244.1.2 veth1", "") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth1", "") })
 	forger.sendARP(t, "10.244.1.5", "10.244.1.1")
-	eventually(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 none", "10.244.1.5 tap2 contested") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 none", "10.244.1.5 tap2 contested") })
 	vm.delete()
-	eventually(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 tap2", "") })
+	await.NoError(t, func() error { return n.want("10.244.1.2 veth1, 10.244.1.5 tap2", "") })
 }
 
 func dropNeighbor(t *testing.T, a string) {
@@ -371,25 +374,25 @@ func TestRoutesDecide(t *testing.T) {
 	addRoute(t, "10.244.2.2/32", "cali1")
 	addRoute(t, "10.244.2.3/32", "cali2")
 	const both = "10.244.2.2 cali1, 10.244.2.3 cali2"
-	eventually(t, func() error { return n.want(both, "") })
+	await.NoError(t, func() error { return n.want(both, "") })
 	// Moved, moved back, made the node's own, and gone.
 	addRoute(t, "10.244.2.2/32", "cali2")
-	eventually(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
+	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
 	two.addAddr(t, "10.244.2.2/32")
-	eventually(t, func() error { return n.want("10.244.2.2 cali2, 10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
+	await.NoError(t, func() error { return n.want("10.244.2.2 cali2, 10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
 	addRoute(t, "10.244.2.2/32", "cali1")
 	two.delAddr(t, "10.244.2.2/32")
-	eventually(t, func() error { return n.want(both, "") })
+	await.NoError(t, func() error { return n.want(both, "") })
 	addAddr(t, "lo", "10.244.2.2/32")
-	eventually(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 node_address") })
+	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 node_address") })
 	lo, err := netlink.LinkByName("lo")
 	must(t, err)
 	must(t, netlink.AddrDel(lo, parseCIDR(t, "10.244.2.2/32")))
-	eventually(t, func() error { return n.want(both, "") })
+	await.NoError(t, func() error { return n.want(both, "") })
 	delRoute(t, "10.244.2.2/32", "cali1")
-	eventually(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
+	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
 	addRoute(t, "10.244.2.2/32", "cali1")
-	eventually(t, func() error { return n.want(both, "") })
+	await.NoError(t, func() error { return n.want(both, "") })
 
 	// A rule that leads elsewhere.
 	rule := netlink.NewRule()
@@ -398,18 +401,18 @@ func TestRoutesDecide(t *testing.T) {
 	elsewhere.Table = 100
 	must(t, netlink.RouteAdd(elsewhere))
 	must(t, netlink.RuleAdd(rule))
-	eventually(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
+	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
 	must(t, netlink.RuleDel(rule))
-	eventually(t, func() error { return n.want(both, "") })
+	await.NoError(t, func() error { return n.want(both, "") })
 
 	// The kernel removes the routes of a device that goes down without a word.
 	l, err := netlink.LinkByName("cali1")
 	must(t, err)
 	must(t, netlink.LinkSetDown(l))
-	eventually(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
+	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
 	must(t, netlink.LinkSetUp(l))
 	addRoute(t, "10.244.2.2/32", "cali1")
-	eventually(t, func() error { return n.want(both, "") })
+	await.NoError(t, func() error { return n.want(both, "") })
 }
 
 // A pod in a VRF is routed by the VRF's table.
@@ -487,7 +490,7 @@ func TestPathsAreCached(t *testing.T) {
 		late.addAddr(t, fmt.Sprintf("10.244.1.%d/24", i+100))
 		addRoute(t, fmt.Sprintf("198.51.100.%d/32", i), "eth0")
 		n.a.NoteFacts()
-		eventually(t, func() error {
+		await.NoError(t, func() error {
 			if len(n.a.Pods()) != 11+i {
 				return fmt.Errorf("%d pods", len(n.a.Pods()))
 			}
@@ -499,7 +502,7 @@ func TestPathsAreCached(t *testing.T) {
 	}
 	for i := range 10 {
 		delLink(t, fmt.Sprintf("late%d", i))
-		eventually(t, func() error {
+		await.NoError(t, func() error {
 			if len(n.a.Pods()) != 19-i {
 				return fmt.Errorf("%d pods", len(n.a.Pods()))
 			}
@@ -525,7 +528,7 @@ func TestRefusalsAreReportedOnce(t *testing.T) {
 		return slices.Clone(n.reported)
 	}
 	want := Refusal{Addr: addr("10.244.1.78"), Ifindex: ifindex(t, "veth1"), Interface: "veth1", Reason: ReasonServiceAddress}
-	eventually(t, func() error {
+	await.NoError(t, func() error {
 		if got := reported(); len(got) != 1 || got[0] != want {
 			return fmt.Errorf("reported %v, want %v", got, want)
 		}
@@ -542,27 +545,33 @@ func TestRefusalsAreReportedOnce(t *testing.T) {
 	slaac := parseCIDR(t, "2001:db8:99::7/64")
 	slaac.ValidLft, slaac.PreferedLft = 3600, 3600
 	must(t, p.h.AddrAdd(eth0, slaac))
-	eventually(t, func() error {
+	await.NoError(t, func() error {
 		return n.want("10.244.1.2 veth1", "10.244.1.78 veth1 service_address, 2001:db8:99::7 veth1 no_route")
 	})
-	time.Sleep(600 * time.Millisecond)
-	if got := reported(); len(got) != 1 {
-		t.Errorf("reported %v", got)
+	// The next refusal is reported after it would have been.
+	refuse := func(device string) Refusal {
+		n.bridged(t, device, "10.244.1.78/32")
+		return Refusal{Addr: addr("10.244.1.78"), Ifindex: ifindex(t, device), Interface: device, Reason: ReasonServiceAddress}
 	}
+	wantReported := func(want Refusal, count int) {
+		t.Helper()
+		await.True(t, "the next report", func() bool { return slices.Contains(reported(), want) })
+		if got := reported(); len(got) != count {
+			t.Errorf("reported %v, want %d", got, count)
+		}
+	}
+	wantReported(refuse("veth2"), 2)
 	// One pod cannot fill the log.
 	for i := range 2 * maxReports {
 		p.addAddr(t, fmt.Sprintf("198.51.100.%d/32", i))
 	}
-	eventually(t, func() error {
-		if got := reported(); len(got) != maxReports || !got[maxReports-1].Last {
-			return fmt.Errorf("reported %d, want %d", len(got), maxReports)
+	await.NoError(t, func() error {
+		if got := reported(); len(got) != maxReports+1 || !got[maxReports].Last {
+			return fmt.Errorf("reported %d, want %d", len(got), maxReports+1)
 		}
 		return nil
 	})
-	time.Sleep(600 * time.Millisecond)
-	if got := reported(); len(got) != maxReports {
-		t.Errorf("reported %d, want %d", len(got), maxReports)
-	}
+	wantReported(refuse("veth3"), maxReports+2)
 }
 
 // One pod cannot fill the maps.

@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // The steps of attaching one hook after which a process can be killed. A link
@@ -52,7 +54,7 @@ func TestCrashBetweenTwoStepsOfADeviceHook(t *testing.T) {
 
 				a := newAttacher(t, Config{PinDir: dir, Programs: progs})
 				must(t, a.Sync(context.Background()))
-				eventually(t, func() error { // the kernel detaches a link that nothing holds a little later
+				await.NoError(t, func() error { // the kernel detaches a link that nothing holds a little later
 					if err := samePrograms(t, eth0, ingress, progs.FromNetwork); err != nil {
 						return err
 					}
@@ -89,7 +91,7 @@ func TestCrashBetweenTwoStepsOfASocketHook(t *testing.T) {
 
 				want := progs()
 				must(t, AttachCgroup(dir, cgroup, want))
-				eventually(t, func() error {
+				await.NoError(t, func() error {
 					for typ, p := range want {
 						if got := atCgroup(t, cgroup, typ); len(got) != 1 || got[0] != programID(t, p) {
 							return fmt.Errorf("%s: programs %v, want %d", typ, got, programID(t, p))

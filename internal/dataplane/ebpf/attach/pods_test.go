@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // listener keeps what a receiver of pod changes would have.
@@ -75,34 +77,34 @@ func TestPods(t *testing.T) {
 	// An address added later, one removed, a MAC changed.
 	routed.addAddr(t, "10.244.2.3/32")
 	bridged.delAddr(t, "2001:db8:1::2/64")
-	eventually(t, func() error {
+	await.NoError(t, func() error {
 		return l.want(map[string]Pod{"10.244.1.2": one, "10.244.2.2": two, "10.244.2.3": two})
 	})
 	eth0, err := routed.h.LinkByName("eth0")
 	must(t, err)
 	two.PodMAC = []byte{2, 0, 0, 0, 0, 9}
 	must(t, routed.h.LinkSetHardwareAddr(eth0, two.PodMAC))
-	eventually(t, func() error {
+	await.NoError(t, func() error {
 		return l.want(map[string]Pod{"10.244.1.2": one, "10.244.2.2": two, "10.244.2.3": two})
 	})
 	// A pod that comes later and gets its address later still.
 	late := newPod(t, "veth3")
 	setMaster(t, "veth3", "cni0")
-	eventually(t, func() error { return statusRole(a, "veth3", PodSide) })
+	await.NoError(t, func() error { return statusRole(a, "veth3", PodSide) })
 	late.addAddr(t, "10.244.1.3/24")
 	late.addAddr(t, "fe80::3/64")
 	three := Pod{ifindex(t, "veth3"), late.mac(t), bridge.Attrs().HardwareAddr}
-	eventually(t, func() error {
+	await.NoError(t, func() error {
 		return l.want(map[string]Pod{"10.244.1.2": one, "10.244.2.2": two, "10.244.2.3": two, "10.244.1.3": three})
 	})
 	// A namespace deleted.
 	routed.delete()
-	eventually(t, func() error { return l.want(map[string]Pod{"10.244.1.2": one, "10.244.1.3": three}) })
+	await.NoError(t, func() error { return l.want(map[string]Pod{"10.244.1.2": one, "10.244.1.3": three}) })
 	// The gateway's MAC changes.
 	three.HostMAC = []byte{2, 0, 0, 0, 0, 7}
 	one.HostMAC = three.HostMAC
 	must(t, netlink.LinkSetHardwareAddr(bridge, three.HostMAC))
-	eventually(t, func() error { return l.want(map[string]Pod{"10.244.1.2": one, "10.244.1.3": three}) })
+	await.NoError(t, func() error { return l.want(map[string]Pod{"10.244.1.2": one, "10.244.1.3": three}) })
 	if l.full != 1 {
 		t.Errorf("%d full sets told, want 1", l.full)
 	}
@@ -125,7 +127,7 @@ func TestPodAddressMovesToNewerInterface(t *testing.T) {
 	must(t, l.want(want))
 	run(t, a)
 	delLink(t, "cali1")
-	eventually(t, func() error { return statusGone(a, "cali1") })
+	await.NoError(t, func() error { return statusGone(a, "cali1") })
 	must(t, l.want(want))
 }
 
@@ -161,7 +163,7 @@ func TestPodsByNeighbours(t *testing.T) {
 		"10.244.2.2": {cali.Attrs().Index, mac, cali.Attrs().HardwareAddr},
 		"10.244.1.2": {ifindex(t, "veth1"), mac, []byte{2, 0, 0, 0, 0, 1}},
 	}
-	eventually(t, func() error { return l.want(want) })
+	await.NoError(t, func() error { return l.want(want) })
 }
 
 func statusRole(a *Attacher, name string, role Role) error {

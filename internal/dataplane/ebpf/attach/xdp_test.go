@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // xdpPasses is a program that passes all frames.
@@ -128,7 +130,7 @@ func TestXDPAfterACrash(t *testing.T) {
 	next := xdpPasses(t)
 	var r xdpReports
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(next, XDPGeneric)})
-	eventually(t, func() error { // the kernel detaches a link without a pin on its own time
+	await.NoError(t, func() error { // the kernel detaches a link without a pin on its own time
 		must(t, a.Sync(context.Background()))
 		if len(r.devices) == 0 {
 			return errors.New(r.decision["eth0"])

@@ -22,6 +22,7 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/await"
 )
 
 // rig is a Pilot on the real kernel, and its log.
@@ -132,11 +133,12 @@ func TestShortFlowsOfAPodShortenItsTimeoutsAndTheyRestore(t *testing.T) {
 	r := newRig(t, c, pod.Names[0])
 	stop := shortFlows(t, pod, 400)
 	defer stop()
-	for deadline := time.Now().Add(60 * time.Second); value(t, pod, timeoutUDP) == found; time.Sleep(500 * time.Millisecond) {
-		if r.round(t.Context(), time.Now()); time.Now().After(deadline) {
-			t.Fatalf("not shortened:\n%s", r.log.String())
+	await.NoError(t, func() error {
+		if r.round(t.Context(), time.Now()); value(t, pod, timeoutUDP) == found {
+			return fmt.Errorf("not shortened:\n%s", r.log.String())
 		}
-	}
+		return nil
+	})
 	if v := value(t, pod, timeoutUDP); v != shortest[timeoutUDP] {
 		t.Errorf("shortened to %d, want %d", v, shortest[timeoutUDP])
 	}
