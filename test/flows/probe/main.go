@@ -75,6 +75,8 @@ func (p *process) do(req Request, resp *Response) (err error) {
 		resp.Answers, err = p.startStream(req)
 	case Stop:
 		resp.Report, err = p.stopStream(req.Name)
+	case Peek:
+		resp.Report, err = p.peekStream(req.Name)
 	case Forget:
 		if s := p.kept(req.Socket); s != nil {
 			s.close()

@@ -22,6 +22,7 @@ const (
 	Try    Op = "try"    // ask a server, Tries times
 	Serve  Op = "serve"  // answer on Listen until the process ends
 	Stream Op = "stream" // start a stream of numbered questions
+	Peek   Op = "peek"   // report on a stream that continues
 	Stop   Op = "stop"   // end a stream and report on it
 	Forget Op = "forget" // close the kept socket
 )
@@ -63,7 +64,7 @@ type Request struct {
 
 	Server string   `json:"server,omitempty"` // Serve: the name to answer with
 	Listen []string `json:"listen,omitempty"` // Serve: "tcp [::]:8080", ...
-	Name   string   `json:"name,omitempty"`   // Stream and Stop: which stream
+	Name   string   `json:"name,omitempty"`   // Stream, Peek and Stop: which stream
 }
 
 // Kind sorts what went wrong with one try.
@@ -93,7 +94,7 @@ type Answer struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// Report is what a stream has seen when it was stopped.
+// Report is what a stream has seen.
 type Report struct {
 	Sent     int            `json:"sent"`
 	Answered int            `json:"answered"`

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/diagnosis/connectivity/echo"
+	"spillway.dev/spillway/test/await"
 )
 
 func TestMain(m *testing.M) {
@@ -253,7 +254,7 @@ func TestLateAnswersToDatagramsAreNotLost(t *testing.T) {
 	p := start(t)
 	do(t, p, Request{Op: Stream, Proto: "udp", Dst: server.LocalAddr().String(), Name: "s", TimeoutMS: 200, PauseMS: 100})
 	<-ended
-	time.Sleep(400 * time.Millisecond) // for the third
+	await.True(t, "the third question", func() bool { return do(t, p, Request{Op: Peek, Name: "s"}).Report.Sent > 2 })
 	r := do(t, p, Request{Op: Stop, Name: "s"}).Report
 	if r.Answered != 2 || r.Late != 1 || r.SlowestMS < 300 {
 		t.Errorf("report %+v, want 2 answers, 1 of them late", r)

@@ -2,8 +2,11 @@ package probe
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -16,8 +19,11 @@ const patience = 10 * time.Second
 
 // stream is a running sequence of numbered questions.
 type stream struct {
-	stop   chan struct{}
-	report chan Report
+	stop chan struct{}
+	done chan struct{}
+
+	mu     sync.Mutex
+	report Report
 }
 
 // startStream asks question after question until it is stopped:
@@ -46,7 +52,7 @@ func (p *process) startStream(req Request) ([]Answer, error) {
 	case "new-udp":
 		req.Proto, single = "udp", false
 	}
-	s := &stream{stop: make(chan struct{}), report: make(chan Report, 1)}
+	s := &stream{stop: make(chan struct{}), done: make(chan struct{}), report: Report{Servers: map[string]int{}}}
 	first := make(chan Answer, 1)
 	go s.run(req, dst, single, first)
 	answer := <-first
@@ -60,14 +66,13 @@ func (p *process) startStream(req Request) ([]Answer, error) {
 }
 
 func (s *stream) run(req Request, dst netip.AddrPort, single bool, first chan<- Answer) {
-	report := Report{Servers: map[string]int{}}
 	var sock *socket
 	server := "" // of sock
 	defer func() {
 		if sock != nil {
 			sock.close()
 		}
-		s.report <- report
+		close(s.done)
 	}()
 	inTime := req.timeout()
 	if req.Proto == "udp" {
@@ -76,13 +81,18 @@ func (s *stream) run(req Request, dst netip.AddrPort, single bool, first chan<- 
 	for i := 0; ; i++ {
 		asked := time.Now()
 		answer, used := askOnce(req, dst, sock, strconv.Itoa(i))
-		if answer.Err == Reset && sock != nil && hasEnded(req.Processes[server]) {
-			report.Ended++
+		ended := answer.Err == Reset && sock != nil && hasEnded(req.Processes[server])
+		if ended {
 			sock.close()
 			answer, used = askOnce(req, dst, nil, strconv.Itoa(i))
 		}
-		report.count(i, answer)
-		report.measure(time.Since(asked), inTime, answer)
+		s.mu.Lock()
+		if ended {
+			s.report.Ended++
+		}
+		s.report.count(i, answer)
+		s.report.measure(time.Since(asked), inTime, answer)
+		s.mu.Unlock()
 		sock, server = used, answer.Server
 		if sock != nil && (!single || answer.Err != OK && sock.stream) {
 			sock.close()
@@ -135,6 +145,21 @@ func (p *process) stopStream(name string) (*Report, error) {
 		return nil, fmt.Errorf("no stream is called %q", name)
 	}
 	close(s.stop)
-	report := <-s.report
+	<-s.done
+	return &s.report, nil
+}
+
+// peekStream returns a copy of a stream's report up to now.
+func (p *process) peekStream(name string) (*Report, error) {
+	p.mu.Lock()
+	s := p.streams[name]
+	p.mu.Unlock()
+	if s == nil {
+		return nil, fmt.Errorf("no stream is called %q", name)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	report := s.report
+	report.Servers, report.Lost = maps.Clone(report.Servers), slices.Clone(report.Lost)
 	return &report, nil
 }
