@@ -119,7 +119,7 @@ func TestAPIShowsPlantedFaults(t *testing.T) {
 	}
 
 	// A killed agent leaves its socket. The next one replaces it, and repairs the map.
-	e.restart(t, "a", syscall.SIGKILL, 0)
+	e.restart(t, "a", syscall.SIGKILL)
 	e.waitReady(t)
 	s.MustWait(t)
 	if yes, _, differences := e.shown(t, "a", name).used(); !slices.Equal(yes, []string{a0}) || len(differences) > 0 {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
@@ -149,11 +150,7 @@ func (e *env) expectReadOnly(t *testing.T, a *cluster.Agent) {
 	if err := a.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); a.Ended() == nil; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the agent does not end")
-		}
-	}
+	await.True(t, "the agent ends", func() bool { return a.Ended() != nil })
 	_ = a.Signal(syscall.SIGKILL)
 	now, err := os.ReadFile(a.Log)
 	if err != nil {
@@ -199,7 +196,7 @@ func TestOffloadsChangeNothing(t *testing.T) {
 			}
 		}
 		e.startStreams(t, s)
-		time.Sleep(500 * time.Millisecond)
+		e.askMore(t, 20)
 		e.endStreams(t)
 	}
 }

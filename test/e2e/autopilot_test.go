@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"spillway.dev/spillway/internal/node/capacity"
 	machine "spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
 )
@@ -156,9 +158,10 @@ func sendOnce() error {
 // waitFor waits for what an agent is to do, and shows its log if it does not.
 func waitFor(t *testing.T, a *cluster.Agent, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(40 * time.Second); !done(); time.Sleep(250 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s; the agent's log ends with:\n%s", what, a.Tail())
+	await.NoError(t, func() error {
+		if !done() {
+			return fmt.Errorf("waited in vain for %s; the agent's log ends with:\n%s", what, a.Tail())
 		}
-	}
+		return nil
+	})
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -93,14 +92,16 @@ func (e *env) surviveReceiver(t *testing.T, s *suite.File, client *probe.Process
 	const each = 50
 	name := func(combo flows.Combo, i int) string { return fmt.Sprintf("%s %d", combo, i) }
 	combos := []flows.Combo{flows.TCP4, flows.TCP6}
+	var streams []stream
 	for _, combo := range combos {
 		for i := range each {
 			_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(combo, i), Proto: combo.Protocol(),
 				Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 50, TimeoutMS: 5000})
 			must(t, err)
+			streams = append(streams, stream{name(combo, i), client})
 		}
 	}
-	time.Sleep(time.Second)
+	askMore(t, streams, 10)
 	e.setLink(t, "a", "down")
 	for _, combo := range combos {
 		dst, err := netip.ParseAddrPort(s.MustAddress(t, flows.LoadBalancer("a"), combo))
@@ -112,7 +113,7 @@ func (e *env) surviveReceiver(t *testing.T, s *suite.File, client *probe.Process
 		}
 		e.Run(t, "client0", "ip", "route", "replace", dst.Addr().String(), "via", via.String())
 	}
-	time.Sleep(3 * time.Second)
+	askMore(t, streams, 20)
 	ended, sent := 0, 0
 	for _, combo := range combos {
 		for i := range each {

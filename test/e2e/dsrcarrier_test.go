@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
@@ -156,32 +158,23 @@ func (e *env) oneDirection(t *testing.T, s *suite.File) {
 func (e *env) awaitCarrier(t *testing.T, carrier string) {
 	t.Helper()
 	want := fmt.Sprintf(`spillway_ebpf_direct_endpoints{carrier="%s"} 4`, carrier) // two pods of two families
-	var page string
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
-		var err error
-		page, err = e.Agent("a").Metrics(t.Context())
-		must(t, err)
-		if !strings.Contains(page, want) {
-			continue
+	await.NoError(t, func() error {
+		page, err := e.Agent("a").Metrics(t.Context())
+		if err == nil && !strings.Contains(page, want) {
+			err = fmt.Errorf("no %s, but %q", want, regexp.MustCompile(`direct_endpoints\{.*`).FindAllString(page, -1))
 		}
-		var status struct {
-			DirectEndpoints []struct {
-				Carrier string
-				Count   int
-			}
-		}
-		must(t, json.Unmarshal([]byte(e.spillway(t, "a", "status", "-o", "json")), &status))
-		if list := status.DirectEndpoints; len(list) != 1 || list[0].Carrier != carrier || list[0].Count != 4 {
-			t.Errorf("status shows direct endpoints %v, want 4 by %s", list, carrier)
-		}
-		return
-	}
-	for line := range strings.Lines(page) {
-		if strings.Contains(line, "direct_endpoints{") {
-			t.Log(strings.TrimSpace(line))
+		return err
+	})
+	var status struct {
+		DirectEndpoints []struct {
+			Carrier string
+			Count   int
 		}
 	}
-	t.Fatalf("no %s after a minute", want)
+	must(t, json.Unmarshal([]byte(e.spillway(t, "a", "status", "-o", "json")), &status))
+	if list := status.DirectEndpoints; len(list) != 1 || list[0].Carrier != carrier || list[0].Count != 4 {
+		t.Errorf("status shows direct endpoints %v, want 4 by %s", list, carrier)
+	}
 }
 
 // askBy asks by all protocols, from local ports from this one on, questions of this length. The

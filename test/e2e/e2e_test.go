@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
@@ -127,6 +128,30 @@ func (e *env) startStreams(t *testing.T, s *suite.File) {
 				e.streams = append(e.streams, st)
 			}
 		}
+	}
+}
+
+// askMore waits until each stream has the results of count more questions.
+func (e *env) askMore(t *testing.T, count int) {
+	t.Helper()
+	askMore(t, e.streams, count)
+}
+
+func askMore(t *testing.T, streams []stream, count int) {
+	t.Helper()
+	sent := func(st stream) int {
+		resp, err := st.probe.Do(t.Context(), probe.Request{Op: probe.Peek, Name: st.name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Report.Sent
+	}
+	want := make([]int, len(streams))
+	for i, st := range streams {
+		want[i] = sent(st) + count
+	}
+	for i, st := range streams {
+		await.True(t, st.name+" asks more", func() bool { return sent(st) >= want[i] })
 	}
 }
 

@@ -32,7 +32,7 @@ func TestNodesOfOneFamily(t *testing.T) {
 			for _, mode := range []string{"nftables", "iptables", "ebpf"} {
 				e.Mode = mode
 				for _, node := range e.Nodes() {
-					e.restart(t, node, syscall.SIGTERM, 0)
+					e.restart(t, node, syscall.SIGTERM)
 				}
 				e.waitReady(t)
 				s := e.Load(t, flows.Service{

@@ -244,7 +244,7 @@ func (e *env) faults() []fault {
 func (e *env) exhaustPorts(t *testing.T, to string) {
 	t.Helper()
 	e.Output(t, "a", "sysctl", "-qw", "net.ipv4.ip_local_reserved_ports=1024-29999,61000-65527")
-	e.restart(t, "a", syscall.SIGTERM, 0)
+	e.restart(t, "a", syscall.SIGTERM)
 	e.waitReady(t)
 	for range 7 {
 		conn, err := e.MustHost(t, "client0").Dial(t.Context(), "tcp4", to)

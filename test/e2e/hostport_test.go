@@ -7,9 +7,9 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
@@ -76,7 +76,7 @@ func TestHostPortsWithoutPortmap(t *testing.T) {
 	if text := oneLine(e.spillway(t, "a", "services", pod.Scope.Namespace+"/pod/a0")); !strings.Contains(text, fmt.Sprint("*:", hostPort, " nodePort all")) || !strings.Contains(text, "the kernel holds what is wanted") {
 		t.Errorf("services shows the host port as %s", text)
 	}
-	e.restart(t, "a", syscall.SIGKILL, 0)
+	e.restart(t, "a", syscall.SIGKILL)
 	e.waitReady(t)
 	e.expectHostPort(t, "after a restart", true)
 
@@ -96,15 +96,12 @@ func TestHostPortsWithoutPortmap(t *testing.T) {
 	}))
 	e.expectHostPort(t, "with a process of the node on the port", true)
 	// The agent examines the node again after a while.
-	for began := time.Now(); ; time.Sleep(500 * time.Millisecond) {
-		text := doctor()
-		if strings.Contains(text, taken) {
-			break
+	await.NoError(t, func() error {
+		if text := doctor(); !strings.Contains(text, taken) {
+			return fmt.Errorf("doctor does not find %q: %s", taken, text)
 		}
-		if time.Since(began) > time.Minute {
-			t.Fatalf("doctor does not find %q: %s", taken, text)
-		}
-	}
+		return nil
+	})
 
 	e.restoreRules(t, "nft", hostPortChains)
 	e.expectHostPort(t, "beside portmap", true)
@@ -120,7 +117,7 @@ func TestHostPortsWithoutPortmap(t *testing.T) {
 func (e *env) restartAll(t *testing.T) {
 	t.Helper()
 	for _, node := range e.Nodes() {
-		e.restart(t, node, syscall.SIGTERM, 0)
+		e.restart(t, node, syscall.SIGTERM)
 	}
 	e.waitReady(t)
 }
@@ -174,7 +171,7 @@ func (e *env) waitHostPort(t *testing.T) {
 	t.Helper()
 	for _, combo := range flows.AllCombos {
 		dst := net.JoinHostPort(e.Addr("a", combo.IPv6()).String(), fmt.Sprint(hostPort))
-		until(t, "an answer by the hostPort, "+string(combo), func() bool {
+		await.True(t, "an answer by the hostPort, "+string(combo), func() bool {
 			return askOnce(t, e.MustProbe(t, "a1"), dst, combo, false)[0].Server == "a0"
 		})
 	}
@@ -188,7 +185,7 @@ func (e *env) waitFullSync(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		until(t, "a full sync on "+node, func() bool {
+		await.True(t, "a full sync on "+node, func() bool {
 			now, err := e.Agent(node).LastSync(t.Context())
 			return err == nil && now.After(before)
 		})

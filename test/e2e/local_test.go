@@ -33,7 +33,7 @@ func TestPodsOfThisNodeAreToldAsDetectLocalModeSays(t *testing.T) {
 	} {
 		e.Flags = map[string][]string{"": test.flags}
 		for _, node := range e.Nodes() {
-			e.restart(t, node, syscall.SIGTERM, 0)
+			e.restart(t, node, syscall.SIGTERM)
 			e.waitReady(t)
 			e.waitOnly(t, node, e.Mode)
 		}

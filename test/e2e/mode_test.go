@@ -9,6 +9,7 @@ import (
 
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
@@ -37,7 +38,7 @@ func TestANewProxyModeTakesOverWithoutAGap(t *testing.T) {
 		e.Mode = mode
 		for _, node := range e.Nodes() {
 			story.step("restart the agent on %s in mode %s", node, mode)
-			e.restart(t, node, syscall.SIGTERM, 100*time.Millisecond)
+			e.restartAfter(t, node, syscall.SIGTERM, func() { e.askMore(t, 3) })
 			e.waitReady(t)
 			story.step("wait for the end of other dataplanes on %s", node)
 			e.waitOnly(t, node, mode)
@@ -69,18 +70,14 @@ func (e *env) startNewConnections(t *testing.T, s *suite.File) {
 // waitOnly waits until nothing of another dataplane is left on a node.
 func (e *env) waitOnly(t *testing.T, node, mode string) {
 	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
+	await.NoError(t, func() error {
 		left := e.traces(t, node)
 		delete(left, mode)
-		if len(left) == 0 {
-			return
+		if len(left) > 0 {
+			return fmt.Errorf("%s in mode %s still has %v", node, mode, left)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s in mode %s still has %v", node, mode, left)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // traces says which dataplanes have something in a node's kernel.
@@ -126,7 +123,7 @@ func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) 
 	e := startSpec(t, spec)
 	e.Mode = "nftables"
 	for _, node := range e.Nodes() {
-		e.restart(t, node, syscall.SIGTERM, 0)
+		e.restart(t, node, syscall.SIGTERM)
 		e.waitReady(t)
 		e.waitOnly(t, node, e.Mode)
 	}
@@ -134,18 +131,28 @@ func TestConnectionsThatNetfilterTranslatesSurviveTheSwitchToEBPF(t *testing.T) 
 	e.writePods(t, policyPods{"a0": "cache", "b0": "client"})
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("web", "", ""), fmt.Sprint(cachePort), "8080", 1))
 	e.startTCP(t, s)
-	time.Sleep(200 * time.Millisecond)
+	e.askMore(t, 5)
 	e.Mode = "ebpf"
 	for _, node := range e.Nodes() {
-		e.restart(t, node, syscall.SIGTERM, 0)
+		e.restart(t, node, syscall.SIGTERM)
 		e.waitReady(t)
 		e.waitOnly(t, node, e.Mode)
 	}
-	time.Sleep(500 * time.Millisecond)
-	if err := e.MustHost(t, "a").Command(t.Context(), "nft", "list", "set", "inet", "spillway-policy", "kept4").Run(); err != nil {
-		t.Errorf("what stays tracked beside the policy: %v", err)
-	}
+	e.askMore(t, 10)
+	e.awaitKept(t)
 	e.endStreams(t)
+}
+
+// awaitKept waits until node a has a set for what stays tracked beside the policy.
+func (e *env) awaitKept(t *testing.T) {
+	t.Helper()
+	await.NoError(t, func() error {
+		out, err := e.MustHost(t, "a").Command(t.Context(), "nft", "list", "set", "inet", "spillway-policy", "kept4").CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("what stays tracked beside the policy: %w: %s", err, out)
+		}
+		return err
+	})
 }
 
 // startTCP starts TCP streams, each of which keeps its connection. An answer that is late
@@ -185,7 +192,7 @@ func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) 
 		for range 2 {
 			e.Mode = mode
 			for _, node := range e.Nodes() {
-				e.restart(t, node, syscall.SIGTERM, 0)
+				e.restart(t, node, syscall.SIGTERM)
 			}
 			e.waitReady(t)
 			time.Sleep(2 * reconcile.Linger) // half of one before, and one after new ones were left to others
@@ -202,7 +209,7 @@ func TestConnectionsThatEBPFTranslatesSurviveTheSwitchToNetfilter(t *testing.T) 
 		}
 		e.Mode = "ebpf"
 		for _, node := range e.Nodes() {
-			e.restart(t, node, syscall.SIGTERM, 0)
+			e.restart(t, node, syscall.SIGTERM)
 			e.waitReady(t)
 			e.waitOnly(t, node, e.Mode)
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 )
 
 // cachePort is memcached's.
@@ -54,17 +55,13 @@ func (e *env) writeAll(t *testing.T, name, text string) {
 		if err := e.Agent(node).Write(name, []byte(text)); err != nil {
 			t.Fatal(err)
 		}
-		deadline := time.Now().Add(3 * time.Minute)
-		for {
+		await.NoError(t, func() error {
 			now, err := e.Agent(node).LastSync(t.Context())
 			if err == nil && now.After(before) {
-				break
+				return nil
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s has not applied %s: %v\n%s", node, name, err, e.Agent(node).Tail())
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+			return fmt.Errorf("%s has not applied %s: %v\n%s", node, name, err, e.Agent(node).Tail())
+		})
 	}
 	if e.canary == nil {
 		e.canary = e.NewFile()
@@ -98,13 +95,7 @@ func (e *env) startMemcached(t *testing.T, short string) {
 		t.Fatalf("start memcached: %v", err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	deadline := time.Now().Add(time.Minute)
-	for e.get(t, short, e.cache(short, false), 0) != nil {
-		if time.Now().After(deadline) {
-			t.Fatal("memcached does not answer")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	await.NoError(t, func() error { return e.get(t, short, e.cache(short, false), 0) })
 }
 
 func (e *env) cache(short string, v6 bool) netip.AddrPort {
@@ -221,7 +212,7 @@ func TestDoNotTrackPolicies(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "ebpf"} {
 		e.Mode = mode
 		for _, node := range e.Nodes() {
-			e.restart(t, node, syscall.SIGTERM, 0)
+			e.restart(t, node, syscall.SIGTERM)
 		}
 		e.waitReady(t)
 		e.expectCaching(t, mode+", no policy", caching{from: "b0", tracked: true}, caching{from: "b0", v6: true, tracked: true}, caching{from: "b1", tracked: true})
@@ -406,12 +397,7 @@ func (e *env) testPoliciesUnderLoad(t *testing.T) {
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
 	}
 	// Open connections were tracked for a while; conntrack would not see them end.
-	for deadline := time.Now().Add(30 * time.Second); e.entries(t, "a", cachePort) > 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Errorf("node a has %d conntrack entries of what a policy leaves untracked", e.entries(t, "a", cachePort))
-			break
-		}
-	}
+	await.True(t, "the end of conntrack entries of what a policy leaves untracked", func() bool { return e.entries(t, "a", cachePort) == 0 })
 	end()
 	t.Logf("%d questions, %d without an answer", asked.Load(), failed.Load())
 }
@@ -483,12 +469,7 @@ func (h *heard) goOn(t *testing.T, when string) {
 	t.Helper()
 	for i := range h.counts {
 		want := h.counts[i].Load() + 100
-		for deadline := time.Now().Add(time.Minute); h.counts[i].Load() < want; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Errorf("%s: the connection from %s to %s stands still", when, h.by[i].from, h.by[i].to)
-				break
-			}
-		}
+		await.True(t, fmt.Sprintf("%s: the connection from %s to %s continues", when, h.by[i].from, h.by[i].to), func() bool { return h.counts[i].Load() >= want })
 	}
 }
 
@@ -605,12 +586,7 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	}
 	defer cut.Close()
 	e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
-	for deadline := time.Now().Add(30 * time.Second); e.entries(t, "a", cachePort) > 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Error("of a connection through the Service that is cut there still is an entry")
-			break
-		}
-	}
+	await.True(t, "the end of the entry of a connection through the Service that is cut", func() bool { return e.entries(t, "a", cachePort) == 0 })
 	if !ask("b0", cacheClusterIP, cachePort) {
 		t.Error("the Service does not answer a peer")
 	}
@@ -676,7 +652,7 @@ func (e *env) testDenialStays(t *testing.T, ask, denied func(from string) bool) 
 	defer func() { e.Flags = nil }()
 	restart := func(when string) {
 		for _, node := range e.Nodes() {
-			e.restart(t, node, syscall.SIGTERM, 0)
+			e.restart(t, node, syscall.SIGTERM)
 		}
 		e.waitReady(t)
 		if !ask("b0") || e.get(t, "b0", e.cache("a0", false), 0) != nil {

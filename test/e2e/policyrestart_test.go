@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 )
@@ -58,7 +58,10 @@ func TestANetworkPolicyHoldsOverRestarts(t *testing.T) {
 	for range 2 {
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			for _, node := range e.Nodes() {
-				e.restart(t, node, sig, 200*time.Millisecond)
+				e.restartAfter(t, node, sig, func() {
+					before := asked.Load()
+					await.True(t, "questions without an agent", func() bool { return asked.Load() >= before+10 })
+				})
 				e.waitReady(t)
 			}
 		}

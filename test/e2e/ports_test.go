@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
@@ -37,6 +36,6 @@ func TestNodesOwnQuestionsShareItsPortsWithAService(t *testing.T) {
 			}
 		}
 	}
-	time.Sleep(3 * time.Second)
+	e.askMore(t, 1000)
 	e.endStreams(t)
 }

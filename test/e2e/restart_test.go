@@ -13,15 +13,20 @@ import (
 	"spillway.dev/spillway/test/flows/suite"
 )
 
-// restart ends the agent of a node with a signal, leaves the node alone for a
-// while, and starts it again.
-func (e *env) restart(t *testing.T, node string, sig syscall.Signal, pause time.Duration) {
+// restart ends the agent of a node with a signal, and starts it again.
+func (e *env) restart(t *testing.T, node string, sig syscall.Signal) {
+	t.Helper()
+	e.restartAfter(t, node, sig, func() {})
+}
+
+// restartAfter ends the agent of a node with a signal, and starts it again after meanwhile.
+func (e *env) restartAfter(t *testing.T, node string, sig syscall.Signal, meanwhile func()) {
 	t.Helper()
 	a := e.Agent(node)
 	if err := a.Signal(sig); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(pause)
+	meanwhile()
 	if err := a.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +47,7 @@ func TestNothingIsLostOverRestarts(t *testing.T) {
 	e.startStreams(t, s)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		for _, node := range e.Nodes() {
-			e.restart(t, node, sig, 200*time.Millisecond)
+			e.restartAfter(t, node, sig, func() { e.askMore(t, 5) })
 			e.waitReady(t)
 			// The new agent has taken over when it serves what is new.
 			s.MustWrite(t, nodePort("a0", "b0"))
@@ -64,11 +69,11 @@ func TestConnectionsSurviveAnotherSizeOfTheFlowTable(t *testing.T) {
 		for _, node := range e.Nodes() {
 			if i == 2 {
 				for _, pause := range []time.Duration{200, 600, 1000} {
-					e.restart(t, node, syscall.SIGKILL, 0)
+					e.restart(t, node, syscall.SIGKILL)
 					time.Sleep(pause * time.Millisecond)
 				}
 			}
-			e.restart(t, node, syscall.SIGKILL, 0)
+			e.restart(t, node, syscall.SIGKILL)
 			e.waitReady(t)
 			s.MustWrite(t, nodePort("a0", "b0"))
 			s.MustWait(t)
@@ -106,7 +111,7 @@ func TestNothingIsLostWhileAgentsAreSuspended(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(500 * time.Millisecond)
+	e.askMore(t, 20)
 	for _, node := range e.Nodes() {
 		if err := e.Agent(node).Resume(); err != nil {
 			t.Fatal(err)
@@ -136,7 +141,7 @@ func TestNothingIsLostWhenAgentsAreKilledAtWork(t *testing.T) {
 		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
 		changing.MustWrite(t, nodePort(last))
 		time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
-		e.restart(t, e.Nodes()[random.IntN(2)], syscall.SIGKILL, 0)
+		e.restart(t, e.Nodes()[random.IntN(2)], syscall.SIGKILL)
 	}
 	e.waitReady(t)
 	changing.MustWait(t)

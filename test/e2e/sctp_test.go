@@ -16,6 +16,7 @@ import (
 
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
@@ -48,7 +49,7 @@ func TestSCTPChangesItsDataplane(t *testing.T) {
 
 	e.restartWith(t, "--ebpf-sctp")
 	e.talk(t, "with the flag")
-	until(t, "no table of nftables", func() bool {
+	await.True(t, "no table of nftables", func() bool {
 		return !strings.Contains(e.Output(t, "a", "nft", "list", "tables"), "table inet spillway\n")
 	})
 	e.talk(t, "with the flag, when nftables has gone")
@@ -71,7 +72,7 @@ func TestSCTPChangesItsDataplane(t *testing.T) {
 func (e *sctpNode) restartWith(t *testing.T, flags ...string) {
 	t.Helper()
 	e.Flags = map[string][]string{"": flags}
-	e.restart(t, "a", syscall.SIGTERM, 0)
+	e.restart(t, "a", syscall.SIGTERM)
 	e.waitVerified(t)
 }
 
@@ -305,7 +306,7 @@ func (e *sctpNode) tracked(t *testing.T) (n int) {
 func (e *sctpNode) wantEBPF(t *testing.T, want int) {
 	t.Helper()
 	line := fmt.Sprintf("spillway_ebpf_flows{protocol=\"sctp\"} %d\n", want)
-	until(t, fmt.Sprintf("%d flows of SCTP on node a", want), func() bool {
+	await.True(t, fmt.Sprintf("%d flows of SCTP on node a", want), func() bool {
 		text, err := e.Agent("a").Metrics(t.Context())
 		return err == nil && strings.Contains(text, line)
 	})

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/suite"
@@ -101,12 +102,12 @@ status: {podIP: %s}
 `, uid, value, e.NodeName("a1"), e.Addr("a1", false))))
 	}
 	annotate("off")
-	until(t, "the pod is excluded", func() bool { return e.connect(t, &pod, s, flows.TCP4) == toService })
+	await.True(t, "the pod is excluded", func() bool { return e.connect(t, &pod, s, flows.TCP4) == toService })
 	e.wantConnections(t, "excluded", &pod, s, toService)
 	e.wantMeshFinding(t, "excluded", &pod, false)
 	e.wantConnections(t, "beside an excluded pod", neighbor, s, toEndpoint)
 	annotate("on")
-	until(t, "the pod is served again", func() bool { return e.connect(t, &pod, s, flows.TCP4) == toEndpoint })
+	await.True(t, "the pod is served again", func() bool { return e.connect(t, &pod, s, flows.TCP4) == toEndpoint })
 
 	for _, step := range []struct {
 		flag  string
@@ -114,7 +115,7 @@ status: {podIP: %s}
 		links int
 	}{{"off", refused, 0}, {"host", toEndpoint, 8}} {
 		e.Flags = map[string][]string{"": {"--socket-hooks", step.flag}}
-		e.restart(t, "a", syscall.SIGTERM, 0)
+		e.restart(t, "a", syscall.SIGTERM)
 		must(t, e.Agent("a").WaitReady(t.Context()))
 		e.wantConnections(t, step.flag, neighbor, s, toService)
 		e.wantMeshFinding(t, step.flag, &pod, false)

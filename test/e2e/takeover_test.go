@@ -22,6 +22,7 @@ import (
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
@@ -115,7 +116,7 @@ func (p *kubeProxy) waitSynced(t *testing.T) {
 	t.Helper()
 	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DialContext: p.host.Dial, DisableKeepAlives: true}}
 	synced := regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{[^}]*\} [1-9]`)
-	until(t, "the rules of kube-proxy on "+p.host.Name, func() bool {
+	await.True(t, "the rules of kube-proxy on "+p.host.Name, func() bool {
 		resp, err := client.Get("http://127.0.0.1:10249/metrics")
 		if err != nil {
 			return false
@@ -124,16 +125,6 @@ func (p *kubeProxy) waitSynced(t *testing.T) {
 		text, _ := io.ReadAll(resp.Body)
 		return len(synced.FindAll(text, -1)) == 2
 	})
-}
-
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	const within = 3 * time.Minute // only ends a test that hangs
-	for deadline := time.Now().Add(within); !holds(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after %v", what, within)
-		}
-	}
 }
 
 // proxyRules lists what kube-proxy has in a node's kernel, of what a take-over
@@ -208,7 +199,7 @@ func startBesideKubeProxy(t *testing.T, setup proxySetup) (*env, *suite.File, []
 	for _, f := range askers {
 		for _, combo := range flows.AllCombos {
 			probe, dst := e.MustProbe(t, f.From), s.MustAddress(t, f.To, combo)
-			until(t, "kube-proxy serving "+dst, func() bool { a := ask(t, probe, dst, combo, 1); return len(a) == 1 && a[0].Server != "" })
+			await.True(t, "kube-proxy serving "+dst, func() bool { a := ask(t, probe, dst, combo, 1); return len(a) == 1 && a[0].Server != "" })
 		}
 	}
 	return e, s, proxies
@@ -256,12 +247,25 @@ status: {podIP: %s, podIPs: [{ip: %[2]s}, {ip: %s}]}
 			t.Fatal(err)
 		}
 	}
-	until(t, "the policy", func() bool { return send("POST", policies, policy) == nil })
+	await.True(t, "the policy", func() bool { return send("POST", policies, policy) == nil })
 	return func() {
+		var before []time.Time
+		for _, node := range e.Nodes() {
+			last, err := e.Agent(node).LastSync(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			before = append(before, last)
+		}
 		if err := send("DELETE", policies+"/web", ""); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second)
+		for i, node := range e.Nodes() {
+			await.True(t, "a sync without the policy on "+node, func() bool {
+				now, err := e.Agent(node).LastSync(t.Context())
+				return err == nil && now.After(before[i])
+			})
+		}
 	}
 }
 
@@ -277,14 +281,14 @@ func (e *env) takeOver(t *testing.T, s *suite.File, proxies []*kubeProxy) {
 		}
 	}
 	for i, node := range e.Nodes() {
-		until(t, "the refusal while kube-proxy runs", logged(e.Agent(node), "kube-proxy still runs here"))
+		await.True(t, "the refusal while kube-proxy runs", logged(e.Agent(node), "kube-proxy still runs here"))
 		if own, _ := e.proxyRules(t, node); len(own) == 0 {
 			e.story.errorf(t, "the rules of a running kube-proxy are gone from %s", node)
 		}
 		e.story.step("stop kube-proxy on %s", node)
 		proxies[i].stop(t)
 		e.story.step("wait for the take-over on %s", node)
-		until(t, "the take-over", logged(e.Agent(node), "took over from kube-proxy"))
+		await.True(t, "the take-over", logged(e.Agent(node), "took over from kube-proxy"))
 		own, others := e.proxyRules(t, node)
 		if len(own) > 0 {
 			e.story.errorf(t, "left of kube-proxy on %s: %q", node, own)
@@ -295,10 +299,8 @@ func (e *env) takeOver(t *testing.T, s *suite.File, proxies []*kubeProxy) {
 	}
 	e.story.step("wait for /healthz")
 	e.waitReady(t) // the health port is its own now
-	time.Sleep(time.Second)
-	if err := e.MustHost(t, "a").Command(t.Context(), "nft", "list", "set", "inet", "spillway-policy", "kept4").Run(); err != nil {
-		e.story.errorf(t, "what stays tracked beside the policy: %v", err)
-	}
+	e.askMore(t, 20)
+	e.awaitKept(t)
 	e.endRunningFirst(t, inFlight)
 	e.expectRelease(t)
 	for _, node := range e.Nodes() {
@@ -321,7 +323,7 @@ func (e *env) expectRelease(t *testing.T) {
 		}
 		e.story.step("flush conntrack on %s", node)
 		run(t, host, "conntrack", "-F")
-		until(t, "the end of what kept them translated", func() bool { return !strings.Contains(run(t, host, "nft", "list", "tables"), keeper) })
+		await.True(t, "the end of what kept them translated", func() bool { return !strings.Contains(run(t, host, "nft", "list", "tables"), keeper) })
 	}
 }
 
@@ -355,7 +357,7 @@ func (e *env) goBack(t *testing.T, s *suite.File, proxies []*kubeProxy) {
 			e.story.errorf(t, "clean-up took kube-proxy's rules away on %s", node)
 		}
 	}
-	time.Sleep(500 * time.Millisecond)
+	e.askMore(t, 10)
 	e.endRunningFirst(t, inFlight)
 }
 

@@ -322,7 +322,7 @@ func (e *env) traceProgramInFront(t *testing.T) {
 // tracePortsExhausted leaves the node seven ports, all of which have a connection.
 func (e *env) tracePortsExhausted(t *testing.T) {
 	e.Output(t, "a", "sysctl", "-qw", "net.ipv4.ip_local_reserved_ports=1024-29999,61000-65527")
-	e.restart(t, "a", syscall.SIGTERM, 0)
+	e.restart(t, "a", syscall.SIGTERM)
 	e.waitReady(t)
 	s := e.Load(t, nodePort("b0"))
 	to := s.MustAddress(t, flows.NodePort("a"), flows.TCP4)

@@ -90,7 +90,7 @@ func (u *upgrade) swap(t *testing.T, binary string, sig syscall.Signal, flags ..
 		ctx, stop := context.WithCancel(t.Context())
 		var opening sync.WaitGroup
 		opening.Go(func() { u.open(ctx, t) })
-		u.restart(t, node, sig, 200*time.Millisecond)
+		u.restartAfter(t, node, sig, func() { u.askMore(t, 5) })
 		if err := u.Agent(node).WaitReady(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -22,6 +22,7 @@ import (
 
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
@@ -205,8 +206,7 @@ func (e *env) replaceVeth(t *testing.T) {
 func (e *env) wantXDP(t *testing.T, device string, mode uint32, words string) {
 	t.Helper()
 	_, node := e.netOf(t, "a")
-	deadline := time.Now().Add(30 * time.Second)
-	for {
+	await.NoError(t, func() error {
 		l, err := node.LinkByName(device)
 		must(t, err)
 		have := uint32(nl.XDP_ATTACHED_NONE)
@@ -216,14 +216,11 @@ func (e *env) wantXDP(t *testing.T, device string, mode uint32, words string) {
 		last := e.lastDecision(t, device)
 		if have == mode && strings.Contains(last, words) {
 			t.Logf("%s: %s", device, last)
-			return
+			return nil
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s runs XDP in mode %d, want %d and %q in the agent's words; they are: %s\nIts log ends with:\n%s",
-				device, have, mode, words, last, e.Agent("a").Tail())
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return fmt.Errorf("%s runs XDP in mode %d, want %d and %q in the agent's words; they are: %s\nIts log ends with:\n%s",
+			device, have, mode, words, last, e.Agent("a").Tail())
+	})
 }
 
 // lastDecision returns the agent's last line about XDP at a device.
@@ -372,7 +369,9 @@ func (e *env) driverRefuses(t *testing.T) {
 func (e *env) offAndOn(t *testing.T) {
 	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1")})
 	client := e.MustProbe(t, "client0")
+	var streams []stream
 	for _, combo := range flows.TCP {
+		streams = append(streams, stream{"over " + string(combo), client})
 		_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: "over " + string(combo), Proto: "tcp",
 			Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 200, TimeoutMS: patienceMS})
 		must(t, err)
@@ -380,7 +379,7 @@ func (e *env) offAndOn(t *testing.T) {
 	e.restartWithXDP(t, "off")
 	e.wantXDP(t, "eth0", nl.XDP_ATTACHED_NONE, "")
 	before := e.verdict(t, "translated_xdp")
-	time.Sleep(time.Second)
+	askMore(t, streams, 5)
 	if by := e.verdict(t, "translated_xdp") - before; by > 0 {
 		t.Errorf("XDP sent %v packets, and is off", by)
 	}

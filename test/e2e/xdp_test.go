@@ -65,12 +65,14 @@ func (e *env) xdpStreams(t *testing.T) (asked int, sent float64) {
 	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1")})
 	client := e.MustProbe(t, "client0")
 	before := e.verdict(t, "translated_xdp")
+	var streams []stream
 	for _, combo := range flows.AllCombos {
+		streams = append(streams, stream{string(combo), client})
 		_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: string(combo), Proto: combo.Protocol(),
 			Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 5, TimeoutMS: 5000})
 		must(t, err)
 	}
-	time.Sleep(3 * time.Second)
+	askMore(t, streams, 300)
 	for _, combo := range flows.AllCombos {
 		resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: string(combo)})
 		must(t, err)
