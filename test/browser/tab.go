@@ -3,6 +3,7 @@ package browser
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os/exec"
 	"sync"
 	"testing"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/chromedp"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // Tab is a tab of a chromium of its own, which a test drives.
@@ -112,10 +115,13 @@ func (tab *Tab) Run(expression string) {
 // Until waits until an expression in the page is true.
 func (tab *Tab) Until(what, expression string) {
 	tab.t.Helper()
-	for began := time.Now(); !Eval[bool](tab, "!!("+expression+")"); time.Sleep(50 * time.Millisecond) {
-		if time.Since(began) > patience {
-			tab.t.Fatalf("%s: not in time: the page shows:\n%s\nerrors: %q", what, Eval[string](tab, "document.body.innerText.slice(0, 3000)"), tab.Errors())
+	if err := await.Error(func() error {
+		if !Eval[bool](tab, "!!("+expression+")") {
+			return errors.New(what)
 		}
+		return nil
+	}); err != nil {
+		tab.t.Fatalf("%v: the page shows:\n%s\nerrors: %q", err, Eval[string](tab, "document.body.innerText.slice(0, 3000)"), tab.Errors())
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/await"
 )
 
 // node is one node of a lab cluster whose agent watches an API server that runs
@@ -159,17 +160,7 @@ func (n *node) ask(to string) workload.Answer {
 
 func (n *node) until(what string, holds func() bool) {
 	n.t.Helper()
-	until(n.t, what, holds)
-}
-
-// until repeats a check until it passes.
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after %v", what, patience)
-		}
-	}
+	await.True(n.t, what, holds)
 }
 
 func (n *node) answered(to, name string) func() bool {
@@ -201,11 +192,9 @@ func TestAnAgentServesWhatTheAPIServerSays(t *testing.T) {
 	}
 	n.start()
 	n.until("the agent", func() bool { code, _ := n.get("/livez"); return code == http.StatusOK })
-	for range 10 {
-		if !n.answered(web, "web")() {
-			t.Fatal("no answer from a restarted agent without an API server")
-		}
-		time.Sleep(100 * time.Millisecond)
+	n.until("another line about the server", func() bool { return len(n.lines("cannot be reached")) > 1 })
+	if !n.answered(web, "web")() {
+		t.Fatal("no answer from a restarted agent without an API server")
 	}
 	if err := n.cp.StartAPIServer(t.Context()); err != nil {
 		t.Fatal(err)

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/await"
 )
 
 // strictly sends an object to the API server as a dry run that refuses unknown fields.
@@ -78,7 +79,7 @@ func serveMonitoringKinds(t *testing.T, c *controlplane.ControlPlane) {
 			t.Fatal(err)
 		}
 	}
-	until(t, "the kinds of the Prometheus operator", func() bool {
+	await.True(t, "the kinds of the Prometheus operator", func() bool {
 		for _, o := range manifest(t, "monitoring") {
 			if err := dryRun(t, c, o); meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 				return false

@@ -17,6 +17,7 @@ import (
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/await"
 )
 
 func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
@@ -38,13 +39,12 @@ func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
 	e.Tell([]model.Problem{p, p, last})
 
 	var got []eventsv1.Event
-	deadline := time.Now().Add(patience)
-	for len(got) < 2 && time.Now().Before(deadline) {
-		time.Sleep(50 * time.Millisecond)
+	await.True(t, "two events", func() bool {
 		got = must[*eventsv1.EventList](t)(k.EventsV1().Events("events").List(t.Context(), metav1.ListOptions{})).Items
 		// Controllers write Events about a Service, too.
 		got = slices.DeleteFunc(got, func(ev eventsv1.Event) bool { return ev.ReportingInstance != "here" })
-	}
+		return len(got) >= 2
+	})
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -88,13 +88,14 @@ func TestABadAddressOfASliceIsAnEventOfItsService(t *testing.T) {
 	e.Tell(w.problems)
 	w.mu.Unlock()
 	var notes []string
-	for deadline := time.Now().Add(patience); len(notes) == 0 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	await.True(t, "an Event", func() bool {
 		for _, ev := range must[*eventsv1.EventList](t)(k.EventsV1().Events("addresses").List(t.Context(), metav1.ListOptions{})).Items {
 			if ev.ReportingInstance == "address-node" && ev.Regarding.UID == web.UID && ev.Type == corev1.EventTypeWarning {
 				notes = append(notes, ev.Note)
 			}
 		}
-	}
+		return len(notes) > 0
+	})
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -115,7 +116,7 @@ func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 		e.TellNode(note)
 	}
 	var notes []string
-	for deadline := time.Now().Add(patience); len(notes) < 2 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	await.True(t, "two Events", func() bool {
 		notes = nil
 		for _, ev := range must[*eventsv1.EventList](t)(k.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{})).Items {
 			if ev.Regarding.Name != "told-node" {
@@ -126,7 +127,8 @@ func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 				t.Errorf("event %+v", ev)
 			}
 		}
-	}
+		return len(notes) >= 2
+	})
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -149,7 +151,7 @@ func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
 	}
 	e.TellNode("tuned")
 	var notes []string
-	for deadline := time.Now().Add(patience); !slices.Contains(notes, "tuned") && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	await.True(t, "the last Event", func() bool {
 		notes = nil
 		for _, ev := range must[*eventsv1.EventList](t)(k.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{})).Items {
 			if ev.Regarding.Name != "forged-node" {
@@ -160,7 +162,8 @@ func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
 				t.Errorf("event %+v", ev)
 			}
 		}
-	}
+		return slices.Contains(notes, "tuned")
+	})
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

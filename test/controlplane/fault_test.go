@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,6 +32,7 @@ import (
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/internal/telemetry"
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/await"
 )
 
 // startWith ends the agent and starts it again with additional flags after the usual
@@ -72,12 +75,32 @@ func (n *node) lines(words ...string) (found []string) {
 	return found
 }
 
+// awaitAttempts waits until the agent has sent some requests to API servers, or has synced.
+func (n *node) awaitAttempts() {
+	n.t.Helper()
+	attempts := func() (sum float64) {
+		_, text := n.fetch("10249", "/metrics")
+		for _, m := range attemptsMetric.FindAllStringSubmatch(text, -1) {
+			count, err := strconv.ParseFloat(m[1], 64)
+			if err != nil {
+				n.t.Fatal(err)
+			}
+			sum += count
+		}
+		return sum
+	}
+	before := attempts()
+	n.until("more attempts", func() bool { return attempts() >= before+4 })
+}
+
+var attemptsMetric = regexp.MustCompile(`(?m)^(?:rest_client_requests_total|kubeproxy_sync_proxy_rules_duration_seconds_count)(?:{.*})? (.*)$`)
+
 // saysOnce waits for a line, and checks that it is logged only once over several
 // attempts, and that Services keep working.
 func (n *node) saysOnce(words ...string) {
 	n.t.Helper()
 	n.until(fmt.Sprintf("a line with %q", words), func() bool { return len(n.lines(words...)) > 0 })
-	time.Sleep(4 * time.Second)
+	n.awaitAttempts()
 	if got := n.lines(words...); len(got) != 1 {
 		n.t.Errorf("%d lines with %q, want one: %q", len(got), words, got)
 	}
@@ -112,7 +135,7 @@ func TestFaultsAreSaidOnceAndTheRestGoesOn(t *testing.T) {
 		n.startWith("--kubeconfig", kubeconfig, "--iptables-sync-period", "1s", "--v", "4", "--bypass", "never")
 		n.until("the refusal", func() bool { return len(n.lines("level=WARN", "rejects the credentials")) > 0 })
 		n.until("an unhealthy agent", func() bool { code, _ := n.get("/healthz"); return code == 503 })
-		time.Sleep(4 * time.Second) // several attempts
+		n.awaitAttempts()
 		if got := n.lines("level=WARN", "rejects the credentials"); len(got) != 1 {
 			t.Errorf("%d lines about the %s, want one: %q", len(got), what, got)
 		}
@@ -128,7 +151,7 @@ func TestFaultsAreSaidOnceAndTheRestGoesOn(t *testing.T) {
 		t.Errorf("/livez of an agent that waits for the API server: %d %s", code, body)
 	}
 
-	n.startWith("--hostname-override", "nobody")
+	n.startWith("--hostname-override", "nobody", "--iptables-sync-period", "1s")
 	n.saysOnce("level=WARN", "Node nobody", "is not among the Nodes known")
 	n.until("a node that is gone", func() bool {
 		code, body := n.get("/healthz")
@@ -141,7 +164,7 @@ func TestFaultsAreSaidOnceAndTheRestGoesOn(t *testing.T) {
 	bare := n.lab.NodeObjects()[0]
 	bare.Spec.PodCIDR, bare.Spec.PodCIDRs = "", nil
 	must[*corev1.Node](t)(n.k.CoreV1().Nodes().Create(t.Context(), bare, create))
-	n.startWith("--detect-local-mode", "NodeCIDR")
+	n.startWith("--detect-local-mode", "NodeCIDR", "--iptables-sync-period", "1s")
 	n.saysOnce("level=WARN", "spec.podCIDRs", "--detect-local-mode NodeCIDR")
 
 	n.signal(syscall.SIGTERM)
@@ -263,7 +286,7 @@ func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t 
 	for _, part := range []func(context.Context) error{loop.Run, events.Run, func(ctx context.Context) error { return source.Run(ctx, loop.Deliver) }} {
 		parts.Go(func() { _ = part(ctx) })
 	}
-	until(t, "the other ports, their Events and the metric", func() bool {
+	await.True(t, "the other ports, their Events and the metric", func() bool {
 		list := must[*corev1.EventList](t)(k.CoreV1().Events("sctp").List(t.Context(), metav1.ListOptions{}))
 		told := map[string]bool{}
 		for _, want := range []string{"port sctp/SCTP/IPv4: not served on this node: SCTP", "served without help: load nf_conntrack_tftp"} {

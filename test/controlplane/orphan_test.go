@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/await"
 )
 
 // orphanVariable makes this test binary start a control plane in a directory, report
@@ -48,11 +49,7 @@ func TestTheControlPlaneDiesWithWhoStartedIt(t *testing.T) {
 		t.Fatalf("started %q (%v), want two programs", line, err)
 	}
 	for _, id := range ids {
-		for deadline := time.Now().Add(patience); running(id); time.Sleep(20 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("process %s outlives its parent", id)
-			}
-		}
+		await.True(t, "the end of process "+id+", whose parent has ended", func() bool { return !running(id) })
 	}
 }
 

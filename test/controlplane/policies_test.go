@@ -23,6 +23,7 @@ import (
 	"spillway.dev/spillway/internal/facts/kubeobject"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/await"
 )
 
 // policies serves the CRD of the chart on an API server and returns a client for it.
@@ -36,7 +37,7 @@ func policies(t *testing.T, c *controlplane.ControlPlane) dynamic.ResourceInterf
 	if _, err := d.Resource(kind).Create(t.Context(), crd, create); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
-	until(t, "the CRD", func() bool {
+	await.True(t, "the CRD", func() bool {
 		_, err := d.Resource(v1alpha1.DoNotTrackPolicies).List(t.Context(), metav1.ListOptions{})
 		return err == nil
 	})
@@ -209,19 +210,19 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 		t.Error("a policy is called applied before it was")
 	}
 	status.Tell(nil, nil)
-	until(t, "Accepted", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
-	until(t, "Applied", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
+	await.True(t, "Accepted", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
+	await.True(t, "Applied", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 	status.Tell([]model.PolicyRefusal{{Policy: "needs", Field: "spec.deny", Reason: "Contradiction", Message: "is not applied"}}, nil)
-	until(t, "Applied is false", conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction"))
+	await.True(t, "Applied is false", conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction"))
 	status.Tell(nil, nil)
-	until(t, "Applied again", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
+	await.True(t, "Applied again", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
 	// A report of another node stays only while that node exists.
 	must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dnt-other"}}, create))
 	w.until(t, "the other node", func() bool { return w.world.Nodes["dnt-other"] != nil })
 	said := `{"status":{"reportingNodeName":"dnt-other","conditions":[{"type":"Applied","status":"False","reason":"Contradiction","message":"node dnt-other: no","observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`
 	must[*unstructured.Unstructured](t)(api.Patch(t.Context(), "needs", types.MergePatchType, []byte(said), metav1.PatchOptions{}, "status"))
-	until(t, "Accepted beside it", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
+	await.True(t, "Accepted beside it", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
 	if !conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction")() {
 		t.Error("what another node said is overwritten")
 	}
@@ -230,19 +231,19 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	}
 	w.until(t, "the other node gone", func() bool { return w.world.Nodes["dnt-other"] == nil })
 	status.Tell(nil, nil)
-	until(t, "what a node said that is gone is taken back", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
+	await.True(t, "what a node said that is gone is taken back", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
 	u := must[*unstructured.Unstructured](t)(api.Get(t.Context(), "needs", metav1.GetOptions{}))
 	u.Object["spec"] = doNotTrack(t, "needs", "{"+cachePods+", ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: web}}, namespaceSelector: {matchLabels: {team: web}}}]}]}").Object["spec"]
 	must[*unstructured.Unstructured](t)(api.Update(t.Context(), u, update))
 	w.until(t, "peers of every namespace, and namespaces", counted(4, 1, 1))
-	until(t, "the condition of the new generation", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
+	await.True(t, "the condition of the new generation", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
 	// The schema accepts this policy, but no selector can have this key.
 	bad := "{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{podSelector: {matchLabels: {'a b': c}}}]}]}"
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "bad", bad), create))
-	until(t, "a policy that cannot be read", conditionIs(t, api, "bad", v1alpha1.Accepted, "False", "Invalid"))
-	until(t, "it is not applied", conditionIs(t, api, "bad", v1alpha1.Applied, "False", "NotAccepted"))
+	await.True(t, "a policy that cannot be read", conditionIs(t, api, "bad", v1alpha1.Accepted, "False", "Invalid"))
+	await.True(t, "it is not applied", conditionIs(t, api, "bad", v1alpha1.Applied, "False", "NotAccepted"))
 
 	for _, name := range []string{"needs", "bad"} {
 		if err := api.Delete(t.Context(), name, remove); err != nil {

@@ -17,6 +17,7 @@ import (
 	"spillway.dev/spillway/api/policy/v1alpha1"
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/await"
 )
 
 // speaker is the part of an agent that reports on policies.
@@ -92,10 +93,10 @@ func TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold(t *testing.T) {
 	tell := func(reason string, refused []model.PolicyRefusal, failed error) {
 		t.Helper()
 		s.Tell(refused, failed)
-		until(t, "an Event "+reason, func() bool { return len(ours("hears")[reason]) > 0 })
+		await.True(t, "an Event "+reason, func() bool { return len(ours("hears")[reason]) > 0 })
 	}
 	s.Tell(nil, nil)
-	until(t, "Applied", conditionIs(t, api, "heard", v1alpha1.Applied, "True", "Applied"))
+	await.True(t, "Applied", conditionIs(t, api, "heard", v1alpha1.Applied, "True", "Applied"))
 	tell("Contradiction", refusals("heard", "Contradiction", 3), nil)
 	for n := 3; n > 0; n-- { // resyncs, and pods that go
 		s.Tell(refusals("heard", "Contradiction", n), nil)
@@ -104,7 +105,7 @@ func TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold(t *testing.T) {
 	tell("ServiceNeedsNAT", append(refusals("heard", "Contradiction", 1), refusals("heard", "ServiceNeedsNAT", 1)...), nil)
 	tell("NotWritten", nil, errTest)
 	s.Tell(nil, nil)
-	until(t, "Applied again", conditionIs(t, api, "heard", v1alpha1.Applied, "True", "Applied"))
+	await.True(t, "Applied again", conditionIs(t, api, "heard", v1alpha1.Applied, "True", "Applied"))
 	tell("HostPortNeedsNAT", refusals("heard", "HostPortNeedsNAT", 1), nil)
 
 	s.stop() // another agent starts in the same state
@@ -113,7 +114,7 @@ func TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	tell("ServiceNotSeen", refusals("heard", "ServiceNotSeen", 1), nil)
 	s.Tell(refusals("heard", "Contradiction", 1), nil) // it was not so, and is again
-	until(t, "another Event Contradiction", func() bool { return len(ours("hears")["Contradiction"]) > 1 })
+	await.True(t, "another Event Contradiction", func() bool { return len(ours("hears")["Contradiction"]) > 1 })
 	s.stop()
 
 	for reason, notes := range ours("hears") {
@@ -157,11 +158,11 @@ func TestAPolicyThatIsNotAcceptedIsToldOnceByAllNodes(t *testing.T) {
 	u := must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "unheard", bad("a b")), create))
 	t.Cleanup(func() { _ = api.Delete(context.Background(), "unheard", remove) })
 	told := func(n int) func() bool { return func() bool { return len(policyEvents(t, k, u)) >= n } }
-	until(t, "an Event", told(1))
+	await.True(t, "an Event", told(1))
 	next := must[*unstructured.Unstructured](t)(api.Get(t.Context(), "unheard", metav1.GetOptions{}))
 	next.Object["spec"] = doNotTrack(t, "unheard", bad("c d")).Object["spec"]
 	must[*unstructured.Unstructured](t)(api.Update(t.Context(), next, update))
-	until(t, "another, of what it says now", told(2))
+	await.True(t, "another, of what it says now", told(2))
 	for _, s := range both {
 		s.stop()
 	}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // createViewer creates the viewer's objects of a manifest, and deletes them at the end.
@@ -80,7 +82,7 @@ func TestAViewerReachesTheAgentsAndNothingElse(t *testing.T) {
 	createViewer(t, manifest(t, "viewer"))
 
 	// Until the API server has read the policy, it would prove nothing.
-	until(t, "the policy is active", func() bool {
+	await.True(t, "the policy is active", func() bool {
 		err := askExec(t, "viewer", "POST", "kube-system", "spillway-abcde", "agent", "sh")
 		return err != nil && strings.Contains(err.Error(), byPolicy)
 	})

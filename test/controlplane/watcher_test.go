@@ -15,10 +15,8 @@ import (
 
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/await"
 )
-
-// patience bounds every wait; a test that has to wait so long has failed.
-const patience = 20 * time.Second
 
 // watcher runs a source and accumulates its deltas.
 type watcher struct {
@@ -105,7 +103,7 @@ func merge[K comparable, V any](dst *map[K]*V, src map[K]*V) (deletes int) {
 // until waits until the accumulated state satisfies a condition.
 func (w *watcher) until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(await.Limit)
 	for {
 		w.mu.Lock()
 		ok, changed := holds(), w.changed
@@ -118,7 +116,7 @@ func (w *watcher) until(t *testing.T, what string, holds func() bool) {
 		case <-deadline:
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			t.Fatalf("%s: not after %v; problems: %v", what, patience, w.problems)
+			t.Fatalf("%s: not after %v; problems: %v", what, await.Limit, w.problems)
 		}
 	}
 }

@@ -36,6 +36,6 @@ func TestNodesOwnQuestionsShareItsPortsWithAService(t *testing.T) {
 			}
 		}
 	}
-	e.askMore(t, 1000)
+	e.askMore(t, 200)
 	e.endStreams(t)
 }

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/suite"
 )
@@ -288,15 +289,15 @@ func repeat(from, conn, their net.Conn, text string) (stop func()) {
 // expects waits until a node expects a connection to a port.
 func (h *files) expects(t *testing.T, node string, from netip.Addr, port uint16) {
 	t.Helper()
-	for range 100 {
-		for e := range strings.SplitSeq(h.expectations(t, node), "; ") {
+	await.NoError(t, func() error {
+		all := h.expectations(t, node)
+		for e := range strings.SplitSeq(all, "; ") {
 			if strings.Contains(e, "src="+from.String()+" ") && strings.Contains(e, fmt.Sprintf("dport=%d ", port)) {
-				return
+				return nil
 			}
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Fatalf("no connection to port %d of %s is expected: %s", port, node, h.expectations(t, node))
+		return fmt.Errorf("no connection to port %d of %s is expected: %s", port, node, all)
+	})
 }
 
 // names makes a host send its name to each client that connects to one of its ports.

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/lab/experiment/sysctl"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/suite"
 )
@@ -82,8 +83,7 @@ func (h *files) badRequests(t *testing.T, s *suite.File) {
 					t.Errorf("%s: %v", what, err)
 				}
 				// The same port may ask for something sensible next.
-				time.Sleep(5 * time.Millisecond)
-				_ = conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+				_ = conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 				for buf := make([]byte, 2048); ; {
 					if _, _, err := conn.ReadFrom(buf); err != nil {
 						break // it may have been answered with an error, or several
@@ -327,10 +327,15 @@ func (h *files) counted(t *testing.T, s *suite.File) {
 				if err := send(h.socket(t, way.From), addr, request("f5120")); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(50 * time.Millisecond) // the packet's way through the node
 			} else {
 				h.get(t, way.From, "tftpd-hpa", tftpClients[2], addr, 5120)
 			}
+			await.NoError(t, func() error {
+				if asked, _ := read(way.at); asked == before[way.at][0] {
+					return fmt.Errorf("%s asks %s: node %s counts no request", way.From, addr, way.at)
+				}
+				return nil
+			})
 			for _, node := range h.Nodes() {
 				asked, answered := read(node)
 				got, want := [2]int{asked - before[node][0], answered - before[node][1]}, [2]int{}

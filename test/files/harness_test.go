@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -18,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/suite"
@@ -113,15 +115,13 @@ func (h *files) offer(t *testing.T, name string, size int) {
 // may write the end of what it has acknowledged a moment later.
 func want(t *testing.T, what, path, name string, size int) bool {
 	t.Helper()
-	got, err := os.ReadFile(path)
-	for range 100 {
-		if err == nil && len(got) == size {
-			break
+	var got []byte
+	if err := await.Error(func() (err error) {
+		if got, err = os.ReadFile(path); err == nil && len(got) != size {
+			err = fmt.Errorf("%d bytes have arrived, want %d", len(got), size)
 		}
-		time.Sleep(20 * time.Millisecond)
-		got, err = os.ReadFile(path)
-	}
-	if err != nil {
+		return err
+	}); err != nil {
 		t.Errorf("%s: %v", what, err)
 		return false
 	}

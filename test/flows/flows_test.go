@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/suite"
@@ -170,15 +170,13 @@ func TestFlowsDirectDatagrams(t *testing.T) {
 func awaitDatagrams(t *testing.T, h *harness.Harness, node string, endpoints int) {
 	t.Helper()
 	want := fmt.Sprintf(`spillway_ebpf_direct_endpoints{carrier="gue"} %d`, endpoints)
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	await.NoError(t, func() error {
 		page, err := h.Agent(node).Metrics(t.Context())
-		if err != nil {
-			t.Fatal(err)
+		if err == nil && !strings.Contains(page, want) {
+			err = fmt.Errorf("node %s has no %s", node, want)
 		}
-		if strings.Contains(page, want) {
-			return
-		}
-	}
+		return err
+	})
 	t.Fatalf("node %s: no %s after a minute", node, want)
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows/probe"
 )
 
@@ -92,10 +93,11 @@ func (h *Harness) Run(t *testing.T, host string, argv ...string) {
 func (h *Harness) WaitListening(t *testing.T, host, network string, port int, dual bool) {
 	t.Helper()
 	machine := h.MustHost(t, host)
-	deadline := time.Now().Add(10 * time.Second)
 	for _, v6 := range []bool{false, true} {
-		for dual || !v6 {
-			there := false
+		if v6 && !dual {
+			break
+		}
+		await.True(t, fmt.Sprintf("a server listens on %s %d of %s (IPv6: %v)", network, port, host, v6), func() (there bool) {
 			err := machine.Do(func() (err error) {
 				there, err = bound(network, port, v6)
 				return err
@@ -103,14 +105,8 @@ func (h *Harness) WaitListening(t *testing.T, host, network string, port int, du
 			if err != nil {
 				t.Fatal(err)
 			}
-			if there {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("no server listens on %s %d of %s (IPv6: %v)", network, port, host, v6)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+			return there
+		})
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // packet is a frame to send, or one that a host has received.
@@ -295,12 +297,14 @@ func (c *capture) settled() []packet {
 	}
 }
 
-// wait waits until count packets have been collected, 5 s at most.
+// wait waits until count packets have been collected, await.Limit at most.
 func (c *capture) wait(count int) []packet {
-	deadline := time.Now().Add(patience)
-	for time.Now().Before(deadline) && len(c.packets()) < count {
-		time.Sleep(10 * time.Millisecond)
-	}
+	_ = await.Error(func() error {
+		if got := len(c.packets()); got < count {
+			return fmt.Errorf("%d packets", got)
+		}
+		return nil
+	})
 	return c.packets()
 }
 

@@ -182,10 +182,11 @@ func serveAPI(n *node, m mode) error {
 	client := nodeclient.New(nodeclient.Unix(n.Agent("a").Socket()))
 	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
 	defer cancel()
-	status, err := client.Status(ctx, &nodev1alpha1.StatusRequest{})
-	for ; err != nil && ctx.Err() == nil; status, err = client.Status(ctx, &nodev1alpha1.StatusRequest{}) {
-		time.Sleep(100 * time.Millisecond)
-	}
+	var status *nodev1alpha1.StatusResponse
+	err := within(time.Minute, func() (err error) {
+		status, err = client.Status(ctx, &nodev1alpha1.StatusRequest{})
+		return err
+	})
 	if err != nil {
 		return err
 	}

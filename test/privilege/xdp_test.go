@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"syscall"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
 )
@@ -35,15 +35,13 @@ func TestXDPAttachesWithTheChartsPrivileges(t *testing.T) {
 	}
 	wantDevices := func(want float64) {
 		t.Helper()
-		var have float64
-		for range 100 {
-			have, err = agent.Metric(t.Context(), n.MustHost(t, "a"), "spillway_ebpf_xdp_interfaces", `mode="generic"`)
+		await.NoError(t, func() error {
+			have, err := agent.Metric(t.Context(), n.MustHost(t, "a"), "spillway_ebpf_xdp_interfaces", `mode="generic"`)
 			if err == nil && have == want {
-				return
+				return nil
 			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		t.Errorf("%v devices have the program, want %v (%v)\n%s", have, want, err, n.Agent("a").Tail())
+			return fmt.Errorf("%v devices have the program, want %v (%v)\n%s", have, want, err, n.Agent("a").Tail())
+		})
 	}
 	before, err := agent.Metric(t.Context(), n.MustHost(t, "a"), "spillway_ebpf_xdp_interfaces", `mode="generic"`)
 	if err != nil || before < 1 {

@@ -30,6 +30,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/reconcile"
+	"spillway.dev/spillway/test/await"
 )
 
 var (
@@ -69,8 +70,13 @@ func TestMemoryOfAService(t *testing.T) {
 	var grown int64
 	go func() {
 		defer cancel()
-		for ctx.Err() == nil && (!r.Status().Listed || !r.Status().PendingSince.IsZero()) {
-			time.Sleep(10 * time.Millisecond)
+		if err := await.Error(func() error {
+			if s := r.Status(); ctx.Err() == nil && (!s.Listed || !s.PendingSince.IsZero()) {
+				return fmt.Errorf("status %+v", s)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
 		}
 		grown = settledHeap() - before
 		writeHeapProfile(t)

@@ -1,18 +1,19 @@
 package scripts
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/await"
 )
 
 var update = flag.Bool("update", false, "write the output that the scripts want")
@@ -119,11 +120,13 @@ func synced(ts *testscript.TestScript) *script {
 
 // wait waits until a dataplane holds canary n and not the one before.
 func wait(ts *testscript.TestScript, a *agent, r *recorder, n int) {
-	for deadline := time.Now().Add(time.Minute); !r.holds(canary(n)) || r.holds(canary(n-1)) || !a.loop.Status().PendingSince.IsZero(); {
-		if time.Now().After(deadline) {
-			ts.Fatalf("the agent does not write all manifests; its log:\n%s", &a.log)
+	if err := await.Error(func() error {
+		if !r.holds(canary(n)) || r.holds(canary(n-1)) || !a.loop.Status().PendingSince.IsZero() {
+			return errors.New("the agent does not write all manifests")
 		}
-		time.Sleep(5 * time.Millisecond)
+		return nil
+	}); err != nil {
+		ts.Fatalf("%v; its log:\n%s", err, &a.log)
 	}
 }
 

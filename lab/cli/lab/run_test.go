@@ -21,6 +21,7 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/await"
 )
 
 // asProgram makes the test binary act as spillway-lab, and as spillway.
@@ -138,13 +139,10 @@ func TestLeftFindsAProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	for range 100 { // until it has its environment
-		if found := left(t, "labplant"); len(found) == 1 && strings.Contains(found[0], "sleep 60") {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Error("a process that is left is not found")
+	await.True(t, "the process that is left is found", func() bool { // once it has its environment
+		found := left(t, "labplant")
+		return len(found) == 1 && strings.Contains(found[0], "sleep 60")
+	})
 }
 
 func TestLabRunAndDiffRefuse(t *testing.T) {

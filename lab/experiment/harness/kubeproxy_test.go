@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/await"
 )
 
 const kubeProxyTestPort = 30080
@@ -91,15 +93,11 @@ func followServer(t *testing.T, mode string) {
 func waitPod(t *testing.T, r *Harness, pod *topology.Host) {
 	t.Helper()
 	q := workload.Question{Kind: workload.UDP, To: netip.AddrPortFrom(r.Cluster.Node(0).IPv4, kubeProxyTestPort).String(), Timeout: time.Second}
-	var a workload.Answer
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
-		var err error
-		if a, err = workload.Ask(context.Background(), r.Cluster.Client(0), q); err != nil {
-			t.Fatal(err)
+	await.NoError(t, func() error {
+		a, err := workload.Ask(context.Background(), r.Cluster.Client(0), q)
+		if err == nil && (a.Outcome != workload.Answered || a.Server != pod.Name) {
+			err = fmt.Errorf("%s does not answer; last: %+v; %s", pod.Name, a, r.Logs())
 		}
-		if a.Outcome == workload.Answered && a.Server == pod.Name {
-			return
-		}
-	}
-	t.Fatalf("%s does not answer; last: %+v; %s", pod.Name, a, r.Logs())
+		return err
+	})
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"spillway.dev/spillway/test/await"
 )
 
 // The test binary is the keeper, and a program that is killed while it has changed
@@ -119,26 +121,15 @@ func TestAKillRestores(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	// Only the keeper may restore here; begin would restore too.
-	until(t, "the keeper has taken the journal away", func() bool {
+	await.True(t, "the keeper has taken the journal away", func() bool {
 		_, err := os.Stat(dir + "/journal")
 		return os.IsNotExist(err)
 	})
 	want(t, root, "1", "10")
-	until(t, "the keeper has given up the lock", func() bool {
+	await.True(t, "the keeper has given up the lock", func() bool {
 		g, err := begin(dir, root, nil)
 		return err == nil && g.End() == nil
 	})
-}
-
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for range 500 {
-		if is() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("not within 5 s: %s", what)
 }
 
 func TestTestsExcludeExperimentsAndNotEachOther(t *testing.T) {

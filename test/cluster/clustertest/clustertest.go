@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/programs"
@@ -90,15 +89,5 @@ func Must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// WaitUntil waits two minutes at most.
-func WaitUntil(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(500 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it is not so after two minutes: %s", what)
-		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 )
@@ -63,7 +64,7 @@ func noAgentOnANode(t *testing.T, e *env) {
 		`{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
 		{"matchExpressions":[{"key":"kubernetes.io/hostname","operator":"NotIn","values":["`+last+`"]}]}]}}}}}}}`)
 	clustertest.Must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
-	clustertest.WaitUntil(t, "no agent runs on "+last, func() bool {
+	await.True(t, "no agent runs on "+last, func() bool {
 		return e.kubectl(t, "--namespace", namespace, "get", "pods", "--selector="+selector, "--field-selector=spec.nodeName="+last, "--output=name") == ""
 	})
 	for _, row := range e.testConnectivity(t, true).Cases {
@@ -86,5 +87,5 @@ func noAgentOnANode(t *testing.T, e *env) {
 	}
 	e.kubectl(t, "--namespace", namespace, "patch", "daemonset/spillway", "--type=json", "--patch", `[{"op":"remove","path":"/spec/template/spec/affinity"}]`)
 	clustertest.Must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
-	clustertest.WaitUntil(t, "an agent runs on "+last, func() bool { return len(e.pods(t)) == nodes })
+	await.True(t, "an agent runs on "+last, func() bool { return len(e.pods(t)) == nodes })
 }

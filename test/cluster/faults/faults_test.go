@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -15,9 +16,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/programs"
@@ -498,16 +499,20 @@ func (e *env) lines(t *testing.T, where string) (out []string) {
 func (e *env) wantLine(t *testing.T, where string, parts ...string) {
 	t.Helper()
 	var lines []string
-	for deadline := time.Now().Add(90 * time.Second); time.Now().Before(deadline); time.Sleep(time.Second) {
+	err := await.Error(func() error {
 		lines = e.lines(t, where)
 		i := slices.IndexFunc(lines, func(line string) bool {
 			return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(line, part) })
 		})
 		if i >= 0 {
 			t.Log(lines[i])
-			return
+			return nil
 		}
+		return fmt.Errorf("%s has no line with %q:\n%s", where, parts, strings.Join(lines, "\n"))
+	})
+	if err == nil {
+		return
 	}
 	out, _ := e.Kubectl(context.WithoutCancel(t.Context()), "--namespace", namespace, "get", "pods,events")
-	t.Fatalf("%s has no line with %q:\n%s\n%s", where, parts, strings.Join(lines, "\n"), out)
+	t.Fatalf("%v\n%s", err, out)
 }

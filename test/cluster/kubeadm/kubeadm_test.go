@@ -17,6 +17,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/e2e"
@@ -102,10 +103,10 @@ func TestRunningCluster(t *testing.T) {
 
 func beside(t *testing.T, c *cluster.Cluster, d *document, w *web) {
 	run(t, c, d.block("Beside kube-proxy", 0))
-	clustertest.WaitUntil(t, "kube-proxy has left the Service", func() bool { return !strings.Contains(rules(t, c, 1), `"default/web`) })
+	await.True(t, "kube-proxy has left the Service", func() bool { return !strings.Contains(rules(t, c, 1), `"default/web`) })
 	w.wantAnswers(t, c)
 	run(t, c, d.block("Beside kube-proxy", 1))
-	clustertest.WaitUntil(t, "kube-proxy serves it again", func() bool { return strings.Contains(rules(t, c, 1), `"default/web`) })
+	await.True(t, "kube-proxy serves it again", func() bool { return strings.Contains(rules(t, c, 1), `"default/web`) })
 	w.wantAnswers(t, c)
 }
 
@@ -115,7 +116,7 @@ func replace(t *testing.T, c *cluster.Cluster, d *document, w *web) {
 	w.ask(t, c)
 	run(t, c, steps[0])
 	run(t, c, steps[1])
-	clustertest.WaitUntil(t, "each agent took over", func() bool {
+	await.True(t, "each agent took over", func() bool {
 		out, _ := c.Node(0).Script(t.Context(), steps[2])
 		return strings.Count(out, "\n") == 2
 	})
@@ -138,7 +139,7 @@ func nodeByNode(t *testing.T, c *cluster.Cluster, d *document, w *web) {
 	run(t, c, d.block(heading, 0))
 	for i, n := range c.AllNodes() {
 		run(t, c, strings.ReplaceAll(d.block(heading, 1), "NODE", n.Name()))
-		clustertest.WaitUntil(t, "the agent on "+n.Name()+" took over", func() bool { return !strings.Contains(rules(t, c, i), "KUBE-SVC-") })
+		await.True(t, "the agent on "+n.Name()+" took over", func() bool { return !strings.Contains(rules(t, c, i), "KUBE-SVC-") })
 		if want, got := len(c.AllNodes())-1-i, kubeProxies(t, c); got != want {
 			t.Errorf("after %s, %d Pods of kube-proxy are wanted, not %d", n.Name(), got, want)
 		}
@@ -154,7 +155,7 @@ func back(t *testing.T, c *cluster.Cluster, d *document, w *web, variant int) {
 	run(t, c, first[0])
 	run(t, c, []string{first[1], d.block("Back", 1)}[variant])
 	for _, n := range c.AllNodes() {
-		clustertest.WaitUntil(t, "kube-proxy on "+n.Name()+" has written its rules", func() bool {
+		await.True(t, "kube-proxy on "+n.Name()+" has written its rules", func() bool {
 			out, err := n.Script(t.Context(), d.block("Back", 2))
 			return err == nil && !strings.Contains(out, " 0\n")
 		})
@@ -266,8 +267,8 @@ func serveWeb(t *testing.T, c *cluster.Cluster) *web {
 func (w *web) wantAnswers(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	for _, n := range c.AllNodes() {
-		clustertest.WaitUntil(t, "the Service answers at "+n.Name(), func() bool { return w.get(t.Context(), n) == nil })
-		clustertest.WaitUntil(t, "the Service answers on "+n.Name(), func() bool {
+		await.True(t, "the Service answers at "+n.Name(), func() bool { return w.get(t.Context(), n) == nil })
+		await.True(t, "the Service answers on "+n.Name(), func() bool {
 			return n.Command(t.Context(), "curl", "--silent", "--fail", "--max-time", "2", "http://"+clustertest.ClusterIP+"/hostname").Run() == nil
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/images"
@@ -103,7 +104,7 @@ func (a *announced) announce(t *testing.T) {
 	_, wait := a.installMetalLB(t)
 	a.shell(t, wait)
 	pool := block(t, announcePage, "kind: IPAddressPool", "192.0.2.", "172.30.0.", "2001:db8::", "fd30::")
-	clustertest.WaitUntil(t, "MetalLB's webhook accepts the pool", func() bool { return a.Apply(t.Context(), pool) == nil })
+	await.True(t, "MetalLB's webhook accepts the pool", func() bool { return a.Apply(t.Context(), pool) == nil })
 	kubectl(t, a.Cluster, "--namespace=default", "wait", "service/web", "--for=jsonpath={.status.loadBalancer.ingress[1].ip}", "--timeout=1m")
 	out := kubectl(t, a.Cluster, "--namespace=default", "get", "service/web", "--output=jsonpath={.status.loadBalancer.ingress[*].ip}")
 	for _, ip := range strings.Fields(out) {
@@ -126,7 +127,7 @@ func (a *announced) changeSecret(t *testing.T) {
 func (a *announced) killAgent(t *testing.T) {
 	pod := agents(t, a.Cluster)[a.Node(2).Name()]
 	clustertest.Must(t, pod.Kill())
-	clustertest.WaitUntil(t, "the agent is started again", func() bool {
+	await.True(t, "the agent is started again", func() bool {
 		return kubectl(t, a.Cluster, "get", "pod", pod.Name, "--output=jsonpath={.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready}") == "1true"
 	})
 	a.wantSources(t, true)
@@ -220,7 +221,7 @@ func (a *announced) wantAnnouncer(t *testing.T, node int) {
 	mac, err := a.Node(node).Command(t.Context(), "cat", "/sys/class/net/eth0/address").Output()
 	clustertest.Must(t, err)
 	for _, dst := range a.addresses {
-		clustertest.WaitUntil(t, fmt.Sprintf("node%d announces %s", node, dst.Addr()), func() bool {
+		await.True(t, fmt.Sprintf("node%d announces %s", node, dst.Addr()), func() bool {
 			_ = a.Client().Command(t.Context(), "curl", "--silent", "--globoff", "--max-time", "1", "http://"+dst.String()).Run() // asks for the neighbor
 			out, err := a.Client().Command(t.Context(), "ip", "neigh", "show", dst.Addr().String()).Output()
 			return err == nil && strings.Contains(string(out), strings.TrimSpace(string(mac)))
@@ -256,7 +257,7 @@ func (a *announced) sources(t *testing.T, dst netip.AddrPort, times int) (seen [
 func (a *announced) wantSources(t *testing.T, direct bool) {
 	t.Helper()
 	for _, dst := range slices.Concat(a.addresses, a.nodePorts) {
-		clustertest.WaitUntil(t, fmt.Sprintf("%s is served", dst), func() bool {
+		await.True(t, fmt.Sprintf("%s is served", dst), func() bool {
 			_, err := a.sources(t, dst, 1)
 			return err == nil
 		})

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/images"
@@ -140,7 +141,7 @@ func killAgents(t *testing.T, c *cluster.Cluster) {
 	for _, pod := range agents(t, c) {
 		clustertest.Must(t, pod.Kill())
 	}
-	clustertest.WaitUntil(t, "every agent is started again", func() bool {
+	await.True(t, "every agent is started again", func() bool {
 		out, err := c.Kubectl(t.Context(), "--namespace", "kube-system", "get", "pods", "--selector=app.kubernetes.io/name=spillway",
 			"--output=jsonpath={range .items[*]}{.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready} {end}")
 		return err == nil && strings.Count(out, "true ") == 3 && !strings.Contains(out, "0true")
@@ -181,7 +182,7 @@ func apiServerAway(t *testing.T, c *cluster.Cluster) {
 	clustertest.Must(t, err)
 	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(later, image, laterNodePort)))
 	for i, n := range c.AllNodes() {
-		clustertest.WaitUntil(t, "a new Service answers at "+n.Name(), func() bool {
+		await.True(t, "a new Service answers at "+n.Name(), func() bool {
 			return get(t, c, i, laterNodePort, "/hostname") == http.StatusOK
 		})
 	}
@@ -197,7 +198,7 @@ func deleteNode(t *testing.T, c *cluster.Cluster) {
 		_, err = c.Kubectl(t.Context(), "delete", "pods", "--all-namespaces", "--field-selector=spec.nodeName="+node.Name(), "--force")
 		clustertest.Must(t, err)
 	}
-	clustertest.WaitUntil(t, "the node's Pods are deleted", func() bool {
+	await.True(t, "the node's Pods are deleted", func() bool {
 		out, err := c.Kubectl(t.Context(), "get", "pods", "--all-namespaces", "--field-selector=spec.nodeName="+node.Name(), "--output=name")
 		return err == nil && out == ""
 	})

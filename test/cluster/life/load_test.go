@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/flows/probe"
@@ -61,7 +62,7 @@ func (l *load) settle(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	for from, p := range l.probes {
 		for _, proto := range []string{"tcp", "udp"} {
-			clustertest.WaitUntil(t, from+" is answered over "+proto, func() bool {
+			await.True(t, from+" is answered over "+proto, func() bool {
 				resp, err := p.Do(t.Context(), probe.Request{
 					Op: probe.Try, Netexec: true, Proto: proto, Dst: l.service(c, from), Tries: 10, TimeoutMS: 1000,
 				})

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 )
@@ -30,7 +31,7 @@ func exhaustMemory(t *testing.T, c *cluster.Cluster) {
 			`echo 0 >"$1/cgroup.procs"; exec head --bytes="${3%i}" /dev/zero >"$2"`, "bash", cgroup, file, memoryLimit).Run()
 		_ = os.Remove(file)
 	}
-	clustertest.WaitUntil(t, "the kernel has killed every agent for its memory, and each is started again", func() bool {
+	await.True(t, "the kernel has killed every agent for its memory, and each is started again", func() bool {
 		out, err := c.Kubectl(t.Context(), "--namespace", "kube-system", "get", "pods", "--selector=app.kubernetes.io/name=spillway",
 			"--output=jsonpath={range .items[*].status.containerStatuses[0]}{.lastState.terminated.reason} {.ready}{'\\n'}{end}")
 		return err == nil && strings.Count(out, "OOMKilled true\n") == 3

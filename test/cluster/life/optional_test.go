@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/images"
@@ -63,14 +64,14 @@ func optionalParts(t *testing.T, c *cluster.Cluster, l *load) {
 	clustertest.Must(t, err)
 	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(withHostPort, image, hostPort, clustertest.NodePort)))
 	defer kubectl(t, c, "--namespace=default", "delete", "pod/hostport", "service/removed", "endpointslice/removed", "--ignore-not-found", "--timeout=1m")
-	clustertest.WaitUntil(t, "the host port answers at its node", func() bool {
+	await.True(t, "the host port answers at its node", func() bool {
 		return get(t, c, 1, hostPort, "/hostname") == http.StatusOK
 	})
 	if status := get(t, c, 0, hostPort, "/hostname"); status != 0 {
 		t.Errorf("the host port answers %d at another node", status)
 	}
 	uid := kubectl(t, c, "--namespace=default", "get", "pod/hostport", "--output=jsonpath={.metadata.uid}")
-	clustertest.WaitUntil(t, "the Pod has an Event about its other host port", func() bool {
+	await.True(t, "the Pod has an Event about its other host port", func() bool {
 		return strings.Contains(kubectl(t, c, "--namespace=default", "get", "events", "--field-selector=reason=NotServedAsAsked,involvedObject.uid="+uid),
 			fmt.Sprintf("NodePort %d/TCP (IPv4) is already taken by Service default/peer", clustertest.NodePort))
 	})
@@ -94,7 +95,7 @@ func (l *load) wantEndOfSockets(t *testing.T, c *cluster.Cluster) {
 	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(removed, removedClusterIP, pods[0].IP)))
 	p := l.probes["pod on node0"]
 	ask := probe.Request{Op: probe.Stream, Name: "removed", Netexec: true, Proto: "tcp", Dst: removedClusterIP + ":80", PauseMS: 100}
-	clustertest.WaitUntil(t, "the Service with its own slice answers", func() bool {
+	await.True(t, "the Service with its own slice answers", func() bool {
 		resp, err := p.Do(t.Context(), probe.Request{Op: probe.Try, Netexec: true, Proto: "tcp", Dst: ask.Dst, TimeoutMS: 1000})
 		return err == nil && resp.Answers[0].Err == probe.OK
 	})
@@ -115,7 +116,7 @@ func (l *load) wantChoiceByLoad(t *testing.T, c *cluster.Cluster) {
 	kubectl(t, c, "--namespace=default", "annotate", "service/peer", "spillway.dev/balance=least")
 	defer kubectl(t, c, "--namespace=default", "annotate", "service/peer", "spillway.dev/balance-")
 	agent := agents(t, c)["node0"].Name
-	clustertest.WaitUntil(t, "node0 chooses by load", func() bool {
+	await.True(t, "node0 chooses by load", func() bool {
 		return strings.Contains(kubectl(t, c, "exec", agent, "--", "spillway", "services", "default/peer"), "fewer active flows")
 	})
 	const connections = 30

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/flows/probe"
@@ -49,7 +50,7 @@ func readiness(t *testing.T, c *cluster.Cluster, l *load) {
 		kubectl(t, c, "delete", "clusterrolebinding", "spillway")
 		pod := agents(t, c)["node0"]
 		clustertest.Must(t, pod.Kill())
-		clustertest.WaitUntil(t, "the agent that may not read Services runs, and is not Ready", func() bool {
+		await.True(t, "the agent that may not read Services runs, and is not Ready", func() bool {
 			return conditions(t, c, pod.Name) == "ContainersReady=False Ready=False" && get(t, c, 0, healthz, "/healthz") != 0
 		})
 		for range 50 {
@@ -152,7 +153,7 @@ func manyServices(n int) string {
 func wantHealthChecks(t *testing.T, c *cluster.Cluster, want ...int) {
 	t.Helper()
 	var got []int
-	clustertest.WaitUntil(t, fmt.Sprintf("healthCheckNodePorts answer %v", want), func() bool {
+	await.True(t, fmt.Sprintf("healthCheckNodePorts answer %v", want), func() bool {
 		got = nil
 		for i := range c.AllNodes() {
 			got = append(got, get(t, c, i, healthCheckNodePort, "/"))

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 )
@@ -20,7 +21,7 @@ func TestTakeover(t *testing.T) {
 		defer l.end(t)
 		clustertest.Must(t, c.InstallSpillway(t.Context(), "takeover=true", "healthz.port=20256", "metrics.port=20249"))
 		kubectl(t, c, "patch", "daemonset", "kube-proxy", "--patch", `{"spec":{"template":{"spec":{"nodeSelector":{"spillway.dev/kube-proxy":"yes"}}}}}`)
-		clustertest.WaitUntil(t, "each agent took over", func() bool {
+		await.True(t, "each agent took over", func() bool {
 			return strings.Count(kubectl(t, c, "logs", "--selector=app.kubernetes.io/name=spillway", "--tail=-1"), "took over from kube-proxy") == 3
 		})
 		clustertest.Must(t, c.InstallSpillway(t.Context()))
@@ -42,7 +43,7 @@ func TestTakeover(t *testing.T) {
 			`[{"op":"remove","path":"/spec/template/spec/nodeSelector/spillway.dev~1kube-proxy"}]`)
 		clustertest.Must(t, c.WaitForRollout(t.Context(), "kube-system", "daemonset/kube-proxy"))
 		for _, n := range c.AllNodes() {
-			clustertest.WaitUntil(t, "kube-proxy has written its rules", func() bool {
+			await.True(t, "kube-proxy has written its rules", func() bool {
 				out, err := n.Command(t.Context(), "curl", "--silent", "http://127.0.0.1:10249/metrics").Output()
 				return err == nil && !strings.Contains(string(out), "\nkubeproxy_sync_proxy_rules_last_timestamp_seconds 0\n") &&
 					strings.Contains(string(out), "\nkubeproxy_sync_proxy_rules_last_timestamp_seconds")
@@ -60,7 +61,7 @@ func TestBeside(t *testing.T) {
 	c, l := start(t, cluster.KubeProxyNFTables)
 	clustertest.Must(t, c.InstallSpillway(t.Context(), "mode=beside"))
 	kubectl(t, c, "label", "service", "peer", "--namespace=default", "service.kubernetes.io/service-proxy-name=spillway")
-	clustertest.WaitUntil(t, "kube-proxy has left the Service", func() bool {
+	await.True(t, "kube-proxy has left the Service", func() bool {
 		for _, n := range c.AllNodes() {
 			out, err := n.Command(t.Context(), "nft", "list", "table", "ip", "kube-proxy").Output()
 			if err != nil || strings.Contains(string(out), clustertest.ClusterIP) {

@@ -10,6 +10,7 @@ import (
 	clientcmd "k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 )
@@ -66,7 +67,7 @@ func viewerAsks(t *testing.T, c *cluster.Cluster) {
 	viewerWatches(t, c, own, strings.Fields(asks[2]))
 	viewerOpensThePage(t, c, own, strings.Fields(strings.Split(asks[3], "#")[0]))
 	reportsABug(t, c, program, own)
-	clustertest.WaitUntil(t, "no program is left in the agents' containers", func() bool {
+	await.True(t, "no program is left in the agents' containers", func() bool {
 		for _, n := range c.AllNodes() {
 			// pgrep exits with 1 if there is none.
 			if out, _ := n.Command(t.Context(), "pgrep", "--full", "^spillway api-pipe").Output(); len(out) > 0 {

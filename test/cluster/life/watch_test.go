@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 )
@@ -40,7 +41,7 @@ func viewerWatches(t *testing.T, c *cluster.Cluster, kubeconfig string, observe 
 	for _, n := range c.AllNodes() {
 		missing[n.Name()] = true
 	}
-	clustertest.WaitUntil(t, "every node refuses, and observe shows it", func() bool {
+	await.True(t, "every node refuses, and observe shows it", func() bool {
 		for i, n := range c.AllNodes() {
 			if missing[n.Name()] {
 				get(t, c, i, closedNodePort, "/")
@@ -65,7 +66,7 @@ func viewerOpensThePage(t *testing.T, c *cluster.Cluster, kubeconfig string, ui 
 	lines, stop := follow(t, c, kubeconfig, ui)
 	defer stop()
 	address := ""
-	clustertest.WaitUntil(t, "spillway ui prints its address", func() bool {
+	await.True(t, "spillway ui prints its address", func() bool {
 		select {
 		case address = <-lines:
 			return true

@@ -3,11 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"spillway.dev/spillway/test/await"
 )
 
 const aModule = "module example.test\n\ngo 1.26\n"
@@ -100,11 +102,14 @@ func TestAnInterruptEndsTheRowAndAllOthers(t *testing.T) {
 	m, out := newMatrix(t)
 	ctx, interrupt := context.WithCancel(t.Context())
 	go func() {
-		for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
-			if log, _ := os.ReadFile(filepath.Join(m.logs, "waits.log")); strings.Contains(string(log), "is waiting") {
-				interrupt()
+		_ = await.Error(func() error {
+			log, err := os.ReadFile(filepath.Join(m.logs, "waits.log"))
+			if err == nil && !strings.Contains(string(log), "is waiting") {
+				err = errors.New("it does not wait yet")
 			}
-		}
+			return err
+		})
+		interrupt()
 	}()
 	results := m.run(ctx, []row{{"waits", []string{"./some", "-run", "Waits"}}, {"passes", []string{"./some", "-run", "Counts"}}})
 	if len(results) != 1 || results[0].ok {
