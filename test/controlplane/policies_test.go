@@ -276,7 +276,7 @@ func TestAPolicyWaitsForItsPeers(t *testing.T) {
 		w.until(t, "a problem of "+resource, func() bool {
 			return w.says(resource + ": DoNotTrackPolicies that need them are not applied: RBAC forbids")
 		})
-		time.Sleep(200 * time.Millisecond) // time for an unexpected delta
+		awaitRequests(t, "403", 2) // an unexpected delta needs no answer
 		w.mu.Lock()
 		if len(w.world.DoNotTrackPolicies) > 0 {
 			t.Errorf("the policy is there before %s are", resource)

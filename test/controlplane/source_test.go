@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,6 +13,7 @@ import (
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/await"
 )
 
 func adminKubeconfig(t *testing.T) string {
@@ -140,6 +142,29 @@ func TestObjectsMayComeInAnyOrder(t *testing.T) {
 	})
 }
 
+// awaitRequests waits for so many more requests of this process that end with a status code.
+func awaitRequests(t *testing.T, code string, more float64) {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(kube.RequestCollectors()...)
+	count := func() (sum float64) {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			for _, m := range family.Metric {
+				if family.GetName() == "rest_client_requests_total" && m.Label[0].GetValue() == code {
+					sum += m.GetCounter().GetValue()
+				}
+			}
+		}
+		return sum
+	}
+	want := count() + more
+	await.True(t, "more requests that end with "+code, func() bool { return count() >= want })
+}
+
 func TestTheLastStateStandsWhileTheServerIsAway(t *testing.T) {
 	k := client(t, shared)
 	namespace(t, k, "away")
@@ -152,7 +177,7 @@ func TestTheLastStateStandsWhileTheServerIsAway(t *testing.T) {
 
 	shared.StopAPIServer()
 	w.until(t, "a problem", func() bool { return w.says("cannot be reached: connection refused; the last state stays in effect") })
-	time.Sleep(3 * time.Second) // several attempts
+	awaitRequests(t, "<error>", 4)
 	w.mu.Lock()
 	if w.service("away", "stays") == nil || w.deletes != deletes || w.fulls != 1 {
 		t.Errorf("the world changed while the server was away: %d deletes, %d full deltas", w.deletes-deletes, w.fulls)
@@ -249,7 +274,7 @@ func TestTheFirstDeltaWaitsForEveryKind(t *testing.T) {
 		}
 		w := watch(t, must[string](t)(shared.Kubeconfig(controlplane.User{Name: user})), nil)
 		w.until(t, "a problem", func() bool { return w.says(withheld) && w.says("RBAC forbids to") })
-		time.Sleep(time.Second) // for all other kinds
+		awaitRequests(t, "403", 2) // again; other kinds are not refused
 		w.mu.Lock()
 		if w.fulls+w.early != 0 {
 			t.Errorf("something was delivered without %s", withheld)

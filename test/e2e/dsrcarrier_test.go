@@ -4,11 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -98,10 +98,16 @@ func (e *env) carriers(t *testing.T) {
 		t.Errorf("doctor: %s", text)
 	}
 
+	measured := func() int {
+		log, err := os.ReadFile(e.Agent("a").Log)
+		must(t, err)
+		return strings.Count(string(log), "carrier=gue mtu=")
+	}
+	before := measured()
 	e.between(t, append(e.noOptions(), e.noLong(1390)...)...)
 	// The programs of the endpoints' node answer probes without its agent.
 	must(t, e.Agent("b").Signal(syscall.SIGKILL))
-	time.Sleep(12 * time.Second) // until each endpoint was probed again
+	await.True(t, "the new length of datagrams for each endpoint", func() bool { return measured() >= before+4 })
 	e.awaitCarrier(t, dataplane.CarrierGUE)
 	must(t, e.Agent("b").Start(t.Context()))
 	must(t, e.Agent("b").WaitReady(t.Context()))
