@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"spillway.dev/spillway/test/await"
 )
 
 var encodings = []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf}
@@ -142,7 +144,7 @@ func next(t *testing.T, w watch.Interface) string {
 			t.Errorf("%s %s has no version", e.Type, o.Name)
 		}
 		return string(e.Type) + " " + o.Name + o.Annotations[metav1.InitialEventsAnnotationKey]
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Limit):
 		t.Fatal("no event")
 	}
 	return ""
@@ -245,7 +247,7 @@ func slice(name string, port int32) *discoveryv1.EndpointSlice {
 
 func wantPort(t *testing.T, ports <-chan int32, want int32) {
 	t.Helper()
-	for limit := time.After(30 * time.Second); ; {
+	for limit := time.After(await.Limit); ; {
 		select {
 		case got := <-ports:
 			if got == want {

@@ -10,10 +10,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/test/await"
 )
 
 func crashName() string { return fmt.Sprintf("t%dcrash", os.Getpid()) }
@@ -143,7 +144,7 @@ func connect(ctx context.Context, from, to *Host) error {
 		return err
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, await.Limit)
 	defer cancel()
 	conn, err := from.Dial(ctx, "tcp6", netip.AddrPortFrom(to.IPv6, 7000).String())
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/await"
 )
 
 func TestMain(m *testing.M) {
@@ -242,7 +243,7 @@ func TestBlocksServesManyAtOnce(t *testing.T) {
 	for i, conn := range conns {
 		got, buf := 0, make([]byte, 1000)
 		for block := byte(1); ; block++ {
-			_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+			_ = conn.SetReadDeadline(time.Now().Add(await.Limit))
 			n, from, err := conn.ReadFrom(buf)
 			if err != nil || n < 4 || buf[1] != 3 || buf[3] != block {
 				t.Fatalf("transfer %d, block %d: %q, %v", i, block, buf[:n], err)

@@ -13,20 +13,20 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	corev1 "k8s.io/api/core/v1"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 )
 
 // spillway runs a command against the agent of a node, and returns what it prints.
 func (e *env) spillway(t *testing.T, node string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, e.Binary, append(args, "--api-socket", e.Agent(node).Socket())...)
 	var out, errs bytes.Buffer

@@ -7,8 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 )
 
@@ -16,7 +16,7 @@ import (
 // a's dataplane dropped the SYN, and by which of its reasons.
 func (e *env) expectDrop(t *testing.T, dst, reason string) {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), await.Limit)
 	defer stop()
 	cmd := exec.CommandContext(ctx, e.Binary, "drops", "--bpffs", e.Agent("a").BPFFS, "--reason", "TC_INGRESS",
 		"--address", e.Addr("client0", false).String(), "--protocol", "tcp", "--count", "1", "-o", "json")

@@ -432,7 +432,7 @@ func (h *files) control(t *testing.T, server net.Listener, from string, at netip
 	}
 	select {
 	case err = <-accepted:
-	case <-time.After(5 * time.Second):
+	case <-time.After(await.Limit):
 		err = errors.New("the server accepts no connection")
 	}
 	if err != nil {

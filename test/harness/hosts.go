@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
@@ -47,7 +46,7 @@ func (h *Harness) Do(t testing.TB, host string, fn func() error) {
 // Cleanups may call it.
 func (h *Harness) Output(t testing.TB, host string, argv ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Limit)
 	defer cancel()
 	out, err := h.MustHost(t, host).Command(ctx, argv...).CombinedOutput()
 	if err != nil {

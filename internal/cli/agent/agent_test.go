@@ -176,7 +176,7 @@ func TestAgentServesADirectory(t *testing.T) {
 			t.Errorf("%s: %d %s", url, r.StatusCode, body)
 		}
 	}
-	soon, cancel := context.WithTimeout(ctx, 10*time.Second)
+	soon, cancel := context.WithTimeout(ctx, await.Limit)
 	defer cancel()
 	if err := testAgentOn(a).run(soon); err == nil || !strings.Contains(err.Error(), "an agent runs already (process ") {
 		t.Errorf("a second agent of the instance: %v", err)

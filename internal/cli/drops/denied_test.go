@@ -21,6 +21,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/await"
 )
 
 // deniedWorld is a node with two pods on a bridge, and a machine outside. A policy on one
@@ -204,7 +205,7 @@ func dropOf(t *testing.T, name, hook string, what func()) (d drops.Drop, told bo
 	}
 	defer f.Close()
 	what()
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), await.Limit)
 	defer stop()
 	told = !slices.ContainsFunc(f.Missing(), func(line string) bool { return strings.HasPrefix(line, "tables and chains") })
 	for {

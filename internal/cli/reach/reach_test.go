@@ -366,7 +366,7 @@ func TestCloseEndsTheExec(t *testing.T) {
 	c.Close()
 	select {
 	case <-ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Limit):
 		t.Fatal("the program in the Pod still runs")
 	}
 	await.True(t, "the connection's goroutines have ended", func() bool { return runtime.NumGoroutine() <= before+4 }) // of the server

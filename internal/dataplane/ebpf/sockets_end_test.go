@@ -228,7 +228,7 @@ func (n *eventNode) endConnectedTwice(t *testing.T, p *plan) {
 func (n *eventNode) endHandedOver(t *testing.T, p *plan) {
 	n.listenAt(t, p, 8080)
 	n.serve(t, both(p, 8080)...)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Limit)
 	defer cancel()
 	fd, err := unix.Dup(n.connected(t, domainOf(p), protoTCP, ap(p.clusterIP, 80)))
 	ok(t, err)

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/test/await"
 )
 
 // newNamespace creates a named network namespace until the test ends, and runs a script
@@ -67,7 +67,7 @@ func follow(t *testing.T, c Config) *Follower {
 }
 
 // patience limits the wait for an expected drop.
-const patience = 20 * time.Second
+const patience = await.Limit
 
 // next waits for a drop for which is returns true, and prints the others if none comes.
 func next(t *testing.T, f *Follower, is func(Drop) bool) Drop {

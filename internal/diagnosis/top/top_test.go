@@ -197,7 +197,7 @@ func TestDropsAreCountedByAddress(t *testing.T) {
 		t.Skip("needs root: follows dropped packets")
 	}
 	c := NewCollector()
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), await.Limit)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer stop()

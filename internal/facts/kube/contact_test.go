@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/await"
 )
 
 // following runs a Source against a server. It returns the problems that the Source
@@ -51,8 +52,8 @@ func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
 	return told, contact
 }
 
-// await waits for a problem that contains a text, or, for "", for no problem.
-func await(t *testing.T, told chan []model.Problem, text string, want bool) {
+// awaitProblem waits for a problem that contains a text, or, for "", for no problem.
+func awaitProblem(t *testing.T, told chan []model.Problem, text string, want bool) {
 	t.Helper()
 	for {
 		select {
@@ -64,7 +65,7 @@ func await(t *testing.T, told chan []model.Problem, text string, want bool) {
 			if found == want {
 				return
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(await.Limit):
 			t.Fatalf("%q among the problems: never %v", text, want)
 		}
 	}
@@ -105,7 +106,7 @@ func TestAServerThatIsSilentIsAProblem(t *testing.T) {
 				}
 			}()
 			told, contact := following(t, "http://"+l.Addr().String())
-			await(t, told, noAnswer, true)
+			awaitProblem(t, told, noAnswer, true)
 			if reachable(contact) != 0 {
 				t.Error("the metric says that it is reachable")
 			}
@@ -131,20 +132,20 @@ func TestAServerThatFallsSilentIsAProblemUntilItIsBack(t *testing.T) {
 	told, contact := following(t, server.URL)
 	select {
 	case <-told: // that it forbids, so it answers
-	case <-time.After(30 * time.Second):
+	case <-time.After(await.Limit):
 		t.Fatal("nothing is forbidden")
 	}
 	if got := reachable(contact); got != 1 {
 		t.Errorf("one that answers: reachable %v", got)
 	}
 	silent.Store(true)
-	await(t, told, noAnswer, true)
+	awaitProblem(t, told, noAnswer, true)
 	if got := reachable(contact); got != 0 {
 		t.Errorf("one that is silent: reachable %v", got)
 	}
 	silent.Store(false)
 	close(free)
-	await(t, told, noAnswer, false)
+	awaitProblem(t, told, noAnswer, false)
 }
 
 // TestAServerWithoutWatchListIsNoProblem has an older server, which refuses to begin a

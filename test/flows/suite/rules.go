@@ -6,8 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows/cluster"
 )
 
@@ -45,7 +45,7 @@ func runNft(c *cluster.Cluster, node, text string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Limit)
 	defer cancel()
 	cmd := host.Command(ctx, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(text)
