@@ -16,7 +16,6 @@ import (
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/process"
 	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/test/cluster/images"
 	"spillway.dev/spillway/test/cluster/programs"
 )
 
@@ -39,8 +38,11 @@ type Config struct {
 	// Images are added to those of the cluster itself, by the short names of package
 	// images.
 	Images []string
-	Wait   time.Duration // at most, for each thing that starts; 3 minutes
-	Out    io.Writer     // a line about each step; none
+	// Prepared is what Prepare returned for this Config; nil has Up prepare, which may need
+	// the machine's own network.
+	Prepared *Prepared
+	Wait     time.Duration // at most, for each thing that starts; 3 minutes
+	Out      io.Writer     // a line about each step; none
 }
 
 // DefaultName is the name of a cluster that has no other.
@@ -124,9 +126,7 @@ type Cluster struct {
 	controlPlane *controlplane.ControlPlane
 	scheduler    *process.Process
 	nodes        []*Node
-	root         string   // of the repository
-	programs     string   // directory of hack/peers' programs
-	archives     []string // images that every node imports
+	root         string // of the repository
 }
 
 const (
@@ -153,7 +153,15 @@ func Up(ctx context.Context, cfg Config) (*Cluster, error) {
 }
 
 func (c *Cluster) up(ctx context.Context) (err error) {
-	if err := c.build(ctx); err != nil {
+	if c.root, err = programs.Root(); err != nil {
+		return err
+	}
+	if c.Prepared == nil {
+		if c.Prepared, err = Prepare(ctx, c.Config); err != nil {
+			return err
+		}
+	}
+	if err := c.Prepared.check(c.Config); err != nil {
 		return err
 	}
 	if c.topology, err = Create(ctx, c.Config); err != nil {
@@ -192,37 +200,6 @@ func (c *Cluster) up(ctx context.Context) (err error) {
 	return nil
 }
 
-// build builds the programs and images of the cluster that are not built yet.
-func (c *Cluster) build(ctx context.Context) (err error) {
-	if c.root, err = programs.Root(); err != nil {
-		return err
-	}
-	if c.Image, err = c.FindImage(); err != nil { // building takes minutes
-		return err
-	}
-	needed := []string{"helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"}
-	names := append([]string{"pause", "coredns"}, c.Images...)
-	if c.Kubeadm {
-		needed = append(needed, "kubeadm")
-		names = append(names, images.Kubeadm...)
-	}
-	if c.programs, err = programs.Build(ctx, c.Out, needed...); err != nil {
-		return err
-	}
-	if c.CNI != Bridge {
-		names = append(names, images.Flannel...)
-	}
-	if c.Proxy != Spillway {
-		names = append(names, "kube-proxy")
-	}
-	slices.Sort(names)
-	if c.archives, err = images.Build(ctx, c.Out, slices.Compact(names)...); err != nil {
-		return err
-	}
-	c.archives = append(c.archives, c.Image)
-	return nil
-}
-
 // each does the same on all nodes at once.
 func (c *Cluster) each(ctx context.Context, do func(*Node, context.Context) error) error {
 	g, ctx := errgroup.WithContext(ctx)
@@ -232,7 +209,9 @@ func (c *Cluster) each(ctx context.Context, do func(*Node, context.Context) erro
 	return g.Wait()
 }
 
-func (c *Cluster) importImages(ctx context.Context) error { return c.ImportImage(ctx, c.archives...) }
+func (c *Cluster) importImages(ctx context.Context) error {
+	return c.ImportImage(ctx, c.Prepared.Archives...)
+}
 
 // ImportImage gives every node images from archives.
 func (c *Cluster) ImportImage(ctx context.Context, archives ...string) error {
@@ -246,7 +225,7 @@ func (c *Cluster) ImportImage(ctx context.Context, archives ...string) error {
 	})
 }
 
-func (c *Cluster) program(name string) string { return filepath.Join(c.programs, name) }
+func (c *Cluster) program(name string) string { return filepath.Join(c.Prepared.Programs, name) }
 
 // Node returns the i-th node.
 func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
@@ -279,7 +258,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 	}
 	c.controlPlane, err = controlplane.Up(ctx, controlplane.Config{
 		Dir:             dir,
-		Programs:        c.programs,
+		Programs:        c.Prepared.Programs,
 		Host:            c.nodes[0].host,
 		ServiceCIDRs:    c.serviceCIDRs(),
 		ServiceAccounts: true,

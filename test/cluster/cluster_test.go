@@ -38,3 +38,25 @@ func TestUpLooksForTheImageFirst(t *testing.T) {
 		t.Errorf("%v after %q", err, &steps)
 	}
 }
+
+// The command in cmd/cluster calls Up where no network is.
+func TestUpBuildsNothingAfterPrepare(t *testing.T) {
+	dir := t.TempDir()
+	var cfg Config
+	for _, name := range cfg.needed() {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range []Prepared{
+		{Programs: dir, Archives: []string{filepath.Join(dir, "missing")}},
+		{Programs: filepath.Join(dir, "missing")},
+	} {
+		var steps strings.Builder
+		c, err := Up(t.Context(), Config{Name: "prepared", Image: "no image", Prepared: &p, Out: &steps})
+		_ = c.Down() // of a cluster that should not be
+		if err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "missing")) || steps.Len() > 0 {
+			t.Errorf("%+v: %v after %q, want an error that names what is missing", p, err, &steps)
+		}
+	}
+}

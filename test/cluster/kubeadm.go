@@ -119,7 +119,7 @@ func (n *Node) Script(ctx context.Context, script string) (string, error) {
 
 // withPath prepares a command that finds the programs of hack/peers by their names.
 func (c *Cluster) withPath(argv ...string) []string {
-	return append([]string{"env", "PATH=" + c.programs + ":" + os.Getenv("PATH")}, argv...)
+	return append([]string{"env", "PATH=" + c.Prepared.Programs + ":" + os.Getenv("PATH")}, argv...)
 }
 
 // KubeadmConfig returns a configuration for kubeadm init. It adds to an InitConfiguration

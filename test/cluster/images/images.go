@@ -91,23 +91,24 @@ type builder struct {
 	base     v1.Image
 }
 
-// buildPrograms builds the programs of images.
-func (b *builder) buildPrograms(names []string) error {
-	var needed []string
+// Programs returns the programs of hack/peers that images have, by the images' short names.
+func Programs(names ...string) (list []string) {
 	for _, name := range names {
-		needed = append(needed, slices.Sorted(maps.Keys(recipes[name].Programs))...)
+		list = append(list, slices.Sorted(maps.Keys(recipes[name].Programs))...)
 	}
-	if i := slices.Index(needed, pause); i >= 0 {
-		needed = slices.DeleteFunc(needed, func(p string) bool { return p == pause })
+	return slices.DeleteFunc(list, func(p string) bool { return p == pause })
+}
+
+// buildPrograms builds the programs of images.
+func (b *builder) buildPrograms(names []string) (err error) {
+	if slices.Contains(names, pause) {
 		if err := b.buildPause(); err != nil {
 			return err
 		}
 	}
-	if len(needed) == 0 {
-		return nil
+	if needed := Programs(names...); len(needed) > 0 {
+		b.programs, err = programs.Build(b.ctx, b.out, needed...)
 	}
-	var err error
-	b.programs, err = programs.Build(b.ctx, b.out, needed...)
 	return err
 }
 
@@ -259,6 +260,7 @@ func (b *builder) debian() (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	fmt.Fprintf(b.out, "unpack %d Debian packages\n", len(packages))
 	tree, err := debian.Tree(b.ctx, packages)
 	if err != nil {
 		return nil, err

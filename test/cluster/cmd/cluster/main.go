@@ -4,7 +4,9 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -125,8 +127,9 @@ func (l *stringList) Set(value string) error {
 	return nil
 }
 
-// up starts this program again in the cluster's cgroup, to run the cluster in the
-// background, and reports its steps until all is up. Down ends it with the rest.
+// up starts this program again on the cluster's client, to run the cluster in the
+// background, and reports its steps until all is up. Down ends it with the rest. The client
+// reaches no other network, so up prepares everything first.
 func up(cfg cluster.Config, args []string) error {
 	if err := cfg.WithDefaults().Validate(); err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
@@ -134,7 +137,22 @@ func up(cfg cluster.Config, args []string) error {
 	if c, err := topology.Load(cfg.Name); err == nil {
 		return fmt.Errorf("cluster %s exists since %s: run \"spillway-cluster down -name %s\" first", cfg.Name, c.Created.Local(), cfg.Name)
 	}
-	if _, err := cfg.FindImage(); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	cfg.Out = os.Stdout
+	fmt.Println("prepare programs and images")
+	prepared, err := cluster.Prepare(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	stop()
+	return start(cfg, args, prepared)
+}
+
+// start makes the cluster's network and runs serve in it.
+func start(cfg cluster.Config, args []string, prepared *cluster.Prepared) error {
+	input, err := json.Marshal(prepared)
+	if err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -151,6 +169,7 @@ func up(cfg cluster.Config, args []string) error {
 	}
 	defer steps.Close()
 	cmd := lan.Client(0).Command(context.Background(), append([]string{self, "serve"}, args...)...)
+	cmd.Stdin = bytes.NewReader(input)
 	cmd.ExtraFiles = []*os.File{report} // descriptor 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -171,8 +190,11 @@ func up(cfg cluster.Config, args []string) error {
 
 const isUp = "up"
 
-// serve runs a cluster until it gets a signal.
+// serve runs a cluster until it gets a signal. Its input is what up prepared.
 func serve(cfg cluster.Config) error {
+	if err := json.NewDecoder(os.Stdin).Decode(&cfg.Prepared); err != nil {
+		return fmt.Errorf("read what was prepared: %w: run \"spillway-cluster up\"", err)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	syscall.CloseOnExec(3) // up reads until it is closed everywhere
