@@ -22,7 +22,7 @@ build: ## build bin/spillway and bin/spillway-lab, static binaries
 
 image: ## write the image for amd64 and arm64 to bin/image and bin/image.tar, without a container engine
 	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway; done
-	go -C hack/image run ./build -version $(VERSION) -commit $(COMMIT) -created $$(git log -1 --format=%ct) -bin $(BIN)
+	go -C hack/image run ./build -version $(VERSION) -commit $(COMMIT) -created $$(git log -1 --format=%ct) -bin $(BIN) $(if $(filter release,$(MAKECMDGOALS)),-locked)
 
 release: image ## write archives, image, chart, SBOMs, notes and checksums to dist/
 	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway-lab; done

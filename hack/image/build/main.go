@@ -33,6 +33,7 @@ var architectures = []string{"amd64", "arm64"}
 func main() {
 	lock := flag.Bool("lock", false, "write packages.json with the current versions of the Debian packages, and nothing else")
 	var r release
+	flag.BoolVar(&r.locked, "locked", false, "fail if a repository lacks a package of packages.json, instead of using the current versions")
 	flag.StringVar(&r.version, "version", "", "version of Spillway")
 	flag.StringVar(&r.commit, "commit", "", "commit of Spillway")
 	created := flag.String("created", "0", "time of the commit, in seconds since 1970")
@@ -59,6 +60,7 @@ func main() {
 type release struct {
 	version, commit string
 	created         time.Time
+	locked          bool // packages.json is binding
 }
 
 func (r release) labels() map[string]string {
@@ -117,7 +119,8 @@ func write(ctx context.Context, r release, bin string) error {
 
 // assemble returns the image of one architecture and the packages that are in it.
 func assemble(ctx context.Context, r release, arch, program string) (v1.Image, []debian.Package, error) {
-	tools, packages, err := toolsOf(ctx, arch)
+	fmt.Fprintf(os.Stderr, "build image: %s\n", arch)
+	tools, packages, err := toolsOf(ctx, arch, r.locked)
 	if err != nil {
 		return nil, nil, err
 	}

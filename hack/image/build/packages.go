@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 
@@ -43,17 +46,56 @@ var links = map[string]string{
 	"ip6tables": "ip6tables-nft", "ip6tables-save": "ip6tables-nft-save", "ip6tables-restore": "ip6tables-nft-restore",
 }
 
-// toolsOf returns the files of the locked packages that the image has.
-func toolsOf(ctx context.Context, arch string) (*image.Tree, []debian.Package, error) {
+// toolsOf returns the image's files out of packages, and those packages. They are the
+// locked ones. If no repository has one of those any more, they are the current ones, with a
+// line about each that differs, unless the lock is binding.
+func toolsOf(ctx context.Context, arch string, binding bool) (*image.Tree, []debian.Package, error) {
 	var lock map[string][]debian.Package
 	if err := json.Unmarshal(lockText, &lock); err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", lockFile, err)
 	}
-	if len(lock[arch]) == 0 {
+	locked := lock[arch]
+	if len(locked) == 0 {
 		return nil, nil, fmt.Errorf("read %s: no packages for %s: run make image-lock", lockFile, arch)
 	}
-	return choose(ctx, lock[arch])
+	files, used, err := choose(ctx, locked)
+	if !errors.Is(err, debian.ErrUnavailable) {
+		return files, used, err
+	}
+	if binding {
+		return nil, nil, fmt.Errorf("a release has the packages of hack/image/%s alone: run make image-lock and commit the file: %w", lockFile, err)
+	}
+	return chooseCurrent(ctx, arch, locked, err)
 }
+
+// chooseCurrent is choose for the current versions of the packages. failed is the error of
+// the locked ones, which remains if they are the current ones.
+func chooseCurrent(ctx context.Context, arch string, locked []debian.Package, failed error) (*image.Tree, []debian.Package, error) {
+	current, err := debian.Resolve(ctx, arch, wanted...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w; find its current version: %w", failed, err)
+	}
+	files, used, err := choose(ctx, current)
+	if err != nil {
+		return nil, nil, err
+	}
+	versions := map[string]string{}
+	for _, p := range locked {
+		versions[p.Name] = p.Version
+	}
+	different := slices.DeleteFunc(slices.Clone(used), func(p debian.Package) bool { return versions[p.Name] == p.Version })
+	if len(different) == 0 {
+		return nil, nil, failed
+	}
+	for _, p := range different {
+		fmt.Fprintf(notices, "build image: %s: package %s: locked version %s, used version %s: run make image-lock\n",
+			arch, p.Name, cmp.Or(versions[p.Name], "none"), p.Version)
+	}
+	return files, used, nil
+}
+
+// notices gets lines about packages that are not the locked ones.
+var notices io.Writer = os.Stderr
 
 // choose returns the image's files out of packages, and those packages that have one of
 // them, or the copyright file of such a package.

@@ -171,8 +171,12 @@ func (p Package) unpack(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
+// ErrUnavailable is in the error of a package that no repository gave. Debian deletes a
+// version when it replaces it.
+var ErrUnavailable = errors.New("no repository of this machine gave it")
+
 // download writes the package's file, from the first of the host's repositories that has
-// it with this SHA256.
+// it with this SHA256. If none has it, the error is ErrUnavailable with apt's reasons.
 func (p Package) download(ctx context.Context, to string) error {
 	a, err := newApt(runtime.GOARCH)
 	if err != nil {
@@ -182,16 +186,19 @@ func (p Package) download(ctx context.Context, to string) error {
 	if err != nil {
 		return err
 	}
-	var failed error
+	var reasons []string
 	for _, r := range repositories {
 		_, err := a.run(ctx, "/usr/lib/apt/apt-helper", "download-file", r+p.Path, to, "SHA256:"+p.SHA256)
 		if err == nil {
 			return nil
 		}
-		failed = errors.Join(failed, err)
+		reason := err.Error()
+		if _, complaint, ok := strings.Cut(reason, ": E: "); ok {
+			reason, _, _ = strings.Cut(complaint, "\n")
+		}
+		reasons = append(reasons, strings.Join(strings.Fields(reason), " "))
 	}
-	return fmt.Errorf("download package %s %s: no repository of this machine has it; if Debian has replaced it, run 'make image-lock': %w",
-		p.Name, p.Version, failed)
+	return fmt.Errorf("download package %s %s: %w: %s", p.Name, p.Version, ErrUnavailable, strings.Join(reasons, "; "))
 }
 
 // apt runs apt's programs with a state of its own for one architecture.
