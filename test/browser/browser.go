@@ -22,7 +22,7 @@ func Run(t *testing.T, args ...string) string {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Fatalf("find a browser: %v: run \"hack/deps test\"", err)
+		t.Fatalf("find a browser: %v: run \"hack/deps browser\"", err)
 	}
 	for attempt := 1; ; attempt++ {
 		out, messages, err := run(t, program, args)

@@ -32,7 +32,7 @@ func Open(t *testing.T, width, height int) *Tab {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Fatalf("find a browser: %v: run \"hack/deps test\"", err)
+		t.Fatalf("find a browser: %v: run \"hack/deps browser\"", err)
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.WindowSize(width, height),
