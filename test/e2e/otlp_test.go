@@ -71,6 +71,9 @@ func (e *env) startCollector(t *testing.T, node string, config []byte) (read fun
 // TestARealCollectorTakesEventsAndMetrics: an OpenTelemetry collector with the documented
 // configuration prints the events that the API shows, and the values of the metrics.
 func TestARealCollectorTakesEventsAndMetrics(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: needs a collector, which hack/peers otelcol builds")
+	}
 	t.Parallel()
 	e := &env{Harness: harness.Start(t, cluster.Config{
 		Spec: topology.DefaultSpec("e2e-otlp"),

@@ -36,13 +36,15 @@ func (o options) plan() ([]step, error) {
 // checks are the steps that need no test: installation and lint. They run one after the
 // other, beside the tests, which mostly wait.
 func (o options) checks() []step {
-	groups := []string{"generate", "lint", "test"}
+	groups := []string{"generate", "lint", "test", "browser"}
+	peers := []string{"kube-proxy", "kube-apiserver", "kube-controller-manager"}
 	if o.all {
-		groups = append(groups, "cluster", "test-all")
+		groups = append(groups, "test-all", "cluster", "ui", "docs")
+		peers = append(peers, "etcd", "otelcol")
 	}
 	return []step{
 		{name: "packages", argv: append([]string{"hack/deps"}, groups...)},
-		{name: "peers", after: []string{"packages"}, argv: []string{"hack/peers"}},
+		{name: "peers", after: []string{"packages"}, argv: append([]string{"hack/peers"}, peers...)},
 		{name: "lint", after: []string{"peers"}, argv: []string{"make", "--no-print-directory", "lint"}},
 		{name: "generated", after: []string{"lint"}, argv: []string{"hack/generated"}},
 	}
