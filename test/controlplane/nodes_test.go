@@ -137,7 +137,9 @@ func TestExternalIPsNeedTheOtherNodes(t *testing.T) {
 	}
 	later.mu.Unlock()
 	createService(t, k, "external", service("web", external))
-	t.Cleanup(func() { _ = k.CoreV1().Services("external").Delete(context.Background(), "web", metav1.DeleteOptions{}) })
+	t.Cleanup(func() {
+		_ = k.CoreV1().Services("external").Delete(context.Background(), "web", metav1.DeleteOptions{})
+	})
 	later.until(t, "the other Node", func() bool { return later.zone(other.Name) == "a" })
 
 	first := watch(t, adminKubeconfig(t), reads(true))
