@@ -56,10 +56,9 @@ BUF := go tool -modfile=hack/proto/go.mod buf
 ACTIONLINT := go tool -modfile=hack/actionlint/go.mod actionlint -shellcheck= -pyflakes=
 VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
 
-lint: lint-prose ## check format, vet, golangci-lint with the dependency rules, prose, and that the reference is current
+lint: lint-prose ## check format, golangci-lint with vet and the dependency rules, prose, and that the reference is current
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
-	go vet ./...
 	for module in test/deploy test/cluster hack/image; do go -C $$module vet ./...; done
 	$(GOLANGCI_LINT) run ./...
 	$(ACTIONLINT)
