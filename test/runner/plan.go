@@ -54,12 +54,17 @@ func (o options) checks() []step {
 // that the last minutes are not one package on one core.
 var first = []string{
 	"test/e2e",
-	"test/flows",
 	"test/hostile",
 	"internal/dataplane/ebpf",
-	"test/privilege",
+	"test/flows",
 	"test/controlplane",
 	"test/files",
+	"test/ui",
+	"test/privilege",
+	"internal/dataplane/nftables",
+	"internal/dataplane/iptables",
+	"lab/soak",
+	"test/docs",
 }
 
 // tests are the steps that run tests.
