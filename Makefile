@@ -4,6 +4,8 @@ SHELL := bash
 .PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test test-all test-cluster test-kernels test-xdp bench bench-end-to-end bench-packet demo
 
 export CGO_ENABLED := 0
+# Tests, linters, the image and hack/peers' programs then share hundreds of compiled packages.
+export GOFLAGS := $(strip $(shell go env GOFLAGS 2>/dev/null) -trimpath)
 
 VERSION := $(file <VERSION)
 COMMIT := $(shell git describe --always --abbrev=40 --exclude '*' --dirty 2>/dev/null || echo unknown)

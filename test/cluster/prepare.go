@@ -72,7 +72,7 @@ func (p *Prepared) check(cfg Config) error {
 	}
 	for _, file := range files {
 		if _, err := os.Stat(file); err != nil {
-			return fmt.Errorf("find what was prepared: %w: prepare again", err)
+			return fmt.Errorf("find what was prepared: %w: run \"spillway-cluster up\" again", err)
 		}
 	}
 	return nil
