@@ -55,6 +55,7 @@ func TestBackendLife(t *testing.T) {
 		}
 	}
 
+	stubPrograms(t) // what follows is about maps
 	cfg.FlowTableSize *= 2
 	third := runBackend(t, cfg, state, nil)
 	wantChanged(t, third.maps, second.maps, tcMapFlows, tcMapUnconfirmed)
@@ -137,6 +138,7 @@ func TestNewSaysWhatIsMissing(t *testing.T) {
 // hack/vm -k 5.10 has one.
 func TestAKernelBelowTheFloorIsRefused(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	running, err := kernel.RunningVersion()
 	noError(t, err)
 	b, err := New(t.Context(), cfg)

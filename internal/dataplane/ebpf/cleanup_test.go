@@ -68,6 +68,7 @@ func TestCleanupSaysWhatIsNoPlaceOfPins(t *testing.T) {
 // Cleanup names objects of other programs among the pins, and deletes all others.
 func TestCleanupNamesWhatIsNotOurs(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
 	runBackend(t, cfg, intent.State{}, nil)
 	var strangers []string
@@ -97,6 +98,7 @@ func TestCleanupNamesWhatIsNotOurs(t *testing.T) {
 // Among the maps, too, and in a file system that the agent has mounted for itself.
 func TestCleanupNamesWhatIsNotOursAmongTheMaps(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	cfg.BPFFS = filepath.Join(t.TempDir(), "own")
 	runBackend(t, cfg, intent.State{}, nil)
@@ -130,6 +132,7 @@ func TestCleanupNamesWhatIsNotOursAmongTheMaps(t *testing.T) {
 // is cleaned up takes it away.
 func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
 	first := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	mounted := func(at string) bool {
 		on, err := kernel.OnBPFFS(at)
@@ -171,6 +174,7 @@ func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
 // An agent in another network namespace would end the links of the first.
 func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
 	first, err := netns.Get()
 	noError(t, err)
@@ -210,6 +214,7 @@ func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 
 func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	here, err := netns.Get()
 	noError(t, err)
 	defer here.Close()
@@ -236,6 +241,7 @@ func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
 // directory vanished with its file system or is an empty mount point now.
 func TestCleanupFindsClsactFiltersWithoutPins(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	cfg.ForceClsact = true
 	mount := filepath.Dir(cfg.BPFFS)
 	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")

@@ -12,6 +12,7 @@ import (
 
 func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	b, err := New(t.Context(), cfg)
 	noError(t, err)
 	defer b.Close()
@@ -69,6 +70,7 @@ func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 // flow. The programs give the packet another port then, and must stay for its reply.
 func TestRepliesToChangedPortsOutliveUDPFlows(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	cfg.Linger = time.Hour
 	b, err := New(t.Context(), cfg)
 	noError(t, err)

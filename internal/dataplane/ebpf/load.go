@@ -124,7 +124,7 @@ func (o *objects) loadL3Programs(cfg *Config, features kernel.Features) (map[str
 	spec := all[0]
 	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !isL3(name) })
 	shared := share(spec, func(name string) *ebpf.Map { return o.maps[name] })
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	coll, err := newCollection(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
 		return nil, fmt.Errorf("load eBPF programs: %w", oneLine(err))
 	}
@@ -175,6 +175,10 @@ func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 	return programs
 }
 
+// newCollection loads an object of an agent. Tests of maps and hooks replace it: they load
+// programs that do nothing, which costs the verifier nothing.
+var newCollection = ebpf.NewCollectionWithOptions
+
 // load loads the programs with the maps that an earlier run has pinned, or with new
 // ones. A map with another configured size is created again, and the entries that
 // programs have written are copied.
@@ -216,7 +220,7 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 	}
 	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}
 	for _, spec := range all {
-		coll, err := ebpf.NewCollectionWithOptions(spec, opts)
+		coll, err := newCollection(spec, opts)
 		if err != nil {
 			o.close()
 			return nil, fmt.Errorf("load eBPF programs: %w", oneLine(err))

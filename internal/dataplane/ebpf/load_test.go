@@ -149,6 +149,9 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 		t.Run(fmt.Sprint("LoadAll=", all), func(t *testing.T) {
 			cfg := ownPlace(t)
 			cfg.LoadAll = all
+			if all {
+				stubPrograms(t) // TestLoadLimits loads all at once
+			}
 			features, err := probe(&cfg)
 			noError(t, err)
 			o, err := load(&cfg, features)

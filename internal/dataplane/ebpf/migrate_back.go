@@ -83,7 +83,7 @@ func (r *rollback) load(spec *ebpf.CollectionSpec) error {
 		}
 		return r.from[name]
 	})
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	coll, err := newCollection(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
 		return err
 	}

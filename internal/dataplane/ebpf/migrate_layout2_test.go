@@ -212,6 +212,7 @@ func switchMeanwhile(known map[tcTuple]tcFlow, from uint32) map[tcTuple]tcFlow {
 // in both directions.
 func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	_ = runBackend(t, cfg, upgradeState(), nil)
 	flows := flowsV4(1, 100)
@@ -264,6 +265,7 @@ func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
 // An agent that ends before it has served leaves what is there.
 func TestMigrationDownBeforeTheSwitch(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	cfg.LeavePrevious = true
 	idle, err := New(t.Context(), cfg)
@@ -298,6 +300,7 @@ func TestMigrationDownBeforeTheSwitch(t *testing.T) {
 // both may run. The next agent of this version continues with both.
 func TestMigrationDownGoesOnAfterAKill(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	cfg.LeavePrevious = true
 	b, err := New(t.Context(), cfg)

@@ -33,6 +33,7 @@ func wantOnlyOwnMaps(t *testing.T, cfg Config) {
 
 func TestAnotherSizeOfTheFlowTableKeepsItsFlows(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	before := runBackend(t, cfg, upgradeState(), nil)
 	flows := flowsV4(1, 300)
@@ -63,6 +64,7 @@ func TestAnotherSizeOfTheFlowTableKeepsItsFlows(t *testing.T) {
 // want yet another size. What counts of a flow is the entry that was used last.
 func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	_ = runBackend(t, cfg, upgradeState(), nil)
 	flows := flowsV4(1, 100)
@@ -123,6 +125,7 @@ func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 
 func TestASmallerTableKeepsAnsweredAndLateFlows(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	cfg.FlowTableSize, cfg.Timeouts = 8192, testTimeouts
 	_ = runBackend(t, cfg, upgradeState(), nil)

@@ -140,6 +140,7 @@ func closeOne(flows, late map[tcTuple]tcFlow) {
 // The whole way: version 0 runs, this version comes.
 func TestUpgradeCarriesFlowsOver(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	cfg.FlowTableSize = 8192
 	setMigrations(t, fromV0)
@@ -189,6 +190,7 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 // leaves the rest to the next one. What new programs have written stays.
 func TestUpgradeGoesOnAfterAKill(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	setMigrations(t, fromV0)
 	_ = runBackend(t, cfg, upgradeState(), nil)
@@ -225,6 +227,7 @@ func TestUpgradeGoesOnAfterAKill(t *testing.T) {
 // else is.
 func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	misfit := entries(func(k uint64, f flowV0) (tupleV0, flowV0, bool) { return tupleV0{}, f, true })
 	refused := func(entry) (entry, bool, error) { return entry{}, false, errors.New("no such thing") }

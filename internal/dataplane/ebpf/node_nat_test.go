@@ -32,6 +32,7 @@ func (f *fakeNAT) watch(changed func(bool, string)) (func(), error) {
 // changes: before the first Replace, after it, and between two.
 func TestProgramsAskWhileNetfilterTranslates(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	state := intent.State{
 		Ports: []*intent.ServicePort{simplePort(1, 1)},
 		Node:  intent.Node{Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}},

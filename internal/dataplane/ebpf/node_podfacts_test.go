@@ -133,6 +133,7 @@ func addPod(t *testing.T, name string, addrs ...string) (ifindex int) {
 // A whole agent: a pod forges addresses while no agent runs, and while one does.
 func TestForgedPodAddresses(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	var notes []string
 	cfg.Refused = func(note string) { notes = append(notes, note) }
 	addOutward(t, "spw-eth0", "192.0.2.10/24")

@@ -63,6 +63,7 @@ func waitXfrm(t *testing.T, when string, b *Backend, flag bool, src, dst string)
 // restarts of the agent.
 func TestProgramsKnowIPsecPolicies(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	state := intent.State{Node: intent.Node{
 		Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")},
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Peers: []netip.Addr{netip.MustParseAddr("192.0.2.11")},
@@ -107,6 +108,7 @@ func TestProgramsKnowIPsecPolicies(t *testing.T) {
 // The setting never stands without the ranges.
 func TestIPsecRangesCoverTheSetting(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	b, err := New(t.Context(), cfg)
 	noError(t, err)
 	defer b.Close()

@@ -533,6 +533,7 @@ func (n *eventNode) handshakes(t *testing.T, family int, p *plan, want []string)
 // wanted, and only then.
 func TestSocketEventHooks(t *testing.T) {
 	cfg := ownPlace(t)
+	stubPrograms(t)
 	state := intent.State{Ports: []*intent.ServicePort{simplePort(1, 1)}, Node: intent.Node{Name: "node"}}
 	want := func(tcp, udp int) {
 		t.Helper()
