@@ -285,6 +285,8 @@ type Config struct {
 	// LocalBySource says that the dataplane recognizes this node's pods by DetectLocal
 	// alone. A Node without podCIDRs is then a Problem where they are needed.
 	LocalBySource bool
+	// Capacity is what the dataplane has room for, of which a namespace gets a share.
+	Capacity Capacity
 	// ExpectNode says that the source knows this node's Node object if there is one.
 	// Without the object the node counts as deleted.
 	ExpectNode bool

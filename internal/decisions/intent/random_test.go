@@ -443,6 +443,9 @@ func live(t *testing.T, d dice, steps int) {
 		NodeName: here, MaglevSize: 31, NodePortAddresses: some(d, prefixes("192.168.0.0/16", "fd00::/8")...),
 		HostPorts: d.upTo(2) == 0, LocalhostNodePorts: d.upTo(2) == 0, ClusterCIDRs: some(d, prefixes("10.1.0.0/30", "192.0.2.0/24", "fd00:1::/64")...),
 	}
+	if d.upTo(3) == 0 {
+		cfg.Capacity = Capacity{Frontends: 5 + d.upTo(40), Endpoints: 5 + d.upTo(40), SourceRanges: d.upTo(20)}
+	}
 	tr := New(cfg)
 	r := &replica{world: whole(delta()), ports: map[PortID]*ServicePort{}, health: map[model.Name]HealthCheck{}}
 	for step := range steps {

@@ -27,7 +27,8 @@ type Tracker struct {
 	addresses    addressTable
 	conflictable store.Sets[netip.Addr, *service] // by externalIP and LoadBalancer IP
 	services     map[model.Name]*service
-	served       int                            // Services with a port
+	served       int // Services with a port
+	budget       budget
 	problemsOf   map[model.Name][]model.Problem // of Services, as decided
 	problems     []model.Problem                // of all Services and the node, sorted
 
@@ -56,9 +57,10 @@ type service struct {
 	spec *model.Service // nil while there is none that this agent serves
 	plan plan
 
-	ports  []*ServicePort // as decided, sorted by ID
-	health *HealthCheck   // nil: none
-	dirty  bool
+	ports   []*ServicePort // that are served, sorted by ID
+	entries entries        // that it asks for
+	health  *HealthCheck   // nil: none
+	dirty   bool
 
 	starts starts // nil: no slow start
 }
@@ -85,6 +87,7 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		own:          newOwnNode(),
 		ranges:       newPodRanges(cfg.ClusterCIDRs),
 		addresses:    newAddressTable(),
+		budget:       newBudget(cfg.Capacity),
 		conflictable: store.Sets[netip.Addr, *service]{},
 		redirecting:  store.Sets[model.Name, *service]{},
 		services:     map[model.Name]*service{},
@@ -160,37 +163,20 @@ func (t *Tracker) Changes() Changes {
 	var c Changes
 	complained := t.checkNode()
 	c.Moves = t.addresses.resolve()
+	decided := make([]decidedService, 0, len(t.dirty))
 	for _, e := range t.dirty {
-		of := t.slicesOf(e)
-		for _, s := range of {
-			t.updateSlicePods(s)
+		d := t.decideService(e)
+		t.budget.set(e, entriesOf(d.ports))
+		decided = append(decided, d)
+	}
+	for _, e := range t.budget.divide(t.services) {
+		if !e.dirty {
+			decided = append(decided, t.decideService(e))
 		}
-		ports, health, problems := t.decide(e, of)
-		t.noteSteps(e)
-		t.noteWatched(e)
-		had := len(e.ports) > 0
-		e.ports = comparedWith(e.ports, ports, &c)
-		if has := len(e.ports) > 0; has && !had {
-			t.served++
-		} else if had && !has {
-			t.served--
-		}
-		if health != e.healthCheck() {
-			if e.health = nil; health.Port != 0 {
-				kept := health
-				e.health = &kept
-			}
-			c.HealthChecks = append(c.HealthChecks, health)
-		}
-		if !slices.Equal(problems, t.problemsOf[e.name]) {
-			if t.problemsOf[e.name] = problems; len(problems) == 0 {
-				delete(t.problemsOf, e.name)
-			}
+	}
+	for i := range decided {
+		if t.settle(&decided[i], &c) {
 			complained = true
-		}
-		e.dirty = false
-		if e.spec == nil && len(of) == 0 {
-			delete(t.services, e.name)
 		}
 	}
 	clear(t.dirty)
@@ -205,6 +191,62 @@ func (t *Tracker) Changes() Changes {
 	}
 	c.Node = t.changedNode()
 	return c
+}
+
+// decidedService is what was decided about a Service, before Capacity counts.
+type decidedService struct {
+	service  *service
+	ports    []*ServicePort
+	health   HealthCheck
+	problems []model.Problem
+	slices   int
+}
+
+func (t *Tracker) decideService(e *service) decidedService {
+	of := t.slicesOf(e)
+	for _, s := range of {
+		t.updateSlicePods(s)
+	}
+	d := decidedService{service: e, slices: len(of)}
+	d.ports, d.health, d.problems = t.decide(e, of)
+	t.noteSteps(e)
+	t.noteWatched(e)
+	return d
+}
+
+// settle makes a decision the present one of its Service, and adds to c what that changes. It
+// reports whether the Service's Problems have changed.
+func (t *Tracker) settle(d *decidedService, c *Changes) (complained bool) {
+	e := d.service
+	if problem, refused := t.budget.problem(e); refused {
+		d.ports, d.health.Endpoints = nil, 0
+		d.problems = append([]model.Problem{problem}, d.problems...)
+	}
+	had := len(e.ports) > 0
+	e.ports = comparedWith(e.ports, d.ports, c)
+	if has := len(e.ports) > 0; has && !had {
+		t.served++
+	} else if had && !has {
+		t.served--
+	}
+	if d.health != e.healthCheck() {
+		if e.health = nil; d.health.Port != 0 {
+			kept := d.health
+			e.health = &kept
+		}
+		c.HealthChecks = append(c.HealthChecks, d.health)
+	}
+	if !slices.Equal(d.problems, t.problemsOf[e.name]) {
+		if t.problemsOf[e.name] = d.problems; len(d.problems) == 0 {
+			delete(t.problemsOf, e.name)
+		}
+		complained = true
+	}
+	e.dirty = false
+	if e.spec == nil && d.slices == 0 {
+		delete(t.services, e.name)
+	}
+	return complained
 }
 
 // slicesOf returns the slices of a Service, in a buffer for one decision.

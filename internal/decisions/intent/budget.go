@@ -1,0 +1,239 @@
+package intent
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// A dataplane has room for a number of entries, and any author of Services and EndpointSlices
+// can ask for all of it. So a namespace never gets more than half of what the others leave:
+//
+//	share + min(demand, share) of every namespace = capacity
+//
+// The share is the same for all namespaces, and depends on nothing but what they ask for. A
+// namespace that asks for less gets what it asks for, whatever others do. Of one that asks for
+// more, the oldest Services that fit are served. See docs/adr/0051-budgets.md.
+
+// Capacity is the number of entries that a dataplane has room for. 0: any number.
+type Capacity struct {
+	Frontends    int // addresses and ports, a NodePort once for each family
+	Endpoints    int // of all Service ports
+	Slots        int // shares of endpoints for each policy, and entries of ServicePort.Table
+	SourceRanges int // of all Service ports
+}
+
+// resource is a kind of entry.
+type resource uint8
+
+const (
+	frontendEntries resource = iota
+	endpointEntries
+	slotEntries
+	rangeEntries
+	resources
+)
+
+// The names of resources in Problems, and the fields that ask for them.
+var (
+	resourceNames = [resources]string{
+		"addresses times ports", "endpoints times ports", "shares of endpoints by weights, policies or maglev's tables", "source ranges times ports",
+	}
+	resourceFields = [resources]string{
+		"spec.ports", "spec.ports", annotationField(BalanceAnnotation), "spec.loadBalancerSourceRanges",
+	}
+)
+
+// entries counts entries by resource.
+type entries [resources]int
+
+func (n *entries) add(more entries, sign int) {
+	for r := range n {
+		n[r] += sign * more[r]
+	}
+}
+
+// entriesOf counts the entries of a Service's ports.
+func entriesOf(ports []*ServicePort) (n entries) {
+	for _, p := range ports {
+		n[frontendEntries] += len(p.Frontends)
+		n[endpointEntries] += len(p.Endpoints)
+		ranges := 0 // all frontends that have ranges have the same
+		for i := range p.Frontends {
+			ranges = max(ranges, len(p.Frontends[i].SourceRanges))
+		}
+		n[rangeEntries] += ranges
+		routes := []Route{ToCluster, ToLocal}
+		if p.Table != nil {
+			n[slotEntries] += len(p.Table)
+			routes = routes[1:]
+		}
+		for _, route := range routes {
+			for _, share := range p.Shares(route) {
+				n[slotEntries] += share
+			}
+		}
+	}
+	return n
+}
+
+// budget divides a Capacity among namespaces.
+type budget struct {
+	capacity entries
+	total    entries
+	of       map[string]*entries  // by namespace
+	shares   map[string]entries   // of the namespaces that ask for more than their share
+	refused  map[*service]refusal // the Services that do not fit
+	stale    bool                 // a Service of a namespace in shares has changed
+}
+
+// refusal says what a Service did not get.
+type refusal struct {
+	what  resource
+	share int // of its namespace
+}
+
+func newBudget(c Capacity) budget {
+	return budget{
+		capacity: entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges},
+		of:       map[string]*entries{},
+	}
+}
+
+// set records what a Service asks for.
+func (b *budget) set(e *service, now entries) {
+	if b.capacity == (entries{}) || e.entries == now {
+		return
+	}
+	namespace := e.name.Namespace
+	sum := b.of[namespace]
+	if sum == nil {
+		sum = &entries{}
+		b.of[namespace] = sum
+	}
+	for _, n := range []*entries{sum, &b.total} {
+		n.add(e.entries, -1)
+		n.add(now, 1)
+	}
+	if *sum == (entries{}) {
+		delete(b.of, namespace)
+	}
+	e.entries = now
+	_, over := b.shares[namespace]
+	b.stale = b.stale || over
+}
+
+// divide chooses the Services that do not fit. It returns those for which that has changed.
+// While no namespace asks for more than its share, the work does not depend on the number of
+// Services.
+func (b *budget) divide(services map[model.Name]*service) (changed []*service) {
+	shares := b.divideShares()
+	if !b.stale && maps.Equal(shares, b.shares) {
+		return nil
+	}
+	b.shares, b.stale = shares, false
+	of := map[string][]*service{}
+	for name, e := range services {
+		if _, over := shares[name.Namespace]; over && e.entries != (entries{}) {
+			of[name.Namespace] = append(of[name.Namespace], e)
+		}
+	}
+	before := b.refused
+	b.refused = map[*service]refusal{}
+	for namespace, list := range of {
+		b.choose(list, shares[namespace])
+	}
+	for e, why := range b.refused {
+		if before[e] != why {
+			changed = append(changed, e)
+		}
+		delete(before, e)
+	}
+	return slices.AppendSeq(changed, maps.Keys(before))
+}
+
+// choose refuses the Services of a namespace that do not fit into its share, the youngest first.
+func (b *budget) choose(list []*service, share entries) {
+	slices.SortFunc(list, compareAges)
+	var used entries
+next:
+	for _, e := range list {
+		for r := range share {
+			if b.capacity[r] > 0 && used[r]+e.entries[r] > share[r] {
+				b.refused[e] = refusal{resource(r), share[r]}
+				continue next
+			}
+		}
+		used.add(e.entries, 1)
+	}
+}
+
+func compareAges(a, b *service) int {
+	return cmp.Or(
+		trueFirst(!a.spec.Created.IsZero(), !b.spec.Created.IsZero()),
+		a.spec.Created.Compare(b.spec.Created),
+		a.name.Compare(b.name),
+	)
+}
+
+// shareSteps is the number of sizes that a share can have. With a few, a change of one
+// namespace seldom changes what fits into the share of another.
+const shareSteps = 64
+
+// divideShares returns the shares of the namespaces that ask for more.
+func (b *budget) divideShares() map[string]entries {
+	shares := map[string]entries{}
+	for r, capacity := range b.capacity {
+		if b.total[r] <= capacity/2 { // no namespace has more than a half
+			continue
+		}
+		asked := make([]int, 0, len(b.of))
+		for _, sum := range b.of {
+			asked = append(asked, sum[r])
+		}
+		share := shareOf(capacity, asked)
+		for namespace, sum := range b.of {
+			if sum[r] <= share {
+				continue
+			}
+			of, over := shares[namespace]
+			if !over {
+				of = b.capacity
+			}
+			step := max(capacity/shareSteps, 1)
+			of[r] = max(share-share%step, min(share, step))
+			shares[namespace] = of
+		}
+	}
+	return shares
+}
+
+// shareOf returns the number of entries that each namespace may have at most, so that as many
+// stay free. It sorts what they ask for.
+func shareOf(capacity int, asked []int) int {
+	slices.Sort(asked)
+	left := capacity
+	for i, n := range asked {
+		// The others ask for as much or more.
+		if share := left / (len(asked) - i + 1); n > share {
+			return share
+		}
+		left -= n
+	}
+	return left
+}
+
+// problem returns the Problem of a Service that does not fit.
+func (b *budget) problem(e *service) (p model.Problem, refused bool) {
+	why, refused := b.refused[e]
+	if !refused {
+		return p, false
+	}
+	return model.ServiceProblem(e.name, resourceFields[why.what], fmt.Sprintf(
+		"is not served: it asks for %d %s, and all Services of namespace %s may have %d of the %d that a node has room for: as many stay free for other namespaces; "+
+			"the oldest that fit are served: ask for fewer, or delete Services of the namespace",
+		e.entries[why.what], resourceNames[why.what], e.name.Namespace, why.share, b.capacity[why.what])), true
+}
