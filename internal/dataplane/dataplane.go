@@ -30,8 +30,8 @@ type Backend interface {
 	CanCarry(*intent.ServicePort) error
 
 	// Apply writes changes on top of the state that earlier calls wrote. Its cost
-	// follows the changes, not the size of the state. If single ports fail, Apply
-	// returns a *PortErrors and serves all other ports.
+	// follows the changes, not the size of the state. If single ports or the Node fail, Apply
+	// returns a *PortErrors and writes everything else, deletions first.
 	Apply(context.Context, intent.Changes) error
 
 	// Replace makes the kernel hold exactly this state, whatever it held before. It
@@ -56,21 +56,29 @@ type Partial interface {
 	PartEndpoints() int
 }
 
-// PortErrors is an error of single Service ports; the backend applied all others.
+// PortErrors is an error of single Service ports, or of the Node; the backend applied all
+// others.
 type PortErrors struct {
 	Errors map[intent.PortID]error
+	Node   error // nil: the Node was written
 }
 
 // PortErrorsOf returns a *PortErrors, or nil if no port failed.
-func PortErrorsOf(failed map[intent.PortID]error) error {
-	if len(failed) == 0 {
+func PortErrorsOf(failed map[intent.PortID]error) error { return NodeErrorOf(nil, failed) }
+
+// NodeErrorOf returns a *PortErrors, or nil if neither the Node nor a port failed.
+func NodeErrorOf(node error, failed map[intent.PortID]error) error {
+	if len(failed) == 0 && node == nil {
 		return nil
 	}
-	return &PortErrors{Errors: failed}
+	return &PortErrors{Errors: failed, Node: node}
 }
 
-// Error names one failed port and counts the rest.
+// Error names the Node's error or one failed port, and counts the other ports.
 func (e *PortErrors) Error() string {
+	if e.Node != nil {
+		return fmt.Sprintf("%v (and %d ports)", e.Node, len(e.Errors))
+	}
 	ids := slices.SortedFunc(maps.Keys(e.Errors), intent.PortID.Compare)
 	if len(ids) == 0 {
 		return "no port failed"
@@ -84,5 +92,9 @@ func (e *PortErrors) Error() string {
 
 // Unwrap returns the single errors, for errors.Is and errors.As.
 func (e *PortErrors) Unwrap() []error {
-	return slices.Collect(maps.Values(e.Errors))
+	all := slices.Collect(maps.Values(e.Errors))
+	if e.Node != nil {
+		all = append(all, e.Node)
+	}
+	return all
 }

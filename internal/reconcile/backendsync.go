@@ -30,6 +30,10 @@ type backendSync struct {
 	full   bool
 	err    error // error of the last sync as a whole; nil if it succeeded
 	node   *intent.Node
+	// failedNode is the Node that the backend could not write, and nodeErr why. The loop
+	// retries it with the failed ports; everything else is written.
+	failedNode *intent.Node
+	nodeErr    error
 	// pending holds the newest change of each port. One sync may write a part; see next.
 	pending map[intent.PortID]pendingPort
 	moves   []intent.Move // addresses that pending ports gain and lose
@@ -87,6 +91,7 @@ func (bs *backendSync) enqueueMoves(moves []intent.Move) {
 }
 
 func (bs *backendSync) setNode(n *intent.Node) {
+	bs.failedNode = nil
 	if !bs.full {
 		bs.node = n
 	}
@@ -96,7 +101,7 @@ func (bs *backendSync) setNode(n *intent.Node) {
 // the full sync has succeeded.
 func (bs *backendSync) requireFull() {
 	bs.full = true
-	bs.node, bs.moves = nil, nil
+	bs.node, bs.failedNode, bs.moves = nil, nil, nil
 	clear(bs.pending)
 }
 
@@ -107,7 +112,7 @@ func (bs *backendSync) due() (time.Time, bool) {
 		return bs.retryAt, true
 	case len(bs.pending) > 0 || bs.node != nil:
 		return time.Time{}, true
-	case len(bs.failed) > 0:
+	case len(bs.failed) > 0 || bs.failedNode != nil:
 		return bs.retryAt, true
 	}
 	return time.Time{}, false
@@ -121,6 +126,9 @@ func (bs *backendSync) changes(now time.Time) (intent.Changes, map[intent.PortID
 			bs.pending[id] = f.pendingPort
 		}
 		clear(bs.failed)
+		if bs.node == nil {
+			bs.node = bs.failedNode
+		}
 	}
 	c, next := intent.Changes{Node: bs.node}, bs.next()
 	for _, id := range slices.SortedFunc(maps.Keys(next), intent.PortID.Compare) {
@@ -139,14 +147,15 @@ func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() int
 	var err error
 	var written []*intent.ServicePort
 	var tried map[intent.PortID]pendingPort
+	var node *intent.Node
 	if bs.full {
 		s := whole()
-		written, tried = s.Ports, byID(s.Ports)
+		written, tried, node = s.Ports, byID(s.Ports), &s.Node
 		err = bs.backend.Replace(ctx, s)
 	} else {
 		var c intent.Changes
 		c, tried = bs.changes(now)
-		written = c.Upserts
+		written, node = c.Upserts, c.Node
 		err = bs.backend.Apply(ctx, c)
 	}
 	if ctx.Err() != nil {
@@ -154,14 +163,19 @@ func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() int
 		// with a full sync.
 		return nil
 	}
-	bad, single := portErrors(err)
-	if err != nil && !single {
+	part := partErrors(err)
+	if err != nil && part == nil {
 		bs.fail(err)
 		return nil
 	}
+	if part == nil {
+		part = &dataplane.PortErrors{}
+	}
+	bad := part.Errors
 	if bs.full {
 		clear(bs.failed)
 	}
+	bs.noteNode(node, part.Node)
 	bs.full, bs.node, bs.err = false, nil, nil
 	bs.forget(tried)
 	for id, e := range bad {
@@ -171,10 +185,28 @@ func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() int
 			bs.failed[id] = failure{p, e}
 		}
 	}
-	bs.reschedule(len(bad) > 0)
+	bs.reschedule(len(bad) > 0 || part.Node != nil)
 	return slices.DeleteFunc(slices.Clone(written), func(p *intent.ServicePort) bool {
 		return bad[p.ID] != nil
 	})
+}
+
+// lasting returns the error of the last sync, or of the Node; nil without one.
+func (bs *backendSync) lasting() error {
+	if bs.err != nil {
+		return bs.err
+	}
+	return bs.nodeErr
+}
+
+// noteNode records whether the Node of a sync was written; nil: the sync had none.
+func (bs *backendSync) noteNode(node *intent.Node, err error) {
+	switch {
+	case err != nil:
+		bs.failedNode, bs.nodeErr = node, err
+	case node != nil:
+		bs.failedNode, bs.nodeErr = nil, nil
+	}
 }
 
 // fail records that the kernel's state is unknown.
@@ -187,7 +219,7 @@ func (bs *backendSync) fail(err error) {
 // reschedule sets the time of the next retry.
 func (bs *backendSync) reschedule(failed bool) {
 	if !failed {
-		if len(bs.failed) == 0 {
+		if len(bs.failed) == 0 && bs.failedNode == nil {
 			bs.tries, bs.retryAt = 0, time.Time{}
 		}
 		return
@@ -213,12 +245,20 @@ func backoff(tries int) time.Duration {
 // portErrors returns the errors of single ports, and false if the whole sync failed. A
 // joined error that holds both counts as whole; errors.As would not notice.
 func portErrors(err error) (map[intent.PortID]error, bool) {
-	for e := err; e != nil; e = errors.Unwrap(e) {
-		if pe, ok := e.(*dataplane.PortErrors); ok {
-			return pe.Errors, true
-		}
+	if pe := partErrors(err); pe != nil {
+		return pe.Errors, true
 	}
 	return nil, false
+}
+
+// partErrors returns the errors of ports and of the Node; nil if the whole sync failed.
+func partErrors(err error) *dataplane.PortErrors {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if pe, ok := e.(*dataplane.PortErrors); ok {
+			return pe
+		}
+	}
+	return nil
 }
 
 func byID(ports []*intent.ServicePort) map[intent.PortID]pendingPort {

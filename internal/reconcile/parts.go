@@ -150,7 +150,7 @@ func (r *Reconciler) oldestPending() (oldest time.Time, known bool) {
 		if r.unneeded(i) {
 			continue
 		}
-		if bs.full || bs.err != nil || bs.node != nil {
+		if bs.full || bs.lasting() != nil || bs.node != nil {
 			return oldest, false
 		}
 		for _, p := range bs.pending {

@@ -445,7 +445,7 @@ func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
 	switch {
 	case r.allWritten():
 		r.enqueue(r.cfg.Tracker.ServicesWritten())
-	case slices.ContainsFunc(r.syncs, func(bs *backendSync) bool { return bs.err != nil }):
+	case slices.ContainsFunc(r.syncs, func(bs *backendSync) bool { return bs.lasting() != nil }):
 		r.policies.enqueue(r.policies.tracker.ReportRefusals()) // the takeover may take long
 	}
 	r.syncPolicies(ctx, now)

@@ -187,6 +187,42 @@ func TestAPortThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
 	})
 }
 
+// What the Node itself needs is tried again and reported, and holds up no change of Services.
+func TestANodeThatCannotBeWrittenHoldsUpNoService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBackend("ebpf")
+		full := true
+		b.fail = func(int) error {
+			if full {
+				return &dataplane.PortErrors{Node: errors.New("map is full")}
+			}
+			return nil
+		}
+		g := start(t, nil, b)
+		g.Deliver(delta(true, map[string]uint16{"a": 1, "b": 1}), nil)
+		g.after(100 * time.Second)
+		tried := len(b.log())
+		if tried < 3 {
+			t.Errorf("the Node was tried %d times in 100 s", tried)
+		}
+		g.Deliver(delta(false, map[string]uint16{"a": 2, "b": 0}), nil)
+		g.after(100 * time.Millisecond) // less than the wait for the Node
+		g.wantKernel(b, map[string]uint16{"a": 2})
+		s := g.Status()
+		if len(s.Problems) != 1 || !strings.Contains(s.Problems[0].String(), "dataplane ebpf: map is full; Services are served") {
+			t.Errorf("problems: %v", s.Problems)
+		}
+		if s.PendingSince.IsZero() {
+			t.Error("a node without what protects counts as healthy")
+		}
+		b.set(func() { full = false })
+		g.after(60 * time.Second)
+		if s := g.Status(); len(s.Problems) != 0 || !s.PendingSince.IsZero() {
+			t.Errorf("status after all: %+v", s)
+		}
+	})
+}
+
 func TestAFailedPortThatIsDeletedIsNotTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend("ebpf")

@@ -67,8 +67,8 @@ func (r *Reconciler) publish() {
 	ports, failed := map[string]int{}, map[string]string{}
 	for i, bs := range r.syncs {
 		ports[bs.backend.Name()] = r.counters.perBackend[i]
-		if bs.err != nil {
-			failed[bs.backend.Name()] = bs.err.Error()
+		if err := bs.lasting(); err != nil {
+			failed[bs.backend.Name()] = err.Error()
 		}
 	}
 	unsupported := len(r.counters.unassigned)

@@ -29,7 +29,7 @@ func (r *Reconciler) syncBackends(ctx context.Context, now time.Time) {
 		if ctx.Err() != nil {
 			return
 		}
-		if bs.err != nil {
+		if bs.lasting() != nil {
 			r.metrics.SyncFailed(bs.backend.Name())
 		} else {
 			r.repaired(bs, whole, time.Since(began))
@@ -95,7 +95,7 @@ func (r *Reconciler) markSynced(ctx context.Context) {
 
 func (r *Reconciler) allWritten() bool {
 	for i, bs := range r.syncs {
-		if !r.unneeded(i) && (bs.full || bs.err != nil || len(bs.pending) > 0 || bs.node != nil) {
+		if !r.unneeded(i) && (bs.full || bs.lasting() != nil || len(bs.pending) > 0 || bs.node != nil) {
 			return false
 		}
 	}
@@ -128,6 +128,12 @@ func (r *Reconciler) backendProblems() []model.Problem {
 			ps = append(ps, model.Problem{
 				Where: "dataplane " + bs.backend.Name(),
 				What:  fmt.Sprintf("%v; the kernel serves what it served before, and this is tried again", bs.err),
+			})
+		}
+		if bs.nodeErr != nil {
+			ps = append(ps, model.Problem{
+				Where: "dataplane " + bs.backend.Name(),
+				What:  fmt.Sprintf("%v; Services are served, and this is tried again", bs.nodeErr),
 			})
 		}
 		for id, f := range bs.failed {
