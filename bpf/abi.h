@@ -116,8 +116,9 @@ struct backend {
 };
 
 /*
- * source_ranges: prefixes of clients that a Service allows. Four ids are reserved for
- * prefixes of pods, addresses of other nodes, and the selectors of IPsec policies.
+ * source_ranges: prefixes of clients that a Service allows.
+ * cluster_ranges: prefixes of pods, addresses of other nodes, and the selectors of IPsec
+ * policies.
  */
 #define RANGE_PODS 0
 #define RANGE_PEERS 0xffffffff
@@ -127,7 +128,8 @@ struct backend {
 
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */
-	__u32 scope;	 /* source_ranges: a Service, or RANGE_*. untracked_blocks: a rule */
+	/* source_ranges: a Service. cluster_ranges: RANGE_*. untracked_blocks: a rule */
+	__u32 scope;
 	__u32 family;
 	struct addr addr;
 };

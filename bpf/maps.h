@@ -81,6 +81,16 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } source_ranges SEC(".maps");
 
+/* What Services have no room to take: the agent writes it before them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 17);
+	__type(key, struct range_key);
+	__type(value, __u8);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} cluster_ranges SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

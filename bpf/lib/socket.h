@@ -291,7 +291,7 @@ static __always_inline enum socket_decision socket_decide(const struct frontend 
 	if (fe->flags & FRONTEND_RANGES) {
 		if (in_pod)
 			return SOCKET_LEAVE;
-		if (!range_contains(fe->service, family == FAMILY_V4 ? &s->node_v4 : &s->node_v6,
+		if (!service_allows(fe->service, family == FAMILY_V4 ? &s->node_v4 : &s->node_v6,
 				    family))
 			return SOCKET_TIME_OUT;
 	}

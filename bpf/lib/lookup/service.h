@@ -70,11 +70,9 @@ static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u
 	return fe && fe->flags & FRONTEND_ENDPOINT;
 }
 
-/*
- * Is the address in a prefix of this scope, a Service's loadBalancerSourceRanges or
- * RANGE_*?
- */
-static __always_inline int range_contains(__u32 scope, const struct addr *addr, __u8 family)
+/* Is the address in a prefix of this scope? */
+static __always_inline int ranges_contain(void *ranges, __u32 scope, const struct addr *addr,
+					  __u8 family)
 {
 	struct range_key key = {
 		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
@@ -83,7 +81,19 @@ static __always_inline int range_contains(__u32 scope, const struct addr *addr, 
 		.addr = *addr,
 	};
 
-	return bpf_map_lookup_elem(&source_ranges, &key) != NULL;
+	return bpf_map_lookup_elem(ranges, &key) != NULL;
+}
+
+/* Is the address in a prefix of RANGE_*? */
+static __always_inline int range_contains(__u32 scope, const struct addr *addr, __u8 family)
+{
+	return ranges_contain(&cluster_ranges, scope, addr, family);
+}
+
+/* Is the address in a Service's loadBalancerSourceRanges? */
+static __always_inline int service_allows(__u32 service, const struct addr *addr, __u8 family)
+{
+	return ranges_contain(&source_ranges, service, addr, family);
 }
 
 /* Is this the address of a Service, and not only an endpoint's own? */
@@ -96,7 +106,7 @@ static __always_inline bool is_service(const struct frontend *fe)
 static __always_inline enum verdict service_drops(const struct frontend *fe, const struct tuple *t,
 						  __u8 route)
 {
-	if (fe->flags & FRONTEND_RANGES && !range_contains(fe->service, &t->saddr, t->family))
+	if (fe->flags & FRONTEND_RANGES && !service_allows(fe->service, &t->saddr, t->family))
 		return DROP_SOURCE_RANGE;
 	return route == ROUTE_DROP ? DROP_POLICY_LOCAL : PASS_OTHER;
 }

@@ -17,7 +17,7 @@ const slotLocal = 1 << 31
 // sources is SOURCES of bpf/abi.h.
 const sources = 1 << 16
 
-// Reserved scopes of source_ranges: RANGE_PODS and the others of bpf/abi.h.
+// The scopes of cluster_ranges: RANGE_PODS and the others of bpf/abi.h.
 const (
 	rangePods    = 0
 	rangePeers   = 0xffffffff
@@ -25,8 +25,8 @@ const (
 	rangeXfrmDst = 0xfffffffd
 )
 
-// isClusterRange reports whether a prefix is of the cluster or of an IPsec policy, and
-// not of a Service.
+// isClusterRange reports whether a prefix is of the cluster or of an IPsec policy, and not of a
+// Service. Before there was a map cluster_ranges, source_ranges had such prefixes too.
 func isClusterRange(key tcRangeKey) bool {
 	return key.Scope == rangePods || key.Scope >= rangeXfrmDst
 }

@@ -99,7 +99,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		b.objects.close()
 		return nil, err
 	}
-	if b.clusterRanges, err = readClusterRanges(b.m(tcMapSourceRanges)); err != nil {
+	if b.clusterRanges, err = readClusterRanges(b.m(tcMapClusterRanges)); err != nil {
 		b.objects.close()
 		return nil, err
 	}
@@ -206,51 +206,51 @@ func (b *Backend) PartEndpoints() int { return 1 << 15 }
 
 // Apply writes the changes to the maps.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
+	var node error
 	if c.Node != nil {
-		if err := b.writeNode(c.Node); err != nil {
-			return err
-		}
+		node = b.writeNode(c.Node)
 	}
 	b.portsMu.Lock()
 	defer b.portsMu.Unlock()
 	if b.ports.byID == nil { // the first call, without a Replace before it
 		if err := b.reread(); err != nil {
-			return err
+			return errors.Join(node, err)
 		}
 	}
 	failed, err := b.ports.update(ctx, c.Upserts, c.Deletes, false)
 	if err != nil {
-		return err
+		return errors.Join(node, err)
 	}
-	return dataplane.PortErrorsOf(failed)
+	return dataplane.NodeErrorOf(node, failed)
 }
 
 // Replace writes this state to the maps and removes everything else. The first call
 // also attaches the programs: after the maps are written, or before that if no program
-// of an earlier run serves a Service.
+// of an earlier run serves a Service. Programs that lack what protects are not attached.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
-	if err := b.writeNode(&s.Node); err != nil {
-		return err
-	}
+	node := b.writeNode(&s.Node)
 	defer b.askCheck()
 	b.portsMu.Lock()
 	defer b.portsMu.Unlock()
 	if err := b.reread(); err != nil {
-		return err
+		return errors.Join(node, err)
 	}
-	if b.begins() {
+	if node == nil && b.begins() {
 		if err := b.attach(ctx); err != nil {
 			return err
 		}
 	}
 	failed, err := b.ports.replace(ctx, s.Ports)
 	if err != nil {
-		return err
+		return errors.Join(node, err)
+	}
+	if node != nil && !b.attached {
+		return node
 	}
 	if err := b.attach(ctx); err != nil {
-		return err
+		return errors.Join(node, err)
 	}
-	return dataplane.PortErrorsOf(failed)
+	return dataplane.NodeErrorOf(node, failed)
 }
 
 // begins reports whether no earlier run has served Services here. The kernel attaches
@@ -310,6 +310,9 @@ func (b *Backend) attach(ctx context.Context) error {
 		return err
 	}
 	retireLayouts(b.cfg.BPFFS, abiVersion)
+	if err := removeEarlierRanges(b.m(tcMapSourceRanges)); err != nil {
+		b.cfg.Log.Warn("Prefixes that an earlier agent wrote are left among source ranges", "err", err)
+	}
 	b.attached = true
 	run, stop := context.WithCancel(context.Background())
 	b.stop = stop

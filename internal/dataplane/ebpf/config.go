@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // The values of Config.Bypass, from --bypass.
@@ -66,9 +68,9 @@ type Config struct {
 	// maximum is MaxFlowTableSize. A flow takes FlowBytes of kernel memory, allocated
 	// at start.
 	FlowTableSize uint32
-	// MaxFrontends and MaxEndpoints are the sizes of the maps of Services; 0 means the
-	// default.
-	MaxFrontends, MaxEndpoints uint32
+	// MaxFrontends, MaxEndpoints and MaxSourceRanges are the sizes of the maps of Services; 0
+	// means the default.
+	MaxFrontends, MaxEndpoints, MaxSourceRanges uint32
 	// Timeouts are the timeouts of flows; the zero value means DefaultTimeouts.
 	Timeouts Timeouts
 	// SweepInterval is the time between two sweeps of the flow table.
@@ -138,11 +140,12 @@ type DSRKey [16]byte
 
 // Defaults of Config.
 const (
-	DefaultFlowTableSize = 262144
-	DefaultDSRPort       = 6080 // IANA's for GUE
-	DefaultMaxFrontends  = 1 << 19
-	DefaultMaxEndpoints  = 1 << 20
-	defaultSweepInterval = 10 * time.Second
+	DefaultFlowTableSize   = 262144
+	DefaultDSRPort         = 6080 // IANA's for GUE
+	DefaultMaxFrontends    = 1 << 19
+	DefaultMaxEndpoints    = 1 << 20
+	DefaultMaxSourceRanges = 1 << 18
+	defaultSweepInterval   = 10 * time.Second
 )
 
 // Bounds of the flow table.
@@ -223,6 +226,7 @@ func (c *Config) Validate() error {
 	c.FlowTableSize = orDefault(c.FlowTableSize, DefaultFlowTableSize)
 	c.MaxFrontends = orDefault(c.MaxFrontends, DefaultMaxFrontends)
 	c.MaxEndpoints = orDefault(c.MaxEndpoints, DefaultMaxEndpoints)
+	c.MaxSourceRanges = orDefault(c.MaxSourceRanges, DefaultMaxSourceRanges)
 	if c.Timeouts == (Timeouts{}) {
 		c.Timeouts = DefaultTimeouts
 	}
@@ -231,6 +235,18 @@ func (c *Config) Validate() error {
 	}
 	return nil
 }
+
+// Capacity is what the maps of Services have room for.
+func (c *Config) Capacity() intent.Capacity {
+	endpoints := int(orDefault(c.MaxEndpoints, DefaultMaxEndpoints))
+	return intent.Capacity{
+		Frontends: int(orDefault(c.MaxFrontends, DefaultMaxFrontends)), Endpoints: endpoints, Slots: slotsOf * endpoints,
+		SourceRanges: int(orDefault(c.MaxSourceRanges, DefaultMaxSourceRanges)),
+	}
+}
+
+// slotsOf is the number of slots for each endpoint: one for each policy.
+const slotsOf = 2
 
 func (c *Config) xdp() bool { return c.XDP == XDPAuto || c.XDP == XDPGeneric }
 

@@ -39,7 +39,7 @@ type DryRun struct {
 var agentMaps = []string{
 	tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends, tcMapPods, tcMapNodeAddrs,
 	tcMapUplinks, tcMapL3Devices, tcMapUntrackedPorts, tcMapUntrackedPods, tcMapUntrackedBlocks,
-	tcMapNodeSettings, tcMapSnatPorts, tcMapPortFilter, tcMapSourceRanges, tcMapUnhookedCgroups,
+	tcMapNodeSettings, tcMapSnatPorts, tcMapPortFilter, tcMapSourceRanges, tcMapClusterRanges, tcMapUnhookedCgroups,
 	tcMapDsrCarriers,
 }
 

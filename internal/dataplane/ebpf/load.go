@@ -313,13 +313,14 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 			}
 		}
 		for name, size := range map[string]uint32{
-			tcMapFlows:       2 * (cfg.FlowTableSize + cfg.unconfirmed()),
-			tcMapUnconfirmed: cfg.unconfirmed() + cfg.oneWay(),
-			tcMapFrontends:   cfg.MaxFrontends + cfg.MaxEndpoints,
-			tcMapServices:    cfg.MaxFrontends,
-			tcMapBackends:    cfg.MaxEndpoints,
-			tcMapSlots:       2 * cfg.MaxEndpoints,
-			tcMapPortFilter:  cfg.filterWords(),
+			tcMapFlows:        2 * (cfg.FlowTableSize + cfg.unconfirmed()),
+			tcMapUnconfirmed:  cfg.unconfirmed() + cfg.oneWay(),
+			tcMapFrontends:    cfg.MaxFrontends + cfg.MaxEndpoints,
+			tcMapServices:     cfg.MaxFrontends,
+			tcMapBackends:     cfg.MaxEndpoints,
+			tcMapSlots:        slotsOf * cfg.MaxEndpoints,
+			tcMapSourceRanges: orDefault(cfg.MaxSourceRanges, DefaultMaxSourceRanges),
+			tcMapPortFilter:   cfg.filterWords(),
 
 			tcMapEvents:      cfg.eventsSize(),
 			tcMapHandshakes:  cfg.handshakes(),

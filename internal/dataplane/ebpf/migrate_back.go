@@ -121,6 +121,9 @@ func (r *rollback) leaveBy(attach func() error) error {
 	if err := r.copy(m, beforeSwitch); err != nil {
 		return err
 	}
+	if err := r.mergeRanges(); err != nil {
+		return err
+	}
 	if err := r.pin(); err != nil {
 		return err
 	}
@@ -180,6 +183,18 @@ func (r *rollback) copy(m *migrator, when phase) error {
 		return nil // afterSwitch adds the members of flows that open meanwhile
 	}
 	return r.filter.fill(r.to.maps)
+}
+
+// mergeRanges copies the cluster's prefixes to source_ranges, where programs of the release before
+// look for them.
+func (r *rollback) mergeRanges() error {
+	ranges, err := readClusterRanges(r.from[tcMapClusterRanges])
+	for key := range ranges {
+		if err := r.to.maps[tcMapSourceRanges].Put(key, uint8(1)); err != nil {
+			return fmt.Errorf("write prefixes for the release before: %w", err)
+		}
+	}
+	return err
 }
 
 // pin pins all maps of the release before or none, as adoptMaps does.

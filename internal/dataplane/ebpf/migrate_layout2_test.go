@@ -153,6 +153,10 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	first := runBackend(t, cfg, upgradeState(), nil)
 	flows := flowsV4(1, 300)
 	putFlows(t, pinnedFlows(t, cfg.BPFFS), flows)
+	prefixes := clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapClusterRanges)
+	if len(prefixes) == 0 {
+		t.Fatal("the cluster has no prefix: the test is blind")
+	}
 
 	leaving := cfg
 	leaving.LeavePrevious = true
@@ -172,6 +176,7 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	wantSame(t, "links", left.links, first.links)
 	wantProgramsOf(t, cfg, dir)
 	wantPinsOfV2(t, dir)
+	wantSame(t, "the cluster's prefixes for the release before", clusterRangesIn(t, dir, tcMapSourceRanges), prefixes)
 
 	// The programs of the release before go on.
 	late := flowsV4(400, 410)
@@ -184,9 +189,22 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	wantSame(t, "links again", again.links, first.links)
 	wantSame(t, "endpoints again", again.endpoints, first.endpoints)
 	wantOnlyOwnMaps(t, cfg)
-	// Layout 2 has no maps of events and of pods without hooks: they went with their pins.
-	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapDsrCarriers, tcMapOneWayNext, tcMapEdgeDevices, tcMapSynClients, tcMapSynRates,
+	wantSame(t, "the cluster's prefixes again", clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapClusterRanges), prefixes)
+	wantSame(t, "the cluster's prefixes among those of Services", clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapSourceRanges), map[tcRangeKey]bool{})
+	// Layout 2 has no maps of the cluster's prefixes, of events and of pods without hooks: they went with their pins.
+	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapClusterRanges, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapDsrCarriers, tcMapOneWayNext, tcMapEdgeDevices, tcMapSynClients, tcMapSynRates,
 		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketBackends, tcMapSocketFlows, tcMapLoads, tcMapUnhookedCgroups)
+}
+
+// clusterRangesIn reads the cluster's prefixes from a pinned map.
+func clusterRangesIn(t *testing.T, dir, name string) map[tcRangeKey]bool {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+	noError(t, err)
+	defer m.Close()
+	found, err := readClusterRanges(m)
+	noError(t, err)
+	return found
 }
 
 // switchMeanwhile gives flows as programs leave them in the older map while the

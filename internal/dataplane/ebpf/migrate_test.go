@@ -124,7 +124,10 @@ func pinnedFlows(t *testing.T, bpffs string) *ebpf.Map {
 func upgradeState() intent.State {
 	return intent.State{
 		Ports: []*intent.ServicePort{simplePort(1, 3), simplePort(2, 2)},
-		Node:  intent.Node{Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}},
+		Node: intent.Node{
+			Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}, Peers: []netip.Addr{netip.MustParseAddr("192.0.2.11")},
+			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/48")},
+		},
 	}
 }
 

@@ -167,18 +167,19 @@ func (b *Backend) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
 	return v4, v6
 }
 
-// writeNode updates the maps about the node itself.
+// writeNode updates the maps about the node itself: first what protects, of which an error
+// holds up nothing else.
 func (b *Backend) writeNode(n *intent.Node) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := b.node
 	b.node = n
 	b.setFacts(n)
+	errs := []error{b.addClusterRanges(n), b.writeTraversing(before, n)}
 	if before == nil || !slices.Equal(before.UnhookedPods, n.UnhookedPods) {
 		b.askUnhook()
-		if _, err := b.writeUnhooked(); err != nil {
-			return err
-		}
+		_, err := b.writeUnhooked()
+		errs = append(errs, err)
 	}
 	want := map[tcAddrKey]uint32{}
 	for _, a := range n.Addrs {
@@ -188,11 +189,13 @@ func (b *Backend) writeNode(n *intent.Node) error {
 		want[addrKey(a)] = uint32(tcNodeAddrFlagsNODE_ADDR_NODEPORT)
 	}
 	if err := replaceMap(b.m(tcMapNodeAddrs), want); err != nil {
-		return fmt.Errorf("write node addresses: %w", err)
+		errs = append(errs, fmt.Errorf("write node addresses: %w", err))
 	}
-	if err := b.addClusterRanges(n); err != nil {
-		return err
-	}
+	return errors.Join(append(errs, b.writeSettings(n), b.removeClusterRanges(n))...)
+}
+
+// writeTraversing writes which pods' packets must traverse netfilter.
+func (b *Backend) writeTraversing(before, n *intent.Node) error {
 	traversing := map[netip.Addr]traversal{}
 	for _, a := range n.MustTraverseNetfilter {
 		traversing[a] = traversesForPolicy
@@ -208,15 +211,23 @@ func (b *Backend) writeNode(n *intent.Node) error {
 			changed[a] = traversing[a]
 		}
 	}
+	var errs []error
 	for a := range changed {
-		if err := b.writePod(a); err != nil {
-			return err
-		}
+		errs = append(errs, b.writePod(a))
 	}
-	if err := b.writeSettings(n); err != nil {
-		return err
+	return firstOf(errs)
+}
+
+// firstOf returns the first error, and how many others there are: they have one cause.
+func firstOf(errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
 	}
-	return b.removeClusterRanges(n)
+	return fmt.Errorf("%w (and %d more)", errs[0], len(errs)-1)
 }
 
 // unclaimed reports whether a pod's address may belong to a pod that a NetworkPolicy
@@ -226,8 +237,8 @@ func unclaimed(n *intent.Node, a netip.Addr) bool {
 	return n != nil && n.PoliciesExist && !hasAddr(n.KnownPods, a)
 }
 
-// clusterRangesOf returns the entries of source_ranges that belong to no Service:
-// prefixes of pods, addresses of other nodes, and selectors of IPsec policies.
+// clusterRangesOf returns the entries of cluster_ranges: prefixes of pods, addresses of other
+// nodes, and selectors of IPsec policies.
 func (b *Backend) clusterRangesOf(n *intent.Node) map[tcRangeKey]bool {
 	want := map[tcRangeKey]bool{}
 	for _, c := range n.ClusterCIDRs {
@@ -251,31 +262,35 @@ func (b *Backend) addClusterRanges(n *intent.Node) error {
 	if b.clusterRanges == nil {
 		b.clusterRanges = map[tcRangeKey]bool{}
 	}
+	var errs []error
 	for key := range b.clusterRangesOf(n) {
 		if b.clusterRanges[key] {
 			continue
 		}
-		if err := b.m(tcMapSourceRanges).Put(key, uint8(1)); err != nil {
-			return fmt.Errorf("write cluster's addresses: %w", err)
+		if err := b.m(tcMapClusterRanges).Put(key, uint8(1)); err != nil {
+			errs = append(errs, fmt.Errorf("write cluster's addresses %s: %w", rangePrefix(key), err))
+			continue
 		}
 		b.clusterRanges[key] = true
 	}
-	return nil
+	return firstOf(errs)
 }
 
 // removeClusterRanges removes old entries. It runs after writeSettings.
 func (b *Backend) removeClusterRanges(n *intent.Node) error {
 	want := b.clusterRangesOf(n)
+	var errs []error
 	for key := range b.clusterRanges {
 		if want[key] {
 			continue
 		}
-		if err := remove(b.m(tcMapSourceRanges), key); err != nil {
-			return fmt.Errorf("remove cluster's addresses: %w", err)
+		if err := remove(b.m(tcMapClusterRanges), key); err != nil {
+			errs = append(errs, fmt.Errorf("remove cluster's addresses %s: %w", rangePrefix(key), err))
+			continue
 		}
 		delete(b.clusterRanges, key)
 	}
-	return nil
+	return firstOf(errs)
 }
 
 // onXfrm receives the IPsec policies of this network namespace. The programs leave

@@ -35,7 +35,7 @@ type xfrmState struct {
 func readXfrm(t *testing.T, b *Backend) xfrmState {
 	t.Helper()
 	var src, dst []string
-	ranges, err := readClusterRanges(b.m(tcMapSourceRanges))
+	ranges, err := readClusterRanges(b.m(tcMapClusterRanges))
 	noError(t, err)
 	for key := range maps.Keys(ranges) {
 		switch key.Scope {
@@ -99,7 +99,7 @@ func TestProgramsKnowIPsecPolicies(t *testing.T) {
 	waitXfrm(t, "others after a restart", b, true, "10.5.0.0/16", "10.6.0.0/16")
 	ipXfrm(t, "policy flush")
 	waitXfrm(t, "flushed", b, false, "", "")
-	if ranges, err := readClusterRanges(b.m(tcMapSourceRanges)); err != nil || len(ranges) != 2 {
+	if ranges, err := readClusterRanges(b.m(tcMapClusterRanges)); err != nil || len(ranges) != 2 {
 		t.Errorf("ranges of the cluster: %v, %v", ranges, err)
 	}
 	noError(t, b.Close())
@@ -125,7 +125,7 @@ func TestIPsecRangesCoverTheSetting(t *testing.T) {
 		for !stop.Load() {
 			var one uint8
 			before, first := changes.Load(), flag()
-			missing := b.m(tcMapSourceRanges).Lookup(rangeKey(rangeXfrmSrc, p.Src), &one) != nil
+			missing := b.m(tcMapClusterRanges).Lookup(rangeKey(rangeXfrmSrc, p.Src), &one) != nil
 			if first && missing && flag() && changes.Load() == before {
 				t.Error("the setting is there without the range")
 				return

@@ -878,13 +878,13 @@ func (n *packetNode) selectIPsec(t *testing.T, src, dst string) {
 	was := s
 	s.Flags |= uint32(tcSettingsFlagsSETTING_XFRM)
 	for _, k := range keys {
-		ok(t, n.m(tcMapSourceRanges).Put(k, uint8(1)))
+		ok(t, n.m(tcMapClusterRanges).Put(k, uint8(1)))
 	}
 	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
 		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), was))
 		for _, k := range keys {
-			ok(t, n.m(tcMapSourceRanges).Delete(k))
+			ok(t, n.m(tcMapClusterRanges).Delete(k))
 		}
 	})
 }

@@ -142,6 +142,16 @@ func readClusterRanges(m *ebpf.Map) (map[tcRangeKey]bool, error) {
 	return found, err
 }
 
+// removeEarlierRanges removes the cluster's prefixes from source_ranges, where programs of earlier
+// agents looked for them.
+func removeEarlierRanges(m *ebpf.Map) error {
+	found, err := readClusterRanges(m)
+	for key := range found {
+		err = errors.Join(err, remove(m, key))
+	}
+	return err
+}
+
 // inherit claims the entries for the ports of an earlier table.
 func (t *portTable) inherit(earlier *portTable) {
 	for id, p := range earlier.byID {

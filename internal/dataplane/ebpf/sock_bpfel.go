@@ -41,6 +41,7 @@ type sockLostSocket struct {
 const (
 	sockMapAffinities       = "affinities"
 	sockMapBackends         = "backends"
+	sockMapClusterRanges    = "cluster_ranges"
 	sockMapConnections      = "connections"
 	sockMapDsrCarriers      = "dsr_carriers"
 	sockMapDsrPaths         = "dsr_paths"
@@ -189,6 +190,7 @@ type sockProgramSpecs struct {
 type sockMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
+	ClusterRanges   *ebpf.MapSpec `ebpf:"cluster_ranges"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
@@ -291,6 +293,7 @@ func (o *sockObjects) Close() error {
 type sockMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
+	ClusterRanges   *ebpf.Map `ebpf:"cluster_ranges"`
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
@@ -339,6 +342,7 @@ func (m *sockMaps) Close() error {
 	return _SockClose(
 		m.Affinities,
 		m.Backends,
+		m.ClusterRanges,
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,

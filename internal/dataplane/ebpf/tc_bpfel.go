@@ -599,6 +599,7 @@ const (
 const (
 	tcMapAffinities            = "affinities"
 	tcMapBackends              = "backends"
+	tcMapClusterRanges         = "cluster_ranges"
 	tcMapConnections           = "connections"
 	tcMapDsrCarriers           = "dsr_carriers"
 	tcMapDsrPaths              = "dsr_paths"
@@ -756,6 +757,7 @@ type tcProgramSpecs struct {
 type tcMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
+	ClusterRanges   *ebpf.MapSpec `ebpf:"cluster_ranges"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
@@ -881,6 +883,7 @@ func (o *tcObjects) Close() error {
 type tcMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
+	ClusterRanges   *ebpf.Map `ebpf:"cluster_ranges"`
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
@@ -930,6 +933,7 @@ func (m *tcMaps) Close() error {
 	return _TcClose(
 		m.Affinities,
 		m.Backends,
+		m.ClusterRanges,
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,

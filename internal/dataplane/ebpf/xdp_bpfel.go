@@ -18,6 +18,7 @@ import (
 const (
 	xdpMapAffinities       = "affinities"
 	xdpMapBackends         = "backends"
+	xdpMapClusterRanges    = "cluster_ranges"
 	xdpMapConnections      = "connections"
 	xdpMapDsrCarriers      = "dsr_carriers"
 	xdpMapDsrPaths         = "dsr_paths"
@@ -144,6 +145,7 @@ type xdpProgramSpecs struct {
 type xdpMapSpecs struct {
 	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
 	Backends        *ebpf.MapSpec `ebpf:"backends"`
+	ClusterRanges   *ebpf.MapSpec `ebpf:"cluster_ranges"`
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
@@ -246,6 +248,7 @@ func (o *xdpObjects) Close() error {
 type xdpMaps struct {
 	Affinities      *ebpf.Map `ebpf:"affinities"`
 	Backends        *ebpf.Map `ebpf:"backends"`
+	ClusterRanges   *ebpf.Map `ebpf:"cluster_ranges"`
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
@@ -295,6 +298,7 @@ func (m *xdpMaps) Close() error {
 	return _XdpClose(
 		m.Affinities,
 		m.Backends,
+		m.ClusterRanges,
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,
