@@ -1,7 +1,9 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -175,12 +177,17 @@ func (t *portTable) replace(ctx context.Context, ports []*intent.ServicePort) (m
 	return t.update(ctx, ports, gone, true)
 }
 
-// update writes ports and removes others, and with whole also all unclaimed entries. It
-// adds all new entries before it removes any, so that an address that moves between
-// Services is always served.
+// update writes ports and removes others, and with whole also all unclaimed entries. It removes
+// ports first, unless the others get an address or an endpoint of theirs. Of what continues it adds
+// all new entries before it removes any, so that an address that moves between Services is always
+// served. The entries of a port that does not fit are removed where the port no longer has them.
 func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gone []intent.PortID, whole bool) (map[intent.PortID]error, error) {
 	defer t.release()
 	failed := map[intent.PortID]error{}
+	gone, ended := t.split(gone, ports)
+	for some := range chunks(ended, func(id intent.PortID) int { return t.byID[id].size() }) {
+		maps.Copy(failed, t.remove(some))
+	}
 	var unfit []*intent.ServicePort
 	for some := range chunks(ports, func(p *intent.ServicePort) int { return len(p.Endpoints) }) {
 		if err := ctx.Err(); err != nil {
@@ -198,24 +205,59 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 	}
 	// Ports that did not fit may fit now, or after the rest is removed.
 	slices.SortFunc(unfit, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
-	unfit = slices.DeleteFunc(unfit, func(p *intent.ServicePort) bool { return t.write(p) == nil })
+	unfit = slices.DeleteFunc(unfit, func(p *intent.ServicePort) bool { return t.writeOrShrink(p) == nil })
 	for some := range chunks(gone, func(id intent.PortID) int { return t.byID[id].size() }) {
 		maps.Copy(failed, t.remove(some))
 	}
+	var err error
 	if whole {
-		if err := t.eraseOrphans(); err != nil {
-			return failed, err
-		}
+		err = t.eraseOrphans()
 	}
 	for _, p := range unfit {
-		if err := t.write(p); err != nil {
+		if err := t.writeOrShrink(p); err != nil {
 			failed[p.ID] = err
 		}
 	}
 	if whole || t.endpoints.retry {
-		return failed, t.repairEndpointAddrs()
+		err = errors.Join(err, t.repairEndpointAddrs())
 	}
-	return failed, nil
+	return failed, err
+}
+
+// split separates the ports of which others get an address or an endpoint from those that end.
+func (t *portTable) split(gone []intent.PortID, ports []*intent.ServicePort) (moved, ended []intent.PortID) {
+	if len(ports) == 0 || len(gone) == 0 {
+		return nil, gone
+	}
+	next := map[tcFrontendKey]bool{}
+	for _, p := range ports {
+		for _, f := range p.Frontends {
+			next[frontendKey(p.ID, f)] = true
+		}
+		for i := range p.Endpoints {
+			next[endpointKey(p.ID.Protocol, p.Endpoints[i].Addr)] = true
+		}
+	}
+	for _, id := range gone {
+		have := t.byID[id]
+		if have != nil && have.hasAny(next) {
+			moved = append(moved, id)
+		} else {
+			ended = append(ended, id)
+		}
+	}
+	return moved, ended
+}
+
+// hasAny reports whether an address or an endpoint of a port is among these.
+func (p *port) hasAny(keys map[tcFrontendKey]bool) bool {
+	e := p.current()
+	for key := range e.frontends {
+		if keys[key] {
+			return true
+		}
+	}
+	return slices.ContainsFunc(e.backends, func(b backendEntry) bool { return keys[endpointKey(p.protocol, b.addr)] })
 }
 
 // takesOver reports whether a port that could not be written gets an address of another
@@ -260,7 +302,7 @@ func (p *port) size() int {
 	return len(p.ids)
 }
 
-func (t *portTable) eraseOrphans() error {
+func (t *portTable) eraseOrphans() (first error) {
 	all := slices.Collect(maps.Values(t.orphans))
 	for some := range chunks(all, (*port).size) {
 		cs := make(changes, len(some))
@@ -270,12 +312,13 @@ func (t *portTable) eraseOrphans() error {
 		t.erase(cs)
 		for i := range cs {
 			if err := cs[i].err; err != nil {
-				return fmt.Errorf("remove Service left by an earlier run: %w", err)
+				first = cmp.Or(first, fmt.Errorf("remove Service left by an earlier run: %w", err))
+				continue
 			}
 			delete(t.orphans, cs[i].have.service)
 		}
 	}
-	return nil
+	return first
 }
 
 // adopt claims the entries that an earlier run wrote for this port: those that one of

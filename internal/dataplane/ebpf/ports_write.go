@@ -113,6 +113,65 @@ func (t *portTable) write(p *intent.ServicePort) error {
 	return nil
 }
 
+// writeOrShrink is write. After an error it also removes from the maps what the port no longer has:
+// without room for what is new, removed endpoints get no more connections, and clients outside new
+// source ranges are refused.
+func (t *portTable) writeOrShrink(p *intent.ServicePort) error {
+	err := t.write(p)
+	if have := t.byID[p.ID]; err != nil && have != nil {
+		err = errors.Join(err, t.write(have.entries.common(have.service, p, t.owners)))
+	}
+	return err
+}
+
+// common returns the part of a decision whose entries are in the maps already.
+func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[tcFrontendKey]uint32) *intent.ServicePort {
+	some := *p
+	some.Endpoints, some.Weights, some.Table = nil, nil, nil
+	index, left := make([]int, len(p.Endpoints)), reach{}
+	for i, endpoint := range p.Endpoints {
+		_, found := slices.BinarySearchFunc(e.backends, endpoint.Addr, func(b backendEntry, a netip.AddrPort) int { return b.addr.Compare(a) })
+		if index[i] = -1; !found {
+			continue
+		}
+		index[i] = len(some.Endpoints)
+		some.Endpoints = append(some.Endpoints, endpoint)
+		left.cluster, left.local = left.cluster || endpoint.ClusterPolicy, left.local || endpoint.LocalPolicy
+		if p.Weights != nil {
+			some.Weights = append(some.Weights, p.Weights[i])
+		}
+	}
+	for _, i := range p.Table {
+		if index[i] >= 0 {
+			some.Table = append(some.Table, uint32(index[i]))
+		}
+	}
+	some.Frontends = nil
+	for _, f := range p.Frontends {
+		key := frontendKey(p.ID, f)
+		if _, known := e.frontends[key]; !known || owners[key] != service {
+			continue
+		}
+		if f.SourceRanges != nil {
+			f.SourceRanges = slices.DeleteFunc(slices.Clone(f.SourceRanges), func(r netip.Prefix) bool { return !e.ranges[rangeKey(service, r)] })
+		}
+		f.ExternalRoute, f.InternalRoute = left.route(f.ExternalRoute), left.route(f.InternalRoute)
+		some.Frontends = append(some.Frontends, f)
+	}
+	return &some
+}
+
+// reach says which routes have an endpoint.
+type reach struct{ cluster, local bool }
+
+// route returns a route that does not lead to an empty set.
+func (r reach) route(to intent.Route) intent.Route {
+	if to == intent.ToCluster && !r.cluster || to == intent.ToLocal && !r.local {
+		return intent.Drop
+	}
+	return to
+}
+
 // addNew adds new entries of ports, endpoints before the addresses that lead to them. An
 // endpoint's own address is written before a slot may lead to the endpoint: without it the
 // filter would not let the endpoint's answers pass. It returns the ports that failed.
