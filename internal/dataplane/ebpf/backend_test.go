@@ -543,6 +543,7 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 	o := &objects{maps: map[string]*ebpf.Map{}}
 	o.verdicts, err = verdictNames(tc)
 	noError(t, err)
+	tc.Maps[idsMap] = idsSpec()
 	for name, spec := range tc.Maps {
 		if spec.Pinning != ebpf.PinByName {
 			continue
