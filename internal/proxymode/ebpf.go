@@ -51,7 +51,7 @@ func ebpfConfig(c Config) (ebpf.Config, error) {
 	}
 	return ebpf.Config{
 		BPFFS: c.BPFFS, CgroupRoot: root, SocketHooks: c.SocketHooks, Bypass: c.Bypass, Log: c.Log,
-		FlowTableSize: c.FlowTableSize, Timeouts: c.Timeouts,
+		FlowTableSize: c.FlowTableSize, MaxSourceRanges: c.MaxSourceRanges, Timeouts: c.Timeouts,
 		EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.DSRKeys, DSRPort: c.DSRPort, XDP: c.XDP, TCPLiberal: c.TCPLiberal, LeavePrevious: c.LeavePrevious, LoadAll: c.DropsCapabilities, SCTP: c.SCTP, Refused: c.Refused,
 		FlowEvents: c.FlowEvents, FlowEventsSample: c.FlowEventsSample, FlowEventsRate: c.FlowEventsRate,
 		ServiceMetrics: c.ServiceMetrics, ServiceMetricsTop: c.ServiceMetricsTop,

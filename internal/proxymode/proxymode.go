@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kubeproxy"
 	"spillway.dev/spillway/internal/node/takeover"
 	"spillway.dev/spillway/internal/reconcile"
@@ -31,6 +32,7 @@ type Config struct {
 	ServiceCounters   bool
 	VerifyPartialSync string
 	FlowTableSize     uint32
+	MaxSourceRanges   uint32 // --max-source-ranges; 0: the dataplane's default
 	Timeouts          ebpf.Timeouts
 	TCPLiberal        bool
 	LeavePrevious     bool // --leave-previous-layout
@@ -72,11 +74,13 @@ type proxyMode struct {
 	// drained waits until the connections have ended that end with the dataplane;
 	// nil: there are none.
 	drained func(context.Context, Config) error
+	// capacity is what the dataplane carries of Services.
+	capacity intent.Capacity
 }
 
 var proxyModes = []proxyMode{
 	{
-		name: "ebpf", open: openEBPF,
+		name: "ebpf", open: openEBPF, capacity: (&ebpf.Config{}).Capacity(),
 		cleanup: func(_ context.Context, c Config) error {
 			return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Linger: reconcile.Linger, Log: c.Log})
 		},
@@ -89,7 +93,7 @@ var proxyModes = []proxyMode{
 		},
 	},
 	{
-		name: "nftables", netfilter: true,
+		name: "nftables", netfilter: true, capacity: nftables.Capacity,
 		open: func(ctx context.Context, c Config) (dataplane.Backend, error) {
 			return nftables.New(ctx, nftables.Config{Beside: c.Mode != "nftables", ServiceCounters: c.ServiceCounters, BeforeRemoval: c.Takeover.KeepTranslating, Log: c.Log})
 		},
@@ -98,7 +102,7 @@ var proxyModes = []proxyMode{
 		},
 	},
 	{
-		name: "iptables", netfilter: true,
+		name: "iptables", netfilter: true, capacity: iptables.Capacity,
 		open: func(ctx context.Context, c Config) (dataplane.Backend, error) {
 			return iptables.New(ctx, iptables.Config{Log: c.Log, VerifyPartialSync: c.VerifyPartialSync})
 		},
@@ -111,6 +115,22 @@ var proxyModes = []proxyMode{
 // UsesNetfilter reports whether netfilter translates Service packets with a mode.
 func UsesNetfilter(mode string) bool {
 	return slices.ContainsFunc(proxyModes, func(m proxyMode) bool { return m.name == mode && m.netfilter })
+}
+
+// Capacity is what the dataplanes of a mode carry of Services.
+func Capacity(c Config) (capacity intent.Capacity) {
+	for _, m := range proxyModes {
+		if m.name == c.Mode {
+			capacity = m.capacity
+		}
+	}
+	if c.MaxSourceRanges > 0 {
+		capacity.SourceRanges = int(c.MaxSourceRanges)
+	}
+	if fallbacks[c.Mode] != nil {
+		capacity.FallbackRanges = nftables.Capacity.SourceRanges
+	}
+	return capacity
 }
 
 // Names are the values of --proxy-mode, the default first.

@@ -20,7 +20,7 @@ var flagGroups = []struct {
 		"kube-api-qps", "kube-api-burst", "kube-api-content-type"}},
 	{"Dataplane", []string{"proxy-mode", "bypass", "takeover", "cleanup", "bpffs", "cgroup-root", "socket-hooks", "end-sockets", "drop-capabilities", "leave-previous-layout", "ebpf-sctp"}},
 	{"Service", []string{"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
-		"nodeport-addresses", "localhost-nodeports", "masquerade-all", "allow-external-ips", "feature-gates"}},
+		"nodeport-addresses", "localhost-nodeports", "masquerade-all", "allow-external-ips", "max-source-ranges", "feature-gates"}},
 	{"Flow Table", []string{"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait",
 		"conntrack-udp-timeout", "conntrack-udp-timeout-stream", "conntrack-tcp-be-liberal"}},
 	{"Conntrack Autopilot", []string{"conntrack-autopilot", "conntrack-autopilot-memory"}},

@@ -205,7 +205,9 @@ func TestCapacityIsThatOfTheMaps(t *testing.T) {
 		name   string
 		change func(*model.Service, *model.EndpointSlice, model.Family)
 	}{
-		{"services", func(s *model.Service, slice *model.EndpointSlice, _ model.Family) { s.LoadBalancerIPs, slice.Endpoints = nil, nil }},
+		{"services", func(s *model.Service, slice *model.EndpointSlice, _ model.Family) {
+			s.LoadBalancerIPs, slice.Endpoints = nil, nil
+		}},
 		{"frontends", func(s *model.Service, slice *model.EndpointSlice, family model.Family) {
 			slice.Endpoints = nil
 			base := int(s.Created.Unix()) * 100

@@ -11,7 +11,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/internal/decisions/intent"
 )
+
+// Capacity is what one restore writes without delaying other changes for more than some seconds: a
+// source range and an endpoint are a rule each, and 32,768 rules take a second.
+var Capacity = intent.Capacity{Frontends: 1 << 18, Endpoints: 1 << 18, Slots: 1 << 19, SourceRanges: 1 << 16}
 
 // Variant is one of the two sets of programs called iptables. Each has its own tables in
 // the kernel, and does not see the other's.

@@ -24,6 +24,8 @@ type Capacity struct {
 	Endpoints    int // of all Service ports
 	Slots        int // shares of endpoints for each policy, and entries of ServicePort.Table
 	SourceRanges int // of all Service ports
+	// FallbackRanges are those of the ports that another dataplane carries: see Config.FallsBack.
+	FallbackRanges int
 }
 
 // resource is a kind of entry.
@@ -34,6 +36,7 @@ const (
 	endpointEntries
 	slotEntries
 	rangeEntries
+	fallbackRangeEntries
 	resources
 )
 
@@ -41,9 +44,11 @@ const (
 var (
 	resourceNames = [resources]string{
 		"addresses times ports", "endpoints times ports", "shares of endpoints by weights, policies or maglev's tables", "source ranges times ports",
+		"source ranges times ports that another dataplane carries (FTP, SCTP)",
 	}
 	resourceFields = [resources]string{
 		"spec.ports", "spec.ports", annotationField(BalanceAnnotation), "spec.loadBalancerSourceRanges",
+		"spec.loadBalancerSourceRanges",
 	}
 )
 
@@ -57,7 +62,7 @@ func (n *entries) add(more entries, sign int) {
 }
 
 // entriesOf counts the entries of a Service's ports.
-func entriesOf(ports []*ServicePort) (n entries) {
+func (c *Config) entriesOf(ports []*ServicePort) (n entries) {
 	for _, p := range ports {
 		n[frontendEntries] += len(p.Frontends)
 		n[endpointEntries] += len(p.Endpoints)
@@ -66,6 +71,9 @@ func entriesOf(ports []*ServicePort) (n entries) {
 			ranges = max(ranges, len(p.Frontends[i].SourceRanges))
 		}
 		n[rangeEntries] += ranges
+		if c.FallsBack != nil && c.FallsBack(p) {
+			n[fallbackRangeEntries] += ranges
+		}
 		routes := []Route{ToCluster, ToLocal}
 		if p.Table != nil {
 			n[slotEntries] += len(p.Table)
@@ -98,7 +106,7 @@ type refusal struct {
 
 func newBudget(c Capacity) budget {
 	return budget{
-		capacity: entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges},
+		capacity: entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges, fallbackRangeEntries: c.FallbackRanges},
 		of:       map[string]*entries{},
 	}
 }

@@ -45,7 +45,7 @@ type cluster struct {
 }
 
 func newCluster(t *testing.T, c Capacity) *cluster {
-	tr := New(Config{NodeName: here, Capacity: c, MaglevSize: 251})
+	tr := New(Config{NodeName: here, Capacity: c, MaglevSize: 251, FallsBack: func(p *ServicePort) bool { return p.ID.Protocol == model.TCP }})
 	tr.Changes()
 	return &cluster{tr, t}
 }
@@ -89,6 +89,7 @@ func TestOneNamespaceCannotFillTheNode(t *testing.T) {
 		{"Frontends", Capacity{Frontends: 100}, "20 addresses times ports"},
 		{"Endpoints", Capacity{Endpoints: 50}, "10 endpoints times ports"},
 		{"Slots", Capacity{Slots: 50}, "10 shares of endpoints"},
+		{"FallbackRanges", Capacity{FallbackRanges: 550}, "100 source ranges times ports that another"},
 		{"SourceRanges", Capacity{SourceRanges: 550}, "100 source ranges times ports"},
 	} {
 		for _, family := range []model.Family{model.IPv4, model.IPv6} {

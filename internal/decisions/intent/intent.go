@@ -287,6 +287,8 @@ type Config struct {
 	LocalBySource bool
 	// Capacity is what the dataplane has room for, of which a namespace gets a share.
 	Capacity Capacity
+	// FallsBack says which ports another dataplane carries; nil: none.
+	FallsBack func(*ServicePort) bool
 	// ExpectNode says that the source knows this node's Node object if there is one.
 	// Without the object the node counts as deleted.
 	ExpectNode bool

@@ -166,7 +166,7 @@ func (t *Tracker) Changes() Changes {
 	decided := make([]decidedService, 0, len(t.dirty))
 	for _, e := range t.dirty {
 		d := t.decideService(e)
-		t.budget.set(e, entriesOf(d.ports))
+		t.budget.set(e, t.cfg.entriesOf(d.ports))
 		decided = append(decided, d)
 	}
 	for _, e := range t.budget.divide(t.services) {
