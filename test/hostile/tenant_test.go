@@ -143,10 +143,11 @@ func (e *env) writeAll(t *testing.T, name string, text []byte) {
 	}
 }
 
-// The greedy namespace: each Service but the oldest has 65,536 ports times ranges, as many as one may have, in
-// 256 ports and 128 ranges of each family.
+// The greedy namespace: each Service but the oldest and the youngest has 65,536 ports times ranges,
+// as many as one may have, in 256 ports and 128 ranges of each family. The ports of the youngest have
+// a range each, for the room that is left.
 const (
-	greedyServices = 6
+	greedyServices = 7
 	greedyPorts    = 256
 	greedyRanges   = 128
 )
@@ -164,8 +165,11 @@ func (e *env) greedyObjects(services int) []byte {
 	var b bytes.Buffer
 	for i := range services {
 		ports, ranges := greedyPorts, greedyRanges
-		if i == 0 {
+		switch i {
+		case 0:
 			ports, ranges = 1, 1
+		case greedyServices - 1:
+			ranges = 1
 		}
 		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Service\nmetadata: {namespace: greedy, name: s%d, creationTimestamp: \"2020-01-0%dT00:00:00Z\"}\n", i, i+1)
 		fmt.Fprintf(&b, "spec:\n  type: LoadBalancer\n  clusterIP: %s\n  clusterIPs: [%[1]s, %q]\n  ipFamilies: [IPv4, IPv6]\n  ipFamilyPolicy: RequireDualStack\n  loadBalancerSourceRanges:\n", greedyIP(false, i), greedyIP(true, i))
