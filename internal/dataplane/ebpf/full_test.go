@@ -9,8 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -302,4 +306,66 @@ func gone(d model.Delta) model.Delta {
 		d.Services[name], d.Slices[name] = nil, nil
 	}
 	return d
+}
+
+// The pods of one namespace, as peers of a rule, fill a map of do-not-track policies. Packets of
+// those that do not fit traverse netfilter. What a policy no longer allows is removed, and what did
+// not fit is written when there is room.
+func TestFullMapsOfPolicies(t *testing.T) {
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		t.Run(family.String(), func(t *testing.T) {
+			b := newMapsBackend(t, small)
+			m, err := ebpf.NewMap(&ebpf.MapSpec{
+				Type: ebpf.Hash, Flags: unix.BPF_F_NO_PREALLOC, MaxEntries: 8,
+				KeySize: b.m(tcMapUntrackedPods).KeySize(), ValueSize: b.m(tcMapUntrackedPods).ValueSize(),
+			})
+			noError(t, err)
+			b.m(tcMapUntrackedPods).Close()
+			b.objects.maps[tcMapUntrackedPods] = m
+			b.policies, err = openUntracked(b.objects.maps, b.objects.filter, false)
+			noError(t, err)
+
+			target := func(i int) policy.Target {
+				return policy.Target{Addr: ipOf(family, netPods, i), Protocol: model.TCP, First: 80, Last: 80}
+			}
+			member := func(net byte, i int) policy.Member { return policy.Member{Rule: "rule", Addr: ipOf(family, net, i)} }
+			s := policy.State{
+				Rules:    map[string]*policy.Rule{"rule": {Name: "rule", Pods: true}},
+				Verdicts: map[string]*policy.Verdict{"verdict": {Name: "verdict", Rules: []string{"rule"}}},
+				Targets:  map[policy.Target]string{target(1): "verdict", target(2): "verdict"},
+				Members:  map[policy.Member]bool{},
+			}
+			for i := range 20 {
+				s.Members[member(netGreedy, i)] = true
+			}
+			write := func(c *policy.Changes) {
+				t.Helper()
+				noError(t, errors.Join(b.Revoke(s, c), b.Grant(s, c)))
+			}
+			write(nil)
+			if n := len(readAll[tcUntrackedPodKey, uint8](t, m)); n != 8 {
+				t.Fatalf("%d entries, want a full map of 8", n)
+			}
+
+			delete(s.Targets, target(2))
+			s.Members[member(netAllowed, 1)] = true
+			write(&policy.Changes{
+				Targets: []policy.Change[policy.Target, string]{{Key: target(2), Had: "verdict"}},
+				Members: []policy.Change[policy.Member, bool]{{Key: member(netAllowed, 1), Want: true}},
+			})
+			ports := readAll[tcFrontendKey, tcUntrackedPort](t, b.m(tcMapUntrackedPorts))
+			if _, kept := ports[portKey(target(1).Addr, model.TCP, 80)]; len(ports) != 1 || !kept {
+				t.Errorf("%d ports bypass netfilter, want one", len(ports))
+			}
+
+			var c policy.Changes
+			for i := range 20 {
+				delete(s.Members, member(netGreedy, i))
+				c.Members = append(c.Members, policy.Change[policy.Member, bool]{Key: member(netGreedy, i), Had: true})
+			}
+			write(&c)
+			want := map[tcUntrackedPodKey]uint8{b.policies.pod(member(netAllowed, 1)): 1}
+			wantSame(t, "peers when there is room", readAll[tcUntrackedPodKey, uint8](t, m), want)
+		})
+	}
 }

@@ -33,7 +33,7 @@ type untracked struct {
 	lastID              uint32
 	egress              bool // there are egress rules
 	tracked             map[tcFrontendKey]bool
-	unwritten           bool // some entries did not fit, and the log has said so
+	unwritten           bool // some entries did not fit, and the log has said so: the next change may make room
 	served              bool // see Serves
 	sctp                bool // Config.SCTP
 }
@@ -215,7 +215,7 @@ func (b *Backend) Serves() bool { return b.policies.served }
 func (b *Backend) Revoke(s policy.State, c *policy.Changes) error {
 	u := b.policies
 	u.next = nil
-	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Tracked) == 0 {
+	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Tracked) == 0 && !u.unwritten {
 		return u.revokeBy(s, c)
 	}
 	before := u.have
