@@ -2,16 +2,15 @@ package hostile
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 )
@@ -197,25 +196,17 @@ func (e *env) greedyObjects(services int) []byte {
 // others, which are in the same file.
 func (e *env) waitGreedy(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
 	for _, node := range e.Nodes() {
-		p, err := e.Probe(node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := e.MustProbe(t, node)
 		for _, v6 := range []bool{false, true} {
 			at := netip.AddrPortFrom(netip.MustParseAddr(greedyIP(v6, 0)), 80).String()
-			for {
-				resp, err := p.Do(ctx, probe.Request{Op: probe.Try, Proto: "tcp", Dst: at, TimeoutMS: 1000})
-				if err == nil && resp.Answers[0].Err == probe.OK {
-					break
+			await.NoError(t, func() error {
+				resp, err := p.Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", Dst: at, TimeoutMS: 1000})
+				if err == nil && resp.Answers[0].Err != probe.OK {
+					err = fmt.Errorf("%s: the oldest Service: %v; the agent's log ends with:\n%s", node, resp.Answers[0], e.Agent(node).Tail())
 				}
-				if ctx.Err() != nil {
-					t.Fatalf("%s does not serve the oldest Service; the agent's log ends with:\n%s", node, e.Agent(node).Tail())
-				}
-				time.Sleep(50 * time.Millisecond)
-			}
+				return err
+			})
 		}
 	}
 }
