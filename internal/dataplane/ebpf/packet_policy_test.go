@@ -163,6 +163,19 @@ func (n *packetNode) affinity(t *testing.T, p *plan, proto uint8) {
 	if used := many(func() {}); len(used) != 1 || used[gone] {
 		t.Errorf("client was given %v after %s had gone", used, gone)
 	}
+	n.fillAffinities(t)
+	if used := many(func() {}); len(used) != 1 {
+		t.Errorf("one client was given %d endpoints while another Service has many clients", len(used))
+	}
+}
+
+// fillAffinities has as many clients of another Service as there is room for.
+func (n *packetNode) fillAffinities(t *testing.T) {
+	t.Helper()
+	m := n.m(tcMapAffinities)
+	for i := range m.MaxEntries() {
+		ok(t, m.Put(tcAffinityKey{Client: tcAddr{W: [4]uint32{i}}, Service: 1 << 30, Family: 4}, tcAffinity{Backend: 1 << 30, Seen: bootSeconds()}))
+	}
 }
 
 // age lets every affinity be this many seconds old.
