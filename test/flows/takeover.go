@@ -32,7 +32,8 @@ func takeoverCases() []Case {
 			},
 		},
 		{
-			Name: "An external IP that is a pod's address leaves the pod's connections alone",
+			Name:      "An external IP that is a pod's address leaves the pod's connections alone",
+			FilesOnly: "with an API server, nftables and iptables read the other Nodes a little after the Service",
 			Objects: []Object{
 				Service{Name: "database", Headless: true, Ports: at8080, Endpoints: On("b3")},
 				Service{Name: "thief", Ports: at8080, Take: []string{"b3"}, Endpoints: On("a0")},

@@ -50,6 +50,10 @@ const (
 	mostAbsent     = 100
 )
 
+// timePerNode keeps an API server from sending more than 10,000 Nodes a second to agents that
+// begin to read them for the same reason.
+const timePerNode = 100 * time.Microsecond
+
 // requestSeconds bounds a request. An API server without CPU time may never end an answer.
 var requestSeconds int64 = 60
 
@@ -119,11 +123,9 @@ func (s *Source) noteExternalIPs(m *model.Service) {
 		if err != nil {
 			return // the end of ctx
 		}
-		longest := s.cfg.Nodes.Delay
-		if n > s.cfg.Nodes.Most {
-			longest = s.cfg.Nodes.Period
-		}
-		if sleep(s.ctx, rand.N(longest)) != nil {
+		// All n agents read all n Nodes.
+		longest := min(time.Duration(n)*time.Duration(n)*timePerNode, s.cfg.Nodes.Period)
+		if sleep(s.ctx, rand.N(longest+time.Millisecond)) != nil {
 			return
 		}
 		s.mu.Lock()
