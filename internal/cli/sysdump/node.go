@@ -107,50 +107,6 @@ func (n *node) agents(_ context.Context, w io.Writer) error {
 	return writeJSON(w, found)
 }
 
-// agentProcesses returns the arguments of processes "spillway agent", by process id.
-func agentProcesses(proc string) map[string][]string {
-	found := map[string][]string{}
-	files, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "cmdline"))
-	for _, file := range files {
-		text, _ := os.ReadFile(file) // the process may have ended
-		args := strings.Split(strings.TrimRight(string(text), "\x00"), "\x00")
-		if len(args) > 1 && filepath.Base(args[0]) == "spillway" && args[1] == "agent" {
-			found[filepath.Base(filepath.Dir(file))] = args
-		}
-	}
-	return found
-}
-
-// secrets returns what must not be in the archive and is known: values of the environment of
-// this process and of the agents, and the files that agents' flags name.
-func (n *node) secrets() []string {
-	found := sysdump.Environment(os.Environ())
-	for pid, args := range agentProcesses(n.proc) {
-		env, _ := os.ReadFile(filepath.Join(n.proc, pid, "environ"))
-		found = append(found, sysdump.Environment(strings.Split(string(env), "\x00"))...)
-		for i, arg := range args {
-			flag, value, joined := strings.Cut(arg, "=")
-			if !joined && i+1 < len(args) {
-				value = args[i+1]
-			}
-			if strings.HasPrefix(flag, "-") && sysdump.SecretName(flag) && strings.HasSuffix(flag, "-file") {
-				text, _ := readHead(filepath.Join(n.proc, pid, "root", value), 4<<10)
-				found = append(found, string(text))
-			}
-		}
-	}
-	return found
-}
-
-func readHead(file string, limit int64) ([]byte, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, limit))
-}
-
 // get writes the answer to a request.
 func get(ctx context.Context, w io.Writer, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)

@@ -108,7 +108,9 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	shown.Step("spillway: collecting")
 	defer shown.Done()
 	archive := sysdump.Config{Name: name, Version: cli.Build().Version, Time: now, Limit: c.limitMiB << 20, Part: shown.Part}
-	archive.Collectors, archive.Redactor = c.collectors(ctx)
+	if archive.Collectors, archive.Redactor, err = c.collectors(ctx); err != nil {
+		return err
+	}
 	file := cmp.Or(c.file, name+".tar.gz")
 	index, size, err := writeFile(ctx, file, archive)
 	shown.Done()
@@ -125,10 +127,13 @@ var (
 )
 
 // collectors returns all that were requested, and what removes secrets. Without access to the
-// cluster, one collector says so in the index.
-func (c *config) collectors(ctx context.Context) ([]sysdump.Collector, *sysdump.Redactor) {
+// cluster, one collector says so in the index. An error is that secrets cannot be known.
+func (c *config) collectors(ctx context.Context) ([]sysdump.Collector, *sysdump.Redactor, error) {
 	here := &node{proc: procDir, logs: logDir, pins: c.pins.Dir(), metrics: c.metrics, healthz: c.healthz, api: &c.api}
-	known := here.secrets()
+	known, err := here.secrets(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
 	config, noAccess := c.Config()
 	if noAccess == nil {
 		known = append(known, config.BearerToken, config.Password, string(config.KeyData))
@@ -140,14 +145,14 @@ func (c *config) collectors(ctx context.Context) ([]sysdump.Collector, *sysdump.
 		list = here.collectors()
 	}
 	if !c.fromAPI {
-		return list, redactor
+		return list, redactor, nil
 	}
 	from, err := c.cluster(redactor)
 	if err != nil {
 		failed := func(context.Context, io.Writer) error { return err }
-		return append(list, sysdump.Collector{File: "cluster", About: "everything of the cluster", Collect: failed}), redactor
+		return append(list, sysdump.Collector{File: "cluster", About: "everything of the cluster", Collect: failed}), redactor, nil
 	}
-	return append(list, from.collectors(ctx)...), redactor
+	return append(list, from.collectors(ctx)...), redactor, nil
 }
 
 // cluster connects to the API server. It sends no request.

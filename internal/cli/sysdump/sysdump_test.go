@@ -73,6 +73,7 @@ var logText = strings.Join([]string{
 	`jwt ` + jwt,
 	`from the environment of the agent: ` + planted + `-environment`,
 	`from the file of a token: ` + planted + `-token-file`,
+	`from the files of keys: ` + planted + `-seed-file ` + planted + `-key-file ` + planted + `-previous-key`,
 	`from the kubeconfig: ` + planted + `-kubeconfig`,
 	privateKey,
 	`the last line`,
@@ -87,12 +88,17 @@ func plantNode(t *testing.T) (args []string) {
 	t.Cleanup(func() { procDir, logDir = before[0], before[1] })
 	agent := []string{
 		"/usr/bin/spillway", "agent", "--influx-url=http://admin:" + planted + "01@influx/", "--some-token", planted + "02",
-		"--influx-token-file=/secret/token", "--proxy-mode", "ebpf",
+		"--influx-token-file=/secret/token", "--maglev-seed-file", "/secret/seed", "--dsr-key-file=/secret/keys", "--proxy-mode", "ebpf",
 	}
-	write(t, filepath.Join(procDir, "7", "cmdline"), strings.Join(agent, "\x00")+"\x00")
+	plantProcess(t, "7", agent)
 	write(t, filepath.Join(procDir, "7", "environ"), "PATH=/bin\x00INFLUX_TOKEN="+planted+"-environment\x00")
 	write(t, filepath.Join(procDir, "7", "root", "secret", "token"), planted+"-token-file\n")
-	write(t, filepath.Join(procDir, "8", "cmdline"), "/usr/bin/other\x00agent\x00"+planted+"\x00")
+	write(t, filepath.Join(procDir, "7", "root", "secret", "..data", "seed"), planted+"-seed-file\n")
+	if err := os.Symlink("..data/seed", filepath.Join(procDir, "7", "root", "secret", "seed")); err != nil { // as the kubelet does
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(procDir, "7", "root", "secret", "keys"), planted+"-key-file\n"+planted+"-previous-key\n")
+	plantProcess(t, "8", []string{"/usr/bin/other", "agent", planted})
 	write(t, filepath.Join(procDir, "sys", "net", "netfilter", "nf_conntrack_max"), "262144\n")
 	write(t, filepath.Join(logDir, "kube-system_spillway-x_uid", "agent", "0.log"), logText)
 	t.Setenv("MY_PASSWORD", planted+"-own-environment")
@@ -105,6 +111,18 @@ func plantNode(t *testing.T) (args []string) {
 	t.Cleanup(page.Close)
 	address := strings.TrimPrefix(page.URL, "http://")
 	return []string{"--metrics-address", address, "--healthz-address", address, "--bpffs", filepath.Join(dir, "bpf"), "--api-socket", nodeclienttest.Serve(t, agentAPI{})}
+}
+
+// plantProcess makes the files of a process of root in procDir.
+func plantProcess(t *testing.T, pid string, args []string) (dir string) {
+	t.Helper()
+	dir = filepath.Join(procDir, pid)
+	write(t, filepath.Join(dir, "cmdline"), strings.Join(args, "\x00")+"\x00")
+	write(t, filepath.Join(dir, "status"), "Name:\tspillway\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
+	if err := os.Symlink(args[0], filepath.Join(dir, "exe")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // agentAPI is an agent whose state has secrets.

@@ -10,7 +10,7 @@ import (
 const Mark = "REDACTED"
 
 // secretWords are parts of the names of values that may be secret.
-const secretWords = `password|passwd|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|client-key|client-certificate|certificate-authority|authorization|session[_-]?key`
+const secretWords = `password|passwd|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential|client-key|dsr-key|maglev-seed|client-certificate|certificate-authority|authorization|session[_-]?key`
 
 // named begins a pattern for a value with such a name. A parenthesis after what is between
 // the two must follow.
