@@ -237,6 +237,8 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"{xdp: auto, proxyMode: nftables, k8sServiceHost: 10.1.2.3}", "only proxyMode: ebpf has an XDP program"},
 		{"extraArgs: [--dsr-port=1]", "set forwardingPort instead"},
 		{"extraArgs: [--xdp=auto]", "set xdp instead"},
+		{"extraArgs: [--maglev-seed-file=/x]", "set maglevSeedSecretName instead"},
+		{"{maglevSeedSecretName: s, proxyMode: nftables, k8sServiceHost: 10.1.2.3}", "only proxyMode: ebpf has tables of maglev"},
 		{"xdp: generic", "xdp"},
 		{"{forwardingSecretName: s, masqueradeAll: true, k8sServiceHost: 10.1.2.3}", "either the client's address or the node's"},
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
@@ -265,7 +267,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "xdp", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
+			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "maglevSeedSecretName", "xdp", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",
@@ -298,6 +300,8 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"xdp: auto", "- --xdp=auto\n"},
 		{"forwarding: dsr\nforwardingSecretName: s", "- --forwarding=dsr\n"},
 		{"forwardingSecretName: s\nforwardingPort: 0", "- --dsr-port=0\n"},
+		{"maglevSeedSecretName: s", "- --maglev-seed-file=/etc/spillway/maglev/seed\n"},
+		{"maglevSeedSecretName: s", "name: maglev\n          secret: {secretName: \"s\", defaultMode: 0400}\n"},
 		{"forwardingSecretName: s", "secret: {secretName: \"s\", defaultMode: 0400}\n"},
 		{"endSockets: all", "- --v=0\n            - --end-sockets\n"},
 		{"{endSockets: all, k8sServiceHost: 10.1.2.3}", "hostPath: {path: /run/netns, type: DirectoryOrCreate}\n"},

@@ -53,7 +53,7 @@ type Config struct {
 	HostPorts          bool
 	MaglevSize         int
 	MaxSourceRanges    uint32
-	MaglevSeed         string
+	MaglevSeedFile     string
 	Forwarding         string
 	XDP                string
 	DSRKeyFile         string
@@ -79,6 +79,7 @@ type Config struct {
 	// Filled by Validate.
 	clusterCIDRs    []netip.Prefix
 	dsrKeys         []ebpf.DSRKey
+	maglevSeed      string
 	nodePortCIDRs   []netip.Prefix
 	nodePortPrimary bool
 	client          kube.Access
@@ -113,8 +114,8 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.OutlierEjection, "outlier-ejection", false, "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. With --proxy-mode ebpf it attaches one more program to the TCP sockets of all processes; with nftables, rules count the handshakes of such Services; iptables cannot.")
 	f.BoolVar(&c.BalanceByLoad, "balance-by-load", false, "Let the annotation spillway.dev/balance of a Service choose endpoints by their active flows (least) or by their handshake time (latency). It attaches two more programs to the sockets of all processes (--proxy-mode ebpf).")
 	f.IntVar(&c.MaglevSize, "maglev-table-size", intent.DefaultMaglevSize, "Entries of the table of a Service port with spillway.dev/balance: maglev: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521 or 131071, the same on all nodes, at least 100 times its endpoints (--proxy-mode ebpf).")
-	f.StringVar(&c.MaglevSeed, "maglev-seed", "", "Text that enters into the hashes of spillway.dev/balance: maglev, the same on all nodes. A client who does not know it cannot compute which endpoint a port of its own gets. It can still try ports, if endpoints answer differently.")
 	f.Uint32Var(&c.MaxSourceRanges, "max-source-ranges", 0, "Source ranges (loadBalancerSourceRanges) of all Services together, each once for each port, that the node has room for. A namespace gets half of what others leave. 0: 262144 for ebpf, 65536 for iptables, 16384 for nftables.")
+	f.StringVar(&c.MaglevSeedFile, "maglev-seed-file", "", "File with a text that enters into the hashes of spillway.dev/balance: maglev, the same on all nodes (--proxy-mode ebpf). A client who does not know it cannot compute which endpoint a port of its own gets. It can still try ports, if endpoints answer differently.")
 	f.StringVar(&c.Forwarding, "forwarding", intent.SNAT, "How clients' packets get to endpoints on other nodes: snat (with this node's address), hybrid (TCP of Services with spillway.dev/balance: maglev keeps the client's address, and the endpoint's node answers the client) or dsr (UDP too). The annotation spillway.dev/forwarding of a Service takes precedence. hybrid and dsr need --proxy-mode ebpf, and --dsr-key-file on all nodes.")
 	f.StringVar(&c.XDP, "xdp", ebpf.XDPOff, "Where to send packets of known flows on, and drop SYNs that a Service drops, before the kernel allocates memory for them: auto (network devices whose driver runs XDP programs) or off. Needs --proxy-mode ebpf. The value generic is for tests: any device, and slow.")
 	f.StringVar(&c.DSRKeyFile, "dsr-key-file", "", "File with the cluster's secret, by which nodes prove to each other that they forward a client's connection. Its first line is the secret, of 16 characters or more. A second line is the one before it, which is accepted too.")
@@ -233,6 +234,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.validateForwarding(); err != nil {
+		return err
+	}
+	if err := c.readMaglevSeed(); err != nil {
 		return err
 	}
 	if err := c.validateAddresses(); err != nil {
@@ -423,7 +427,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
 		FlowTableSize: uint32(c.Conntrack.flows()), MaxSourceRanges: c.MaxSourceRanges, Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
-		LeavePrevious: c.LeavePrevious, DropsCapabilities: c.DropCapabilities, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.dsrKeys, DSRPort: c.DSRPort, XDP: c.XDP,
+		LeavePrevious: c.LeavePrevious, DropsCapabilities: c.DropCapabilities, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.maglevSeed, DSRKeys: c.dsrKeys, DSRPort: c.DSRPort, XDP: c.XDP,
 		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
 		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
 		Log: log,

@@ -12,7 +12,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// minSecret is the least length of a line of --dsr-key-file, in bytes.
+// minSecret is the least length of a line of --dsr-key-file and of --maglev-seed-file, in bytes.
 const minSecret = 16
 
 // maxSecrets is the number of lines that count: the present secret and the one before it.
@@ -37,6 +37,25 @@ func (c *Config) validateForwarding() (err error) {
 	}
 	c.dsrKeys, err = readSecrets(c.DSRKeyFile)
 	return err
+}
+
+// readMaglevSeed reads --maglev-seed-file. Every process of the node sees the command line, so
+// the seed is not there.
+func (c *Config) readMaglevSeed() error {
+	if c.MaglevSeedFile == "" {
+		return nil
+	}
+	if c.ProxyMode != "ebpf" {
+		return cli.UsageErrorf("--maglev-seed-file needs --proxy-mode ebpf: leave it out")
+	}
+	text, err := os.ReadFile(c.MaglevSeedFile)
+	if err != nil {
+		return fmt.Errorf("read --maglev-seed-file: %w", err)
+	}
+	if c.maglevSeed = strings.TrimSpace(string(text)); len(c.maglevSeed) < minSecret {
+		return fmt.Errorf("--maglev-seed-file %s: has %d characters: write at least %d", c.MaglevSeedFile, len(c.maglevSeed), minSecret)
+	}
+	return nil
 }
 
 // validateXDP checks --xdp.

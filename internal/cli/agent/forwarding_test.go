@@ -38,3 +38,25 @@ func TestSecrets(t *testing.T) {
 		t.Error("a file that is missing is read")
 	}
 }
+
+func TestMaglevSeedFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "seed")
+	for _, c := range []struct{ mode, text, seed, want string }{
+		{"ebpf", "0123456789abcdef\n", "0123456789abcdef", ""},
+		{"ebpf", "short\n", "", "has 5 characters: write at least 16"},
+		{"nftables", "0123456789abcdef\n", "", "needs --proxy-mode ebpf"},
+	} {
+		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		conf := Config{ProxyMode: c.mode, MaglevSeedFile: file}
+		err := conf.readMaglevSeed()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || err == nil && conf.maglevSeed != c.seed {
+			t.Errorf("%s, %q: seed %q, error %v", c.mode, c.text, conf.maglevSeed, err)
+		}
+	}
+	conf := Config{ProxyMode: "ebpf", MaglevSeedFile: file + ".missing"}
+	if err := conf.readMaglevSeed(); err == nil {
+		t.Error("a file that is missing is read")
+	}
+}

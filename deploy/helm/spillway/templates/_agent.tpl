@@ -79,6 +79,9 @@
 - --dsr-port={{ .forwardingPort }}
 {{- end }}
 {{- end }}
+{{- if .maglevSeedSecretName }}
+- --maglev-seed-file=/etc/spillway/maglev/seed
+{{- end }}
 {{- if has (toString .forwarding) (list "hybrid" "dsr") }}
 - --forwarding={{ .forwarding }}
 {{- end }}
@@ -213,6 +216,11 @@ readOnlyRootFilesystem: true
 {{- if .Values.forwardingSecretName }}
 - name: forwarding
   mountPath: /etc/spillway/forwarding
+  readOnly: true
+{{- end }}
+{{- if .Values.maglevSeedSecretName }}
+- name: maglev
+  mountPath: /etc/spillway/maglev
   readOnly: true
 {{- end }}
 {{- if eq (toString .Values.endSockets) "all" }}
