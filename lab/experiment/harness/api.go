@@ -7,10 +7,13 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"time"
 
+	"golang.org/x/sys/unix"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	apiwait "k8s.io/apimachinery/pkg/util/wait"
 
 	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/listwatch"
@@ -36,7 +39,7 @@ func (h *Harness) API(ctx context.Context, host *topology.Host, objects ...runti
 		return nil, err
 	}
 	addr := netip.AddrPortFrom(host.Addrs()[0], apiPort)
-	l, err := host.Listen(ctx, "tcp", addr.String())
+	l, err := listen(ctx, host, addr)
 	if err != nil {
 		return nil, fmt.Errorf("start API server on %s: %w", host.Name, err)
 	}
@@ -52,6 +55,19 @@ current-context: lab
 	h.api = &http.Server{Handler: server, BaseContext: func(net.Listener) context.Context { return h.life }}
 	go func() { _ = h.api.Serve(l) }() // Down ends it
 	return server, nil
+}
+
+// listen listens on an address that a server has just left. A program that starts meanwhile has
+// a copy of the old socket until its exec(), which on a busy machine takes a while.
+func listen(ctx context.Context, host *topology.Host, addr netip.AddrPort) (l net.Listener, err error) {
+	wait := func(ctx context.Context) (bool, error) {
+		l, err = host.Listen(ctx, "tcp", addr.String())
+		return !errors.Is(err, unix.EADDRINUSE), nil
+	}
+	if ended := apiwait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, wait); err == nil {
+		err = ended
+	}
+	return l, err
 }
 
 // Kubeconfig returns the path of a kubeconfig for the server that API started.
