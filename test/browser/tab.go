@@ -34,20 +34,39 @@ func Open(t *testing.T, width, height int) *Tab {
 	if err != nil {
 		t.Fatalf("find a browser: %v: run \"hack/deps browser\"", err)
 	}
+	const tries = 3 // chromium has hung when it attached to its tab, on a busy machine
+	for try := 1; ; try++ {
+		tab, err := start(t, program, width, height)
+		if err == nil {
+			go tab.listen(chromedp.Console(tab.ctx))
+			return tab
+		}
+		if t.Logf("start chromium, try %d: %v", try, err); try == tries {
+			t.FailNow()
+		}
+	}
+}
+
+// start starts chromium. Without an answer within patience it ends it, and returns an error.
+func start(t *testing.T, program string, width, height int) (*Tab, error) {
+	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.WindowSize(width, height),
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(patience))
 	allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(end)
-	ctx, end := chromedp.NewContext(allocator, chromedp.WithErrorf(func(string, ...any) {}))
-	t.Cleanup(end)
-	tab := &Tab{t: t, ctx: ctx}
-	// The first call starts the browser, which ends with that call's context.
-	if err := chromedp.Do(ctx, chromedp.EmulateViewport(int64(width), int64(height))); err != nil {
-		t.Fatalf("start chromium: %v", err)
+	ctx, endTab := chromedp.NewContext(allocator, chromedp.WithErrorf(func(string, ...any) {}))
+	t.Cleanup(endTab)
+	// The first call starts the browser, which ends with that call's context: it has no limit.
+	started := make(chan error, 1)
+	go func() { started <- chromedp.Do(ctx, chromedp.EmulateViewport(int64(width), int64(height))) }()
+	select {
+	case err := <-started:
+		return &Tab{t: t, ctx: ctx}, err
+	case <-time.After(patience):
+		end()
+		return nil, errors.New("no answer")
 	}
-	go tab.listen(chromedp.Console(ctx))
-	return tab
 }
 
 // listen keeps errors of scripts and breaches of a page's policies. An answer that is an
