@@ -62,7 +62,7 @@ lint: lint-prose ## check format, golangci-lint with vet and the dependency rule
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	for module in test/deploy test/cluster hack/image; do go -C $$module vet ./...; done
-	$(GOLANGCI_LINT) run ./...
+	$(GOLANGCI_LINT) run --allow-serial-runners ./...
 	$(ACTIONLINT)
 	$(BUF) lint api/proto
 	go test ./test/lint ./hack/reference
