@@ -177,7 +177,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if !b.known {
 		write = func() error { return b.writeAll(ctx) }
 	}
-	if err := write(); err != nil {
+	if err := b.withoutRefused(ctx, write(), failed); err != nil {
 		return err
 	}
 	return dataplane.PortErrorsOf(failed)
@@ -231,7 +231,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 		}
 	}
 	b.known = b.known && !changed
-	if err := b.writeAll(ctx); err != nil {
+	if err := b.withoutRefused(ctx, b.writeAll(ctx), failed); err != nil {
 		return err
 	}
 	return dataplane.PortErrorsOf(failed)

@@ -264,9 +264,9 @@ func (b *Backend) readAll(ctx context.Context) (err error) {
 	return err
 }
 
-// restore compares the whole state with the kernel and writes the difference. If the table
-// cannot be repaired, restore replaces it in one batch.
-func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent.PortID]error) error {
+// restoreAll compares the whole state with the kernel and writes the difference. If the table
+// cannot be repaired, restoreAll replaces it in one batch.
+func (b *Backend) restoreAll(ctx context.Context, s intent.State, failed map[intent.PortID]error) error {
 	left := b.table
 	b.table, b.state = nil, unknown
 	if err := b.readUnlessFound(ctx); err != nil {
@@ -292,7 +292,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 			if b.counts.bytes.Load() > before {
 				b.noteRepair(left, found)
 			}
-			return dataplane.PortErrorsOf(failed)
+			return nil
 		}
 		if ctx.Err() != nil {
 			return err
@@ -309,7 +309,7 @@ func (b *Backend) restore(ctx context.Context, s intent.State, failed map[intent
 		return err
 	}
 	b.noteRepair(left, found)
-	return dataplane.PortErrorsOf(failed)
+	return nil
 }
 
 // notOwned returns an error if another program has locked the table.
