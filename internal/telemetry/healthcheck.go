@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync/atomic"
 
+	"spillway.dev/spillway/internal/connections"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -26,6 +27,7 @@ type HealthChecks struct {
 	log     *slog.Logger
 	addrs   []netip.Addr
 	checks  map[model.Name]*check
+	limiter *connections.Limiter // of all Services together
 }
 
 // check is the server of one Service.
@@ -46,6 +48,7 @@ func NewHealthChecks(anyAddr bool, healthy func() bool, log *slog.Logger) *Healt
 		healthy: healthy,
 		log:     log,
 		checks:  map[model.Name]*check{},
+		limiter: connections.New(limits),
 	}
 }
 
@@ -97,7 +100,7 @@ func (h *HealthChecks) listenAll() []model.Problem {
 	for _, name := range slices.SortedFunc(maps.Keys(h.checks), model.Name.Compare) {
 		c := h.checks[name]
 		for _, a := range h.addrs {
-			if err := c.open(a, h.log); err != nil {
+			if err := c.open(a, h.limiter, h.log); err != nil {
 				ps = append(ps, c.problem(err))
 			}
 		}
@@ -137,7 +140,7 @@ func (h *HealthChecks) handler(c *check) http.Handler {
 }
 
 // open listens on one address unless it does already.
-func (c *check) open(a netip.Addr, log *slog.Logger) error {
+func (c *check) open(a netip.Addr, limiter *connections.Limiter, log *slog.Logger) error {
 	if c.listeners[a] != nil {
 		return nil
 	}
@@ -151,7 +154,7 @@ func (c *check) open(a netip.Addr, log *slog.Logger) error {
 	}
 	c.listeners[a] = l
 	go func() {
-		err := c.server.Serve(l)
+		err := c.server.Serve(limiter.Listener(l))
 		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			log.Error("health check ended", "service", c.service.String(), "err", err)
 		}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"spillway.dev/spillway/internal/connections"
 )
 
 // Health is the input of /healthz, /livez and the healthCheckNodePorts.
@@ -118,9 +120,10 @@ func Serve(ctx context.Context, addr string, h http.Handler, log *slog.Logger) (
 	if err != nil {
 		return nil, err
 	}
+	limiter := connections.New(limits)
 	s := &Server{http: newHTTPServer(h, log), addr: l.Addr()}
 	go func() {
-		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.http.Serve(limiter.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("serving ended", "address", addr, "err", err)
 		}
 	}()
@@ -143,11 +146,23 @@ func (s *Server) Close() error {
 	return s.http.Close()
 }
 
+// limits are those of one server, and of all healthCheckNodePorts together.
+var limits = connections.Limits{Remote: 128, PerAddress: 16, Local: 64}
+
+// requestTimeout is the time for a request and its answer; a profile takes as long as its
+// client asks.
+const requestTimeout = 2 * time.Minute
+
+// idleTimeout is the time for which a connection may wait for a request.
+const idleTimeout = time.Minute
+
 func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       time.Minute,
+		ReadTimeout:       requestTimeout,
+		WriteTimeout:      requestTimeout,
+		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}

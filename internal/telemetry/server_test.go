@@ -1,17 +1,23 @@
 package telemetry
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -223,5 +229,70 @@ func TestAnEmptyAddressIsNotServed(t *testing.T) {
 	s, err := Serve(t.Context(), "", nil, quiet)
 	if s != nil || err != nil || s.Addr() != "" || s.Close() != nil {
 		t.Error(s, err)
+	}
+}
+
+// flood opens connections, each with a request that is answered, and returns the first.
+func flood(t *testing.T, addr string, n int) (first net.Conn) {
+	t.Helper()
+	for i := range n {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		if i == 0 {
+			first = c
+		}
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		resp.Body.Close()
+	}
+	return first
+}
+
+// isReplaced reports whether the server has closed a connection. It does so before it answers
+// the one that replaces it, and for an idle one after a minute.
+func isReplaced(t *testing.T, c net.Conn) bool {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(idleTimeout / 4)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := c.Read(make([]byte, 1))
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// A flood of connections neither fills the memory nor keeps other clients out, at a server and
+// at the healthCheckNodePorts of Services.
+func TestConnectionsAreLimited(t *testing.T) {
+	answer := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		s, err := Serve(t.Context(), net.JoinHostPort(host, "0"), answer, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		first := flood(t, s.Addr(), limits.Local+1)
+		if !isReplaced(t, first) {
+			t.Errorf("%s: more than %d connections are open", s.Addr(), limits.Local)
+		}
+		if code, _, _ := get(t, "http://"+s.Addr()); code != http.StatusOK {
+			t.Errorf("%s: code %d", s.Addr(), code)
+		}
+	}
+	h, _ := newChecks(t, false)
+	one, other := freePort(t), freePort(t)
+	if ps := h.Update([]netip.Addr{lo1}, []intent.HealthCheck{{Service: web, Port: one, Endpoints: 1}, {Service: dns, Port: other, Endpoints: 1}}); ps != nil {
+		t.Fatal(ps)
+	}
+	first := flood(t, netip.AddrPortFrom(lo1, one).String(), limits.Local/2)
+	flood(t, netip.AddrPortFrom(lo1, other).String(), limits.Local/2+1)
+	if !isReplaced(t, first) {
+		t.Errorf("the ports of two Services have more than %d connections together", limits.Local)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
+	"spillway.dev/spillway/internal/connections"
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/observe/web"
 	"spillway.dev/spillway/ui"
@@ -87,13 +88,17 @@ func (o *options) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w: choose another address with --listen", addr, err)
 	}
-	server := &http.Server{Handler: web.Handler(config), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	limiter := connections.New(connections.Limits{Remote: 64, PerAddress: 32, Local: 64})
+	server := &http.Server{
+		Handler: web.Handler(config), BaseContext: func(net.Listener) context.Context { return ctx },
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+	}
 	context.AfterFunc(ctx, func() { _ = server.Close() }) // its listener is closed too
 	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "http://%s/#token=%s\n", listener.Addr(), config.Token); err != nil {
 		return err
 	}
 	fmt.Fprintln(cmd.ErrOrStderr(), "spillway: open this address in a browser; Ctrl-C ends the page")
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(limiter.Listener(listener)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve page: %w", err)
 	}
 	return nil

@@ -15,9 +15,9 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/connections"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/instance"
 )
@@ -105,14 +105,19 @@ func (s *Server) serve(ctx context.Context, l listener) error {
 	protocols.SetUnencryptedHTTP2(l.tls == nil)
 	srv := &http.Server{
 		Handler: s.Handler(), Protocols: protocols, TLSConfig: l.tls,
-		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		ReadHeaderTimeout: s.cfg.headerTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxRequests + maxStreams, SendPingTimeout: 30 * time.Second},
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
+	// A connection counts from its first packet on, before the handshake of TLS, which has the
+	// time of ReadHeaderTimeout.
+	// Only clients with a certificate, or root, have requests.
+	limiter := connections.New(connections.Limits{Remote: maxConnections, PerAddress: maxPerAddress, Local: maxConnections, KeepRequests: true})
+	srv.ConnState = limiter.State
 	ended := make(chan error, 1)
 	go func() {
-		limited := netutil.LimitListener(l.Listener, maxConnections)
+		limited := limiter.Listener(l.Listener)
 		if l.tls != nil {
 			ended <- srv.ServeTLS(limited, "", "")
 		} else {

@@ -336,3 +336,44 @@ func TestConfig(t *testing.T) {
 		t.Error("an unchanged list is passed on")
 	}
 }
+
+// Connections that send nothing, and those whose handshake is done, do not keep a client out.
+// The time of a handshake is not over here: it is no help.
+func TestIdleConnectionsKeepNoClientOut(t *testing.T) {
+	own := newAuthority(t, "ca")
+	own.sign("server", false)
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		t.Run(host, func(t *testing.T) {
+			l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			addr := l.Addr().String()
+			l.Close()
+			start(t, func(c *Config) {
+				c.Socket, c.headerTimeout = "", time.Hour
+				c.TCP = TCP{Address: addr, Cert: own.file("server.crt"), Key: own.file("server.key"), ClientCA: own.file("ca.crt")}
+			})
+			status := func() error {
+				client := own.client(own)
+				client.Transport.(*http.Transport).TLSClientConfig.ServerName = "127.0.0.1" // as the certificate says
+				defer client.CloseIdleConnections()
+				ctx, cancel := context.WithTimeout(t.Context(), await.Limit)
+				defer cancel()
+				_, err := nodev1alpha1connect.NewNodeServiceClient(client, "https://"+addr).Status(ctx, &nodev1alpha1.StatusRequest{})
+				return err
+			}
+			await.NoError(t, status)
+			for range 2 * maxConnections {
+				c, err := net.Dial("tcp", addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { c.Close() })
+			}
+			if err := status(); err != nil {
+				t.Errorf("among idle connections: %v", err)
+			}
+		})
+	}
+}

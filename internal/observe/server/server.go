@@ -73,10 +73,10 @@ type Config struct {
 	Logger     *slog.Logger // nil: slog.Default()
 
 	// For tests; nil and 0: those of an agent.
-	listeners           func() ([]kernel.Listener, error)
-	addrs               func() ([]netip.Addr, error) // of the node
-	examine             func(context.Context) (*doctor.Node, error)
-	retry, writeTimeout time.Duration
+	listeners                          func() ([]kernel.Listener, error)
+	addrs                              func() ([]netip.Addr, error) // of the node
+	examine                            func(context.Context) (*doctor.Node, error)
+	retry, writeTimeout, headerTimeout time.Duration
 }
 
 // Validate returns an error if a field is missing.
@@ -92,7 +92,8 @@ func (c Config) Validate() error {
 
 // Limits of the server.
 const (
-	maxConnections = 64
+	maxConnections = 64 // from other machines, and as many from this one
+	maxPerAddress  = 16 // of those, from one address or IPv6 /64
 	maxRequests    = 16 // at once, without streams
 	maxStreams     = 16 // at once
 	maxRequest     = 64 << 10
@@ -100,6 +101,7 @@ const (
 	pageBytes      = 1 << 20 // of a response that has pages, and a Service more
 	requestTimeout = 10 * time.Second
 	findingTimeout = time.Minute
+	headerTimeout  = 5 * time.Second  // of a handshake, and of the header of a request
 	writeTimeout   = 30 * time.Second // of a client that does not read
 )
 
@@ -127,6 +129,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the API: %w", err)
 	}
+	cfg.headerTimeout = cmp.Or(cfg.headerTimeout, headerTimeout)
 	cfg.retry, cfg.writeTimeout = cmp.Or(cfg.retry, retry), cmp.Or(cfg.writeTimeout, writeTimeout)
 	s := &Server{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.Default()), started: time.Now(),
