@@ -25,7 +25,7 @@ type Tab struct {
 }
 
 // patience limits a step in a page. A step takes well below a second.
-const patience = time.Minute
+const patience = await.Limit
 
 // Open starts Debian's chromium with one tab of a size in CSS pixels. It ends with the test.
 func Open(t *testing.T, width, height int) *Tab {

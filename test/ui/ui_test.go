@@ -254,7 +254,7 @@ func TestViewsAreAccessible(t *testing.T) {
 
 // Each planted fault is on the first page, with the words and the way to its runbook.
 func TestFaultsAreShown(t *testing.T) {
-	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 200}), 1280)
+	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 20}), 1280) // TestLoad is about many
 	tab.Text("payments/ledger: endpoint 10.244.2.66:9090 does not answer")
 	tab.Click("button", "more")
 	for _, want := range []string{
