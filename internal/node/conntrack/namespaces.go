@@ -219,13 +219,11 @@ func (n Namespace) Enter(f func() error) error {
 		return fmt.Errorf("open network namespace %s: %w", n, err)
 	}
 	defer h.Close()
-	return kernel.Do(h, func() error {
-		// Another process may have the id by now.
-		if inode, err := namespaceInode(ownNamespacePath); err != nil || inode != n.Inode {
-			return fmt.Errorf("enter network namespace %s: %w", n, os.ErrNotExist)
-		}
-		return f()
-	})
+	// Another process may have the id by now. While a name is made or removed, it is a plain file.
+	if inode, err := namespaceInode(fmt.Sprintf("/proc/self/fd/%d", h)); err != nil || inode != n.Inode {
+		return fmt.Errorf("enter network namespace %s: %w", n, os.ErrNotExist)
+	}
+	return kernel.Do(h, f)
 }
 
 // Do enters the namespace and calls f with its conntrack.

@@ -147,7 +147,12 @@ func TestALackOfRightsIsReportedOnce(t *testing.T) {
 // A page without namespaces is correct if nothing uses conntrack, and an error if nothing
 // could be read.
 func TestThatNothingCouldBeReadIsSaid(t *testing.T) {
-	locked := Namespace{Inode: 1, path: "/proc/self/ns/mnt"} // no thread can enter it
+	const path = "/proc/self/ns/mnt" // no network namespace: no thread can enter it as one
+	inode, err := namespaceInode(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	locked := Namespace{Inode: inode, path: path}
 	if list, err := readAll(t.Context(), []Namespace{locked, locked}, nil, Read); !errors.Is(err, ErrNothingRead) || len(list) > 0 {
 		t.Errorf("%v, %v", list, err)
 	}

@@ -149,6 +149,13 @@ func TestANamespaceThatVanishesIsSaidToBeGone(t *testing.T) {
 	if err := (Namespace{Inode: 1, path: "/proc/self/ns/net"}).Do(func(*Conn) error { return nil }); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("another namespace behind the same path: %v", err)
 	}
+	file := filepath.Join(t.TempDir(), "name")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Namespace{Inode: 1, path: file}).Do(func(*Conn) error { return nil }); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a name without its namespace: %v", err)
+	}
 }
 
 func TestTheKernelLogIsCounted(t *testing.T) {
