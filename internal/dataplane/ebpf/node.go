@@ -25,10 +25,12 @@ func (b *Backend) writeSettings(n *intent.Node) error {
 		return fmt.Errorf("list ports for SNAT: %w", err)
 	}
 	if !slices.Equal(lists.ports, b.snatPorts) {
-		for i, p := range lists.ports {
-			if err := b.m(tcMapSnatPorts).Put(uint32(i), p); err != nil {
-				return fmt.Errorf("write SNAT ports: %w", err)
-			}
+		indexes := make([]uint32, len(lists.ports))
+		for i := range indexes {
+			indexes[i] = uint32(i)
+		}
+		if _, err := b.m(tcMapSnatPorts).BatchUpdate(indexes, lists.ports, nil); err != nil {
+			return fmt.Errorf("write SNAT ports: %w", err)
 		}
 		b.snatPorts = lists.ports
 	}
