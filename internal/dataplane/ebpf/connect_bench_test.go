@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -53,7 +54,7 @@ func BenchmarkConnect(b *testing.B) {
 		if c.change != nil {
 			changes = append(changes, c.change)
 		}
-		c.packetNode = newPacketNode(b, changes...)
+		c.packetNode = newNode(b, ebpf.SchedCLS, changes...)
 		hooks := c.attachSockets(b, fmt.Sprint("connect-", i))
 		if c.change != nil {
 			ports := both(p, 8080)

@@ -133,7 +133,7 @@ func (d *DryRun) load() error {
 	if err := d.prepare(spec); err != nil {
 		return err
 	}
-	d.tc, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.shared(spec)})
+	d.tc, err = newCollection(spec, ebpf.CollectionOptions{MapReplacements: d.shared(spec)})
 	if err != nil {
 		return err
 	}

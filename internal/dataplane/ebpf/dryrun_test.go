@@ -3,6 +3,8 @@ package ebpf
 import (
 	"context"
 	"maps"
+	"os"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -26,36 +28,25 @@ func (n *packetNode) dryRun(t *testing.T, p DryRunPacket) *DryRunResult {
 	return r
 }
 
-// everything is the content of all maps that the programs may write.
-func (n *packetNode) everything(t *testing.T) map[string]int {
+// ownPins makes the node's network namespace the owner of its pins until the test ends, as New does.
+func (n *packetNode) ownPins(t *testing.T) {
 	t.Helper()
-	all := map[string]int{}
-	for name, m := range n.objects.maps {
-		if m.Type().String() == "SkStorage" {
-			continue
-		}
-		var key, value []byte
-		var values [][]byte
-		it := m.Iterate()
-		for perCPU(m.Type()) && it.Next(&key, &values) || !perCPU(m.Type()) && it.Next(&key, &value) {
-			if name != tcMapScratches {
-				all[name+string(key)+string(value)+string(slices.Concat(values...))]++
-			}
-		}
-	}
+	n.onThread(t, func() error { return claimPins(n.cfg.BPFFS) })
+	t.Cleanup(func() { ok(t, os.Remove(ownerPath(n.cfg.BPFFS))) })
+}
+
+// everything is the content of all maps that the programs may write for longer than a packet.
+func (n *packetNode) everything(t *testing.T) map[string]mapContent {
+	t.Helper()
+	all := n.contents(t, nil)
+	delete(all, tcMapScratches)
 	return all
 }
 
 // A dry run decides as the attached programs do, and leaves no trace in their maps.
 func TestPacketDryRun(t *testing.T) {
 	n := newPacketNode(t)
-	n.onThread(t, func() error {
-		own, err := kernel.CurrentNetns()
-		if err != nil {
-			return err
-		}
-		return setOwner(n.cfg.BPFFS, own)
-	})
+	n.ownPins(t)
 	if testing.Short() {
 		n.dryRuns(t, plans["IPv4"], protoTCP)
 		return
@@ -75,7 +66,7 @@ func (n *packetNode) dryRuns(t *testing.T, p *plan, proto uint8) {
 			packet := DryRunPacket{Hook: FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.Protocol(proto), Src: ap(p.client, 40000), Dst: ap(p.clusterIP, 80)}
 			before := n.everything(t)
 			dry := n.dryRun(t, packet)
-			if !maps.Equal(before, n.everything(t)) {
+			if !reflect.DeepEqual(before, n.everything(t)) {
 				t.Error("the dry run changed a map of the instance")
 			}
 			real := n.send(t, inEth0, frame{proto: proto, src: packet.Src, dst: packet.Dst, flags: first(proto)})
@@ -100,6 +91,7 @@ func (n *packetNode) dryRuns(t *testing.T, p *plan, proto uint8) {
 func TestPacketDryRunWithoutAFreePort(t *testing.T) {
 	n := newPacketNode(t)
 	n.onThread(t, func() error { return setOwner(n.cfg.BPFFS, kernel.NetnsID{}) })
+	t.Cleanup(func() { ok(t, os.Remove(ownerPath(n.cfg.BPFFS))) })
 	p := plans["IPv4"]
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	n.setSNATPorts(t, 50000)

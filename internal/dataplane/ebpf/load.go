@@ -175,7 +175,7 @@ func (o *objects) socketPrograms() map[ebpf.AttachType]*ebpf.Program {
 	return programs
 }
 
-// newCollection loads an object of an agent. Tests of maps and hooks replace it: they load
+// newCollection loads an object of an agent, or of a dry run. Tests of maps and hooks replace it: they load
 // programs that do nothing, which costs the verifier nothing.
 var newCollection = ebpf.NewCollectionWithOptions
 

@@ -271,6 +271,7 @@ func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
 // A packet does not notice.
 func TestPacketsOfFlowsCarriedOver(t *testing.T) {
 	n := newPacketNode(t)
+	n.spent = true // its programs and maps are replaced
 	p := plans["IPv4"]
 	setMigrations(t, fromV0)
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
@@ -291,7 +292,6 @@ func TestPacketsOfFlowsCarriedOver(t *testing.T) {
 		n.objects = o
 		return nil
 	})
-	t.Cleanup(func() { n.objects.close() })
 	for _, proto := range transports {
 		r := n.send(t, inTun0, frame{proto: proto, src: far, dst: seen[proto], flags: "S."})
 		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)

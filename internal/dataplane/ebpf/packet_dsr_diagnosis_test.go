@@ -5,10 +5,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/facts/model"
-	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // TestPacketDSRFlows lists the flows of a direct connection and of others at both nodes.
@@ -51,13 +52,8 @@ func (n *packetNode) listed(t *testing.T, port uint16) (found dataplane.Flow) {
 // and a dry run with both.
 func TestPacketDSRTrust(t *testing.T) {
 	d := newDSRNodes(t)
-	d.first.onThread(t, func() error {
-		own, err := kernel.CurrentNetns()
-		if err != nil {
-			return err
-		}
-		return setOwner(d.first.cfg.BPFFS, own)
-	})
+	d.first.ownPins(t)
+	t.Cleanup(stubSome(func(p *ebpf.ProgramSpec) bool { return p.Name == tcProgFromPod })) // of the dry runs
 	p := plans["IPv4"]
 	d.serve(t, p)
 	id := d.backendID(t, ap(p.far, 8080))
@@ -91,13 +87,8 @@ func TestPacketDSRTrust(t *testing.T) {
 // programs do.
 func TestPacketDSRDryRunKnowsTheCarrier(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	d.first.onThread(t, func() error {
-		own, err := kernel.CurrentNetns()
-		if err != nil {
-			return err
-		}
-		return setOwner(d.first.cfg.BPFFS, own)
-	})
+	d.first.ownPins(t)
+	t.Cleanup(stubSome(func(p *ebpf.ProgramSpec) bool { return p.Name == tcProgFromPod })) // of the dry runs
 	p := plans["IPv4"]
 	d.serve(t, p)
 	for i, carrier := range []tcDsrCarrierKind{tcDsrCarrierKindDSR_BY_OPTION, tcDsrCarrierKindDSR_BY_GUE, tcDsrCarrierKindDSR_BY_NOTHING} {

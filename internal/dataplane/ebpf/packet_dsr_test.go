@@ -31,7 +31,7 @@ func newDSRHome(t testing.TB, keys ...DSRKey) *packetNode {
 	pods := map[netip.Addr]attach.Pod{}
 	for _, p := range plans {
 		pods[p.far] = attach.Pod{Ifindex: n.ifindex["pod1"], PodMAC: podMAC("pod1"), HostMAC: n.mac["pod1"]}
-		n.onThread(t, func() error { return n.routeTo(p.far, "pod1") })
+		n.routeTo(t, p.far, "pod1")
 	}
 	n.onPods(attach.PodChanges{Full: true, Upserts: pods})
 	return n

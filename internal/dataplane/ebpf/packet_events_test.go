@@ -34,7 +34,12 @@ type eventNode struct {
 
 func newEventNode(t testing.TB, change ...func(*Config)) *eventNode {
 	t.Helper()
-	n := &eventNode{packetNode: newPacketNode(t, append([]func(*Config){reportAll}, change...)...)}
+	return readEvents(t, newPacketNode(t, append([]func(*Config){reportAll}, change...)...))
+}
+
+func readEvents(t testing.TB, of *packetNode) *eventNode {
+	t.Helper()
+	n := &eventNode{packetNode: of}
 	n.ports.names = &n.services
 	ring, err := ringbuf.NewReader(n.m(tcMapEvents))
 	ok(t, err)

@@ -250,10 +250,10 @@ func (n *packetNode) send(t testing.TB, hook at, f frame) result {
 
 func (n *packetNode) sendRaw(t testing.TB, hook at, in []byte) result {
 	t.Helper()
-	before := n.counters(t)
+	before := n.countersNow(t)
 	code, out, err := n.run(hook, in, 0, n.sumFlag(in))
 	ok(t, err)
-	after := n.counters(t)
+	after := n.countersNow(t)
 	r := result{code: code, out: out, verdicts: map[tcVerdict]uint64{}}
 	for i := range after {
 		if d := after[i] - before[i]; d > 0 {

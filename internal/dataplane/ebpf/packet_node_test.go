@@ -9,9 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -89,14 +87,22 @@ func eachFamily(t *testing.T, n *packetNode, f func(t *testing.T, p *plan)) {
 // packetNode is a node that has programs and maps but no network.
 type packetNode struct {
 	*Backend
-	calls      chan func() // for the one thread that is in the namespace
-	ns         netns.NsHandle
-	cpu        unix.CPUSet
-	inside     bool // the caller is in the namespace itself
-	ifindex    map[string]int
-	mac        map[string]net.HardwareAddr
-	nextHopOff uint32   // of struct next_hop in struct scratch
-	last       []uint64 // counters as invariants last saw them
+	// key, and what makes the node that of a later test; see nodePool.
+	key           string
+	bpffs         string
+	described     map[string]mapContent // of maps, after describe
+	network, pins []string
+	spent         bool // the test has changed what the pool does not compare
+
+	calls   chan func()    // for the one thread that is in the namespace
+	ended   sync.WaitGroup // for that thread
+	ns      netns.NsHandle
+	cpu     unix.CPUSet
+	inside  bool // the caller is in the namespace itself
+	ifindex map[string]int
+	mac     map[string]net.HardwareAddr
+	last    []uint64 // counters after the last packet; nil: others may have come
+	live    bool     // programs are attached, so that packets come by themselves
 	// freshened is when tc last got a frame of the flow freshFor, which XDP may send since.
 	freshened time.Time
 	freshFor  tcTuple
@@ -122,21 +128,24 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// newPacketNode makes a node that lives as long as the test.
+// newPacketNode returns a node for the test alone, with nothing in its maps but what describe writes.
+// It has no socket hooks.
 func newPacketNode(t testing.TB, change ...func(*Config)) *packetNode {
+	t.Helper()
+	return newNode(t, ebpf.CGroupSockAddr, change...)
+}
+
+// newNode returns a node whose programs of one type do nothing.
+func newNode(t testing.TB, unused ebpf.ProgramType, change ...func(*Config)) *packetNode {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes a network namespace and loads BPF programs")
 	}
-	n := &packetNode{calls: make(chan func()), ifindex: map[string]int{}, mac: map[string]net.HardwareAddr{}}
-	var thread sync.WaitGroup
-	thread.Go(n.thread)
-	t.Cleanup(func() { close(n.calls); thread.Wait(); n.ns.Close() })
-	n.onThread(t, n.makeNetns)
-	n.onThread(t, n.makeInterfaces)
-	n.onThread(t, func() error { return n.load(t, change) })
-	n.onThread(t, n.describe)
-	ok(t, n.findNextHop())
+	cfg := Config{CgroupRoot: "/sys/fs/cgroup", FlowTableSize: 8192, MaxFrontends: 1024, MaxEndpoints: 1024}
+	for _, f := range change {
+		f(&cfg)
+	}
+	n := nodes.take(t, cfg, unused)
 	arp := append(make([]byte, 12), 0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1)
 	_, _, err := n.run(inEth0, arp, 0, testChecksumComplete)
 	n.checksComplete = err == nil
@@ -196,36 +205,45 @@ func currentCPU() (int, error) {
 	return 0, errors.New("no CPU may be used")
 }
 
-// load does what New and the attacher would.
-func (n *packetNode) load(t testing.TB, change []func(*Config)) error {
-	dir := filepath.Join(t.TempDir(), "bpf")
-	cfg := Config{
-		BPFFS: dir, CgroupRoot: "/sys/fs/cgroup", Log: slog.New(slog.DiscardHandler),
-		FlowTableSize: 8192, MaxFrontends: 1024, MaxEndpoints: 1024,
-	}
-	for _, f := range change {
-		f(&cfg)
-	}
-	if err := errors.Join(cfg.Validate(), kernel.EnsureBPFFS(dir)); err != nil {
+// nodeFeatures probes the kernel once: all nodes have the same.
+var nodeFeatures = sync.OnceValues(func() (kernel.Features, error) {
+	_ = kernel.LoadConntrack()
+	return kernel.Probe(kernel.Place{BPFFS: nodes.root})
+})
+
+// load loads the programs, as New does.
+func (n *packetNode) load(cfg Config) error {
+	cfg.Log = slog.New(slog.DiscardHandler)
+	if err := errors.Join(cfg.Validate(), kernel.EnsureBPFFS(cfg.BPFFS)); err != nil {
 		return err
 	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	_ = kernel.LoadConntrack()
-	features, err := kernel.Probe(kernel.Place{BPFFS: dir})
+	features, err := nodeFeatures()
 	if err != nil {
 		return err
 	}
+	n.bpffs, n.Backend = cfg.BPFFS, &Backend{cfg: cfg}
+	n.objects, err = load(&n.cfg, features)
+	return err
+}
+
+// begin does what New and the attacher do when the programs are loaded.
+func (n *packetNode) begin(t testing.TB) {
+	t.Helper()
 	n.Backend = &Backend{
-		cfg: cfg, ports: &portTable{}, traversing: map[netip.Addr]traversal{}, pods: map[netip.Addr]attach.Pod{},
+		cfg: n.cfg, objects: n.objects, ports: &portTable{}, traversing: map[netip.Addr]traversal{}, pods: map[netip.Addr]attach.Pod{},
 	}
-	if n.objects, err = load(&n.cfg, features); err != nil {
-		return err
-	}
-	t.Cleanup(n.objects.close)
-	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP); err != nil {
-		return err
-	}
-	return n.reread()
+	var err error
+	n.objects.filter, err = openFilter(n.objects)
+	ok(t, err)
+	n.policies, err = openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP)
+	ok(t, err)
+	ok(t, n.reread())
+	n.onThread(t, n.describe)
+}
+
+var nodeSysctls = map[string]string{
+	"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1",
+	"net.ipv4.icmp_ratelimit": "0", "net.ipv6.icmp.ratelimit": "0", // but see TestPacketAnswers
 }
 
 func (n *packetNode) makeInterfaces() error {
@@ -238,10 +256,7 @@ func (n *packetNode) makeInterfaces() error {
 			return fmt.Errorf("make %s: %w", link.name, err)
 		}
 	}
-	for name, value := range map[string]string{
-		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1",
-		"net.ipv4.icmp_ratelimit": "0", "net.ipv6.icmp.ratelimit": "0", // but see TestPacketAnswers
-	} {
+	for name, value := range nodeSysctls {
 		if err := kernel.WriteSysctl(name, value); err != nil {
 			return err
 		}
@@ -309,13 +324,14 @@ func (n *packetNode) makeRoutes(p *plan) error {
 	return errors.Join(errs...)
 }
 
-// routeTo leads to one address by a device.
-func (n *packetNode) routeTo(a netip.Addr, dev string) error {
+// routeTo leads to one address by a device until the test ends.
+func (n *packetNode) routeTo(t testing.TB, a netip.Addr, dev string) {
+	t.Helper()
 	_, dst, err := net.ParseCIDR(netip.PrefixFrom(a, a.BitLen()).String())
-	if err != nil {
-		return err
-	}
-	return netlink.RouteReplace(&netlink.Route{Dst: dst, LinkIndex: n.ifindex[dev]})
+	ok(t, err)
+	route := &netlink.Route{Dst: dst, LinkIndex: n.ifindex[dev]}
+	n.onThread(t, func() error { return netlink.RouteReplace(route) })
+	t.Cleanup(func() { n.onThread(t, func() error { return netlink.RouteDel(route) }) })
 }
 
 func podMAC(name string) net.HardwareAddr {
@@ -442,16 +458,26 @@ func (n *packetNode) run(hook at, frame []byte, gso uint32, flags uint32) (int, 
 	if hook.prog == xdpProgXdpFromNetwork {
 		opts.Context, opts.Flags = xdpMD{DataEnd: uint32(len(frame)), IngressIfindex: ctx.Ifindex}, 0
 	}
+	n.last = nil
 	var code uint32
 	var err error
 	n.do(func() { code, err = n.objects.programs[hook.prog].Run(&opts) })
 	return int(int32(code)), opts.DataOut, err
 }
 
-// counters are the verdicts so far.
+// countersNow are the verdicts so far. They are not read again if no packet came since the last time:
+// that takes longer than a packet.
+func (n *packetNode) countersNow(t testing.TB) []uint64 {
+	t.Helper()
+	if n.last == nil || n.live {
+		n.last = n.counters(t)
+	}
+	return n.last
+}
+
+// counters reads the verdicts.
 func (n *packetNode) counters(t testing.TB) []uint64 {
 	t.Helper()
-	n.last = nil
 	cpus := ebpf.MustPossibleCPU()
 	keys := make([]uint32, tcVerdictVERDICTS)
 	values := make([]uint64, int(tcVerdictVERDICTS)*cpus)
@@ -467,23 +493,22 @@ func (n *packetNode) counters(t testing.TB) []uint64 {
 	return sums
 }
 
-// findNextHop learns where the last packet's way is kept.
-func (n *packetNode) findNextHop() error {
+// nextHopOffset is the place of the last packet's next hop in struct scratch, in bytes.
+var nextHopOffset = sync.OnceValues(func() (uint32, error) {
 	spec, err := loadTc()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var s *btf.Struct
 	if err := spec.Types.TypeByName("scratch", &s); err != nil {
-		return err
+		return 0, err
 	}
-	i := slices.IndexFunc(s.Members, func(m btf.Member) bool { return m.Name == "next_hop" })
-	if i < 0 {
-		return errors.New("struct scratch has no next_hop")
+	offset, found := member(s, "next_hop")
+	if found == nil {
+		return 0, errors.New("struct scratch has no next_hop")
 	}
-	n.nextHopOff = s.Members[i].Offset.Bytes()
-	return nil
-}
+	return offset, nil
+})
 
 // nextHop is struct next_hop of bpf/lib/lookup/next_hop.h: where the last packet was sent.
 type nextHop struct {
@@ -502,10 +527,12 @@ const (
 // lastNextHop reads it. There is one per CPU, and n uses one CPU.
 func (n *packetNode) lastNextHop(t testing.TB) nextHop {
 	t.Helper()
+	offset, err := nextHopOffset()
+	ok(t, err)
 	var cpus [][]byte
 	ok(t, n.m(tcMapScratches).Lookup(uint32(0), &cpus))
 	for _, b := range cpus {
-		b = b[n.nextHopOff:]
+		b = b[offset:]
 		if w := (nextHop{kind: binary.NativeEndian.Uint32(b), ifindex: int(binary.NativeEndian.Uint32(b[4:]))}); w != (nextHop{}) {
 			switch binary.NativeEndian.Uint32(b[28:]) {
 			case unix.AF_INET:

@@ -403,6 +403,7 @@ func receiveSCTP(t *testing.T, fd int) (header []byte, v *view) {
 
 // attachByFilter attaches a program to the ingress of a device, as before Linux 6.6.
 func (n *packetNode) attachByFilter(iface, program string) error {
+	n.live = true
 	clsact := netlink.QdiscAttrs{LinkIndex: n.ifindex[iface], Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
 	if err := netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: clsact, QdiscType: "clsact"}); err != nil {
 		return err

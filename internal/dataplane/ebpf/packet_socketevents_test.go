@@ -25,11 +25,11 @@ import (
 	"spillway.dev/spillway/test/await"
 )
 
-// newSocketNode is an eventNode whose socket hooks are attached. The test's own process is in
-// their cgroup until the test ends.
+// newSocketNode is an eventNode whose socket hooks are attached, and whose tc programs do nothing. The
+// test's own process is in their cgroup until the test ends.
 func newSocketNode(t *testing.T, change ...func(*Config)) *eventNode {
 	t.Helper()
-	n := newEventNode(t, change...)
+	n := readEvents(t, newNode(t, ebpf.SchedCLS, append([]func(*Config){reportAll}, change...)...))
 	before := ownCgroup(t)
 	cgroup := n.attachSockets(t, "sockets")
 	join(t, cgroup)
@@ -64,6 +64,7 @@ func (n *packetNode) attachSockets(t testing.TB, name string) string {
 	cgroup := filepath.Join(mount, fmt.Sprintf("spw-test-%d-%s", os.Getpid(), name))
 	ok(t, os.Mkdir(cgroup, 0o755))
 	t.Cleanup(func() { ok(t, os.Remove(cgroup)) })
+	n.live, n.spent = true, true // its sockets may wait in TIME_WAIT
 	ok(t, attach.AttachCgroup(n.cfg.BPFFS, cgroup, n.objects.socketPrograms()))
 	t.Cleanup(func() { ok(t, attach.DetachCgroup(n.cfg.BPFFS)) })
 	n.onThread(t, func() error {

@@ -109,7 +109,7 @@ func TestPortsAfterFailureOfAnyWrite(t *testing.T) {
 }
 
 func failAnyWrite(t *testing.T, seed uint64) {
-	m, fresh := newPortMaps(t, 1<<10, 1<<10), newPortMaps(t, 1<<10, 1<<10)
+	m, fresh := newPortMaps(t, 1<<7, 1<<7), newPortMaps(t, 1<<7, 1<<7)
 	watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
 	w := newPortWorld(seed)
 	for range 12 {

@@ -406,9 +406,13 @@ func newQueue(t *testing.T) int {
 	return ends[0]
 }
 
-// endHundredThousand: one walk ends 100,000 sockets, and new connect() calls succeed meanwhile.
+// endHundredThousand: one walk ends 100,000 sockets, and new connect() calls succeed meanwhile. With
+// -short it ends 20,000: they take several reads of the kernel's list, too.
 func (n *eventNode) endHundredThousand(t *testing.T) {
-	const count = 100_000
+	count := 100_000
+	if testing.Short() {
+		count = 20_000
+	}
 	p := plans["IPv4"]
 	n.serve(t, both(p, 8080)...)
 	to, opened := ap(p.clusterIP, 80), 0
@@ -447,7 +451,7 @@ func (n *eventNode) endHundredThousand(t *testing.T) {
 	close(stop)
 	text := <-connects
 	t.Logf("%d sockets ended in %v; %s", count, took, text)
-	if ended := n.ends.counts[1][endDone].Load() - before; ended != count {
+	if ended := n.ends.counts[1][endDone].Load() - before; ended != uint64(count) {
 		t.Errorf("%d of %d sockets ended; outcomes %v", ended, count, &n.ends.counts[1])
 	}
 	if strings.HasPrefix(text, "0 of 0 ") || !strings.HasPrefix(text, "0 of ") {
