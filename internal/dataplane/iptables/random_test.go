@@ -119,12 +119,17 @@ func (w *randomWorld) state() intent.State {
 }
 
 // TestAThousandChangesEndInWhatOneFullSyncWrites compares incremental syncs with a full
-// sync at every step, and with the kernel in between and at the end.
+// sync at every step, and with the kernel in between and at the end. With -short it ends after 400
+// changes: the others are more of the same generator.
 func TestAThousandChangesEndInWhatOneFullSyncWrites(t *testing.T) {
+	changes := 1000
+	if testing.Short() {
+		changes = 400
+	}
 	eachVariant(t, func(b *bench) {
 		be, w := b.open(), newRandomWorld(11)
 		b.replace(be)
-		for made := 0; made < 1000; {
+		for made := 0; made < changes; {
 			var c intent.Changes
 			for range 1 + w.IntN(8) {
 				w.change(&c)
