@@ -241,7 +241,7 @@ struct tcp_side {
 	__u8 scale;	   /* window scale of this side (RFC 7323) */
 	__u8 peer_scale;
 	__u8 first_scale;  /* window scale of the first SYN, if another SYN followed */
-	__u8 pad;
+	__u8 reset;	   /* this side has sent an RST that the other side has accepted */
 };
 
 /* The verification tags of SCTP, as one direction's entry has them (flow/sctp.h). 0: unknown. */

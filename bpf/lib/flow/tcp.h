@@ -7,10 +7,12 @@
  *   ACK      the client's ACK acknowledges the SYN-ACK: a forger of the client's address has
  *            not received its number
  *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
- *   RST      with the number that the other side expects: closes the flow at once. With the
- *            number after the sender's last byte (RFC 5961, 3.2): a later valid segment
- *            cancels it. An RST that rejects an ACK of no SYN of the client's leaves the
- *            handshake open (RFC 9293, 3.10.7.3)
+ *   RST      with the number that the other side expects: closes the flow at once. Only a
+ *            later segment of its sender cancels it, for the other side accepts it (RFC 5961,
+ *            3.2). What that side sent before may come late. With the number after the
+ *            sender's last byte: a later valid segment of either side cancels it. An RST that
+ *            rejects an ACK of no SYN of the client's leaves the handshake open (RFC 9293,
+ *            3.10.7.3)
  *   FIN      counts after the other side has acknowledged it; data beyond it cancel it
  *   SYN      reopens a connection that has ended, see flow_reopens
  *
@@ -183,6 +185,15 @@ static __always_inline void flow_close(struct flow *f, struct flow *reverse, con
 		reverse->slot = slot;
 }
 
+/* Forgets the RSTs of both sides. */
+static __always_inline void tcp_cancel_reset(struct flow *f, struct flow *reverse)
+{
+	f->flags &= ~FLOW_RESET;
+	reverse->flags &= ~FLOW_RESET;
+	f->tcp.reset = 0;
+	reverse->tcp.reset = 0;
+}
+
 /* Resumes a connection that looked closed or closing. */
 static __always_inline void flow_resume(struct flow *f, struct flow *reverse,
 					const struct packet *p)
@@ -271,8 +282,7 @@ static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f,
 	}
 	if (f->state == FLOW_NEW || p->flags & PACKET_SYN || !tcp_confirms(f, reverse, p))
 		return answered_directly(f, p) ? TCP_RENEWS : TCP_IGNORED;
-	f->flags &= ~FLOW_RESET;
-	reverse->flags &= ~FLOW_RESET;
+	tcp_cancel_reset(f, reverse);
 	f->tcp.end = reverse->tcp.ack;
 	f->tcp.ack = p->ack;
 	tcp_share(f, reverse);
@@ -414,10 +424,12 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 			flow_set_state(f, reverse, FLOW_NEW);
 			return TCP_IGNORED;
 		}
-		if (tcp_reset_proved(f, reverse, p))
+		if (tcp_reset_proved(f, reverse, p)) {
 			flow_close(f, reverse, p);
-		else
+			f->tcp.reset = 1;
+		} else {
 			flow_set_state(f, reverse, FLOW_LAST_ACK);
+		}
 		f->flags |= FLOW_RESET;
 		reverse->flags |= FLOW_RESET;
 		return TCP_COUNTS;
@@ -432,9 +444,10 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	if (!tcp_belongs(f, reverse, p, s))
 		return f->state == FLOW_CLOSED ? TCP_IGNORED : TCP_COUNTS;
 	if (f->flags & FLOW_RESET) {
+		if (reverse->tcp.reset)
+			return TCP_IGNORED;
 		/* The RST was not valid: the connection continues. */
-		f->flags &= ~FLOW_RESET;
-		reverse->flags &= ~FLOW_RESET;
+		tcp_cancel_reset(f, reverse);
 		flow_resume(f, reverse, p);
 	}
 	tcp_finish(f, reverse, p);

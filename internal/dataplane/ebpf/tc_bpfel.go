@@ -484,7 +484,7 @@ type tcTcpSide struct {
 	Scale      uint8
 	PeerScale  uint8
 	FirstScale uint8
-	Pad        uint8
+	Reset      uint8
 }
 
 type tcTraffic struct {
