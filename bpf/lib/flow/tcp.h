@@ -7,12 +7,11 @@
  *   ACK      the client's ACK acknowledges the SYN-ACK: a forger of the client's address has
  *            not received its number
  *   segment  ends within a window of the sender's last byte (RFC 9293, 3.4)
- *   RST      with the number that the other side expects: closes the flow at once. Only a
- *            later segment of its sender cancels it, for the other side accepts it (RFC 5961,
- *            3.2). What that side sent before may come late. With the number after the
- *            sender's last byte: a later valid segment of either side cancels it. An RST that
- *            rejects an ACK of no SYN of the client's leaves the handshake open (RFC 9293,
- *            3.10.7.3)
+ *   RST      with the number that the other side expects: closes the flow at once, since that
+ *            side accepts it (RFC 5961, 3.2). Only new data of its sender cancels it: what both
+ *            sent before may come late. With the number after the sender's last byte: a later
+ *            valid segment cancels it. An RST that rejects an ACK of no SYN of the client's
+ *            leaves the handshake open (RFC 9293, 3.10.7.3)
  *   FIN      counts after the other side has acknowledged it; data beyond it cancel it
  *   SYN      reopens a connection that has ended, see flow_reopens
  *
@@ -192,6 +191,14 @@ static __always_inline void tcp_cancel_reset(struct flow *f, struct flow *revers
 	reverse->flags &= ~FLOW_RESET;
 	f->tcp.reset = 0;
 	reverse->tcp.reset = 0;
+}
+
+/* Did one side accept the other's RST, which this packet need not follow? */
+static __always_inline int tcp_reset_stands(const struct flow *f, const struct flow *reverse,
+					    const struct packet *p)
+{
+	return f->flags & FLOW_RESET &&
+	       (reverse->tcp.reset || (f->tcp.reset && !seq_before(f->tcp.end, p->seq_end)));
 }
 
 /* Resumes a connection that looked closed or closing. */
@@ -441,11 +448,11 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	} else if (p->flags & PACKET_SYN) {
 		return tcp_syn_in_connection(f, reverse, p);
 	}
+	if (tcp_reset_stands(f, reverse, p))
+		return TCP_IGNORED;
 	if (!tcp_belongs(f, reverse, p, s))
 		return f->state == FLOW_CLOSED ? TCP_IGNORED : TCP_COUNTS;
 	if (f->flags & FLOW_RESET) {
-		if (reverse->tcp.reset)
-			return TCP_IGNORED;
 		/* The RST was not valid: the connection continues. */
 		tcp_cancel_reset(f, reverse);
 		flow_resume(f, reverse, p);

@@ -124,21 +124,20 @@ func forgedRSTInWindow(t *testing.T, c *conn) {
 }
 
 // exactRSTIsUndone: an RST that fits may still be forged; what goes on lives on. The other end
-// accepts an RST with the number that it expects (RFC 5961, 3.2), so only what its sender says
-// later undoes it: the other end's packets may have been under way. A number after bytes that are
-// not acknowledged yet may be another than that end expects: it challenges such an RST.
+// accepts an RST with the number that it expects (RFC 5961, 3.2), so only new data of its sender
+// undo it: other packets may have been under way. A number after bytes that are not acknowledged
+// yet may be another than that end expects: it challenges such an RST.
 func exactRSTIsUndone(t *testing.T, c *conn) {
-	c.say(t, "R")
-	c.say(t, "<.")
+	c.talk(t, "R", "<.", ".")
 	c.say(t, "<P.", 'd')
 	c.wantState(t, tcFlowStateFLOW_CLOSED)
-	c.say(t, ".")
+	c.say(t, "P.", 'd')
 	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
-	c.say(t, "<R.")
-	c.say(t, ".")
+	c.talk(t, "<.", ".", "<R.", ".", "<.")
 	c.wantState(t, tcFlowStateFLOW_CLOSED)
-	c.say(t, "<.")
+	c.say(t, "<P.", 'd')
 	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.talk(t, ".")
 	c.say(t, "P.", 'd')
 	c.say(t, "R")
 	c.wantState(t, tcFlowStateFLOW_LAST_ACK)
