@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os/exec"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -50,6 +51,9 @@ func (s step) run(ctx context.Context, r *report) {
 	cmd := exec.CommandContext(ctx, s.argv[0], s.argv[1:]...)
 	cmd.Dir = s.dir
 	cmd.WaitDelay = time.Minute // for what a test has left behind with the pipe
+	// An interrupted test ends its agents, and go test does not interrupt it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	failed, err := false, error(nil)

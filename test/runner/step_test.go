@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"spillway.dev/spillway/test/await"
 )
 
 func TestStepsRunInOrder(t *testing.T) {
@@ -30,5 +33,28 @@ func TestStepsRunInOrder(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("output lacks %q:\n%s", want, out.String())
 		}
+	}
+}
+
+// TestAnInterruptReachesWhatAStepStarted: an interrupted run ends the children of its commands,
+// which may have agents of their own to end.
+func TestAnInterruptReachesWhatAStepStarted(t *testing.T) {
+	dir := t.TempDir()
+	child := `trap "touch ended; exit 1" INT; touch begun; while :; do sleep 0.1; done`
+	ctx, interrupt := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runSteps(ctx, []step{{name: "tests", dir: dir, argv: []string{"sh", "-c", "sh -c '" + child + "'; true"}}}, newReport(&bytes.Buffer{}))
+	}()
+	exists := func(name string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	}
+	await.True(t, "the child begins", func() bool { return exists("begun") })
+	interrupt()
+	<-done
+	if !exists("ended") {
+		t.Error("the interrupt did not reach the child")
 	}
 }
