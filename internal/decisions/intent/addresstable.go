@@ -74,10 +74,14 @@ func (c requester) rank() int {
 func compareRequesters(a, b requester) int {
 	return cmp.Or(
 		cmp.Compare(a.rank(), b.rank()),
-		trueFirst(!a.created().IsZero(), !b.created().IsZero()),
-		a.created().Compare(b.created()),
+		compareAges(a.created(), b.created()),
 		a.id().Compare(b.id()),
 	)
+}
+
+// compareAges puts the older creationTimestamp first, and a known one before none.
+func compareAges(a, b time.Time) int {
+	return cmp.Or(trueFirst(!a.IsZero(), !b.IsZero()), a.Compare(b))
 }
 
 // displaces reports whether the first requester takes the key from its holder: one of another

@@ -165,7 +165,9 @@ func (b *budget) divide(services map[model.Name]*service) (changed []*service) {
 
 // choose refuses the Services of a namespace that do not fit into its share, the youngest first.
 func (b *budget) choose(list []*service, share entries) {
-	slices.SortFunc(list, compareAges)
+	slices.SortFunc(list, func(a, b *service) int {
+		return cmp.Or(compareAges(a.spec.Created, b.spec.Created), a.name.Compare(b.name))
+	})
 	var used entries
 next:
 	for _, e := range list {
@@ -177,14 +179,6 @@ next:
 		}
 		used.add(e.entries, 1)
 	}
-}
-
-func compareAges(a, b *service) int {
-	return cmp.Or(
-		trueFirst(!a.spec.Created.IsZero(), !b.spec.Created.IsZero()),
-		a.spec.Created.Compare(b.spec.Created),
-		a.name.Compare(b.name),
-	)
 }
 
 // shareSteps is the number of sizes that a share can have. With a few, a change of one
