@@ -76,6 +76,9 @@ func NodeErrorOf(node error, failed map[intent.PortID]error) error {
 
 // Error names the Node's error or one failed port, and counts the other ports.
 func (e *PortErrors) Error() string {
+	if e.Node != nil && len(e.Errors) == 0 {
+		return e.Node.Error()
+	}
 	if e.Node != nil {
 		return fmt.Sprintf("%v (and %d ports)", e.Node, len(e.Errors))
 	}
