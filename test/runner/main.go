@@ -2,7 +2,7 @@
 // tests, with each dataplane. It prints one line for each step and package, and at the end
 // what took longest.
 //
-//	go run ./test/runner [-all] [-only tests|checks] [-p 3]
+//	go run ./test/runner [-all] [-only tests|checks] [-p N]
 //
 // A failure does not stop it: it runs all steps, and ends with an error. It also fails when
 // a test skips that allow.txt does not list. A test that cannot run on some machine skips.
@@ -32,7 +32,7 @@ func run() error {
 	var o options
 	flag.BoolVar(&o.all, "all", false, "run everything: the long tests, each suite with each dataplane, real clusters")
 	flag.StringVar(&o.only, "only", "", "run a part: tests, without installation and checks, or checks")
-	flag.IntVar(&o.packages, "p", 3, "packages that a step tests at once")
+	flag.IntVar(&o.packages, "p", 4, "packages that a step tests at once")
 	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "timeout of the tests of one package")
 	flag.Parse()
 	plan, err := o.plan()

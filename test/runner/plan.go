@@ -56,15 +56,16 @@ var first = []string{
 	"test/e2e",
 	"test/hostile",
 	"internal/dataplane/ebpf",
+	"test/ui",
 	"test/flows",
 	"test/controlplane",
-	"test/files",
-	"test/ui",
 	"test/privilege",
 	"internal/dataplane/nftables",
 	"internal/dataplane/iptables",
+	"test/files",
+	"test/scale",
 	"lab/soak",
-	"test/docs",
+	"internal/node/dnat",
 }
 
 // tests are the steps that run tests.
