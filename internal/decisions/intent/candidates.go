@@ -112,16 +112,17 @@ func onNode(ep *model.Endpoint, node string) bool {
 	return node != "" && ep.Node == node
 }
 
-// compareCandidates sorts by address. While an endpoint moves between slices both contain
-// it, so of two with one address the more useful comes first: the one on this node, as in
-// kube-proxy, then by conditions.
+// compareCandidates sorts by address, and of two with one address the more useful comes first.
+// While an endpoint moves between slices both contain it. And a network may give a pod the
+// address of another one that still terminates, on another node perhaps: the one that stays
+// counts, as in kube-proxy 1.36 (pkg/proxy/endpointslicecache.go).
 func compareCandidates(a, b candidate) int {
 	return cmp.Or(
 		a.addr.Compare(b.addr),
-		trueFirst(a.onThisNode, b.onThisNode),
+		trueFirst(!a.ep.Terminating, !b.ep.Terminating),
 		trueFirst(a.ep.Ready, b.ep.Ready),
 		trueFirst(a.ep.Serving, b.ep.Serving),
-		trueFirst(!a.ep.Terminating, !b.ep.Terminating),
+		trueFirst(a.onThisNode, b.onThisNode),
 		trueFirst(a.ep.Pod.Name != "", b.ep.Pod.Name != ""),
 	)
 }
