@@ -20,6 +20,7 @@ type Reason string
 // The reasons.
 const (
 	NoAgent    Reason = "NoAgent"    // the node has none
+	NotProven  Reason = "NotProven"  // it has a Pod that only looks like an agent
 	NotRunning Reason = "NotRunning" // its container does not run
 	TooOld     Reason = "TooOld"     // it has no api-pipe, or not the method
 	NoAPI      Reason = "NoAPI"      // it does not serve its API

@@ -75,7 +75,7 @@ func (c FakeCluster) Delete(node string) {
 	c.pods = slices.DeleteFunc(c.pods, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
 }
 
-// Deny refuses requests: "pods" of all namespaces, "pods NAMESPACE", "nodes", "exec".
+// Deny refuses requests: "RESOURCE NAMESPACE", "nodes", "exec".
 func (c FakeCluster) Deny(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

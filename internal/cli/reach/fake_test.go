@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,8 +18,12 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/remotecommand"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -41,8 +47,12 @@ type apiServer struct {
 	mu           sync.Mutex
 	nodes        []string
 	pods         []corev1.Pod
+	sets         []appsv1.DaemonSet
+	revisions    []appsv1.ControllerRevision
+	bindings     []rbacv1.ClusterRoleBinding
 	exec         map[string]execFunc // by Pod
-	denied       map[string]bool     // "pods" of all namespaces, "pods NAMESPACE", "nodes", "exec"
+	denied       map[string]bool     // "RESOURCE NAMESPACE", "nodes", "clusterrolebindings", "exec"
+	pages        int                 // answers that were not the last of their list
 	noWebSocket  bool
 	noSPDY       bool
 	webSockets   atomic.Int32
@@ -55,11 +65,20 @@ type execFunc func(ctx context.Context, stdin io.Reader, stdout, stderr io.Write
 
 func newAPIServer(t *testing.T) *apiServer {
 	t.Helper()
-	s := &apiServer{namespace: usualNamespace, exec: map[string]execFunc{}, denied: map[string]bool{}}
+	s := &apiServer{namespace: UsualNamespace, exec: map[string]execFunc{}, denied: map[string]bool{"clusterrolebindings": true}}
+	s.sets = []appsv1.DaemonSet{daemonSet(s.namespace, "spillway:2")}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /api/v1/pods", s.listPods)
 	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/pods", s.listPods)
 	mux.HandleFunc("GET /api/v1/nodes", s.listNodes)
+	mux.HandleFunc("GET /apis/apps/v1/namespaces/{namespace}/daemonsets", func(w http.ResponseWriter, r *http.Request) {
+		listed(s, w, r, "daemonsets", "apps/v1", "DaemonSetList", s.sets)
+	})
+	mux.HandleFunc("GET /apis/apps/v1/namespaces/{namespace}/controllerrevisions", func(w http.ResponseWriter, r *http.Request) {
+		listed(s, w, r, "controllerrevisions", "apps/v1", "ControllerRevisionList", s.revisions)
+	})
+	mux.HandleFunc("GET /apis/rbac.authorization.k8s.io/v1/clusterrolebindings", func(w http.ResponseWriter, r *http.Request) {
+		listed(s, w, r, "clusterrolebindings", "rbac.authorization.k8s.io/v1", "ClusterRoleBindingList", s.bindings)
+	})
 	mux.HandleFunc("GET /api/v1/nodes/{name}", s.getNode)
 	mux.HandleFunc("/api/v1/namespaces/{namespace}/pods/{pod}/exec", s.serveExec)
 	s.Server = httptest.NewServer(mux)
@@ -80,13 +99,39 @@ func (s *apiServer) cluster(t *testing.T, change func(*Config)) *Cluster {
 	return c
 }
 
+// agentLabels are those of the chart.
+var agentLabels = map[string]string{"app.kubernetes.io/name": "spillway"}
+
+// daemonSet returns one of agents, as the chart renders it.
+func daemonSet(namespace, image string) appsv1.DaemonSet {
+	return appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "spillway", UID: types.UID("set-in-" + namespace), Labels: agentLabels},
+		Spec: appsv1.DaemonSetSpec{Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: agentLabels},
+			Spec: corev1.PodSpec{HostNetwork: true, ServiceAccountName: "spillway", Containers: []corev1.Container{
+				{Name: "agent", Image: image, ImagePullPolicy: corev1.PullNever},
+			}},
+		}},
+	}
+}
+
+// podOf returns a running Pod of a DaemonSet, as its controller creates it.
+func podOf(set appsv1.DaemonSet, node string) corev1.Pod {
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: set.Namespace, Name: set.Name + "-" + node, Labels: set.Spec.Template.Labels,
+		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(&set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))},
+	}}
+	set.Spec.Template.Spec.DeepCopyInto(&pod.Spec)
+	pod.Spec.NodeName = node
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	return pod
+}
+
 // add adds a node with a running agent.
 func (s *apiServer) add(node string, run execFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "spillway-" + node, Labels: map[string]string{"app.kubernetes.io/name": "spillway"}}}
-	pod.Spec.NodeName = node
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	pod := podOf(s.sets[0], node)
 	s.nodes, s.pods = append(s.nodes, node), append(s.pods, pod)
 	s.exec[pod.Name] = run
 }
@@ -114,37 +159,53 @@ func (s *apiServer) isDenied(w http.ResponseWriter, what string) bool {
 }
 
 func (s *apiServer) listPods(w http.ResponseWriter, r *http.Request) {
-	ns := r.PathValue("namespace")
-	if s.isDenied(w, strings.TrimSpace("pods "+ns)) {
-		return
-	}
-	if got := r.URL.Query().Get("labelSelector"); got != selector {
-		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, "selector "+got)
-		return
-	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}}
-	field := r.URL.Query().Get("fieldSelector")
-	for _, p := range s.pods {
-		if (ns == "" || ns == p.Namespace) && (field == "" || field == "spec.nodeName="+p.Spec.NodeName) {
-			list.Items = append(list.Items, p)
-		}
+	pods := slices.Clone(s.pods)
+	s.mu.Unlock()
+	if field := r.URL.Query().Get("fieldSelector"); field != "" {
+		pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return field != "spec.nodeName="+p.Spec.NodeName })
 	}
-	answer(w, http.StatusOK, list)
+	listed(s, w, r, "pods", "v1", "PodList", pods)
 }
 
 func (s *apiServer) listNodes(w http.ResponseWriter, r *http.Request) {
-	if s.isDenied(w, "nodes") {
+	s.mu.Lock()
+	var nodes []corev1.Node
+	for _, name := range s.nodes {
+		nodes = append(nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelOSStable: "linux"}}})
+	}
+	s.mu.Unlock()
+	listed(s, w, r, "nodes", "v1", "NodeList", nodes)
+}
+
+// listed answers with the objects of a namespace that a selector selects, page by page.
+func listed[T any, P interface {
+	*T
+	metav1.Object
+}](s *apiServer, w http.ResponseWriter, r *http.Request, resource, version, kind string, all []T) {
+	namespace, query := r.PathValue("namespace"), r.URL.Query()
+	if s.isDenied(w, strings.TrimSpace(resource+" "+namespace)) {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	list := corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
-	for _, name := range s.nodes {
-		list.Items = append(list.Items, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	selected, err := labels.Parse(query.Get("labelSelector"))
+	if err != nil {
+		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
+		return
 	}
-	answer(w, http.StatusOK, list)
+	all = slices.DeleteFunc(slices.Clone(all), func(o T) bool {
+		return namespace != P(&o).GetNamespace() || !selected.Matches(labels.Set(P(&o).GetLabels()))
+	})
+	from, _ := strconv.Atoi(query.Get("continue"))
+	limit, _ := strconv.Atoi(query.Get("limit"))
+	meta := metav1.ListMeta{}
+	items := all[from:]
+	if limit > 0 && len(items) > limit {
+		items, meta.Continue = items[:limit], strconv.Itoa(from+limit)
+		s.mu.Lock()
+		s.pages++
+		s.mu.Unlock()
+	}
+	answer(w, http.StatusOK, map[string]any{"apiVersion": version, "kind": kind, "metadata": meta, "items": items})
 }
 
 func (s *apiServer) getNode(w http.ResponseWriter, r *http.Request) {

@@ -38,10 +38,16 @@ const Group = "Cluster"
 func (f *Flags) AddCluster(flags *pflag.FlagSet) {
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "Kubeconfig `file` (default: as kubectl, or the Pod's account).")
 	flags.StringVar(&f.context, "context", "", "Context of the kubeconfig (default: its current one).")
-	flags.StringVar(&f.namespace, "agent-namespace", "", "Namespace of the agents' Pods (default: found by their label).")
+	AddNamespace(flags, &f.namespace)
 	flags.IntVar(&f.atOnce, "nodes-at-once", 10, "Number of nodes asked at the same time.")
 	flags.DurationVar(&f.Timeout, "node-timeout", 15*time.Second, "Timeout for each node.")
 	cli.GroupFlags(flags, Group, clusterFlags...)
+}
+
+// AddNamespace adds --agent-namespace.
+func AddNamespace(flags *pflag.FlagSet, namespace *string) {
+	flags.StringVar(namespace, "agent-namespace", "", "Namespace of the agents (default: that of their ClusterRoleBinding, else kube-system).")
+	cli.GroupFlags(flags, Group, "agent-namespace")
 }
 
 var clusterFlags = []string{"kubeconfig", "context", "agent-namespace", "nodes-at-once", "node-timeout"}
@@ -114,9 +120,5 @@ func (f *Flags) Cluster() (*Cluster, error) {
 	}
 	config.UserAgent = cli.UserAgent()
 	config.QPS, config.Burst = 50, 100
-	own, _, err := loader.Namespace()
-	if err != nil {
-		own = ""
-	}
-	return New(Config{REST: config, Namespace: f.namespace, OwnNamespace: own, AtOnce: f.atOnce, Timeout: f.Timeout})
+	return New(Config{REST: config, Namespace: f.namespace, AtOnce: f.atOnce, Timeout: f.Timeout})
 }

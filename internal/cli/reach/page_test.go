@@ -174,7 +174,6 @@ func TestPagesThatCannotBe(t *testing.T) {
 	c.Agent("one", named{node: "one"})
 	c.Bare("bare")
 	denied := reach.NewFakeCluster(t)
-	denied.Deny("pods")
 	denied.Deny("pods kube-system")
 	for _, tt := range []struct {
 		line, want string

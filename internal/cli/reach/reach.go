@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"time"
@@ -26,41 +27,31 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-const (
-	// selector finds the agents' Pods, as the chart labels them.
-	selector = "app.kubernetes.io/name=spillway"
-	// container is the agent's, in its Pod.
-	container = "agent"
-	// usualNamespace is where the documents install the chart.
-	usualNamespace = metav1.NamespaceSystem
-	// Command is the hidden command that the agent's container runs for a client.
-	Command = "api-pipe"
-)
+// Command is the hidden command that the agent's container runs for a client.
+const Command = "api-pipe"
 
 // Texts of commands that ask all nodes.
 const (
 	// WithoutNodes is about a list of agents that is not complete.
 	WithoutNodes = "nodes without an agent are missing: you may not list nodes: bind the ClusterRole spillway-viewer"
 	// WithoutAgents is about an empty list of agents.
-	WithoutAgents = "the cluster has no Pod with the label " + selector
+	WithoutAgents = "the agents' DaemonSet has no Pod"
 )
 
 // Config describes a Cluster.
 type Config struct {
 	REST *rest.Config
-	// Namespace is the namespace of the agents' Pods; "": they are found by their label.
+	// Namespace is the namespace of the agents; "": it is searched.
 	Namespace string
-	// OwnNamespace is the namespace of the kubeconfig's context. It is searched if the
-	// user may not list the Pods of all namespaces.
-	OwnNamespace string
-	AtOnce       int           // nodes that are asked, or connected to, at the same time; 0: 10
-	Timeout      time.Duration // for a connection, and for each node's answer in Each; 0: 15 s
+	AtOnce    int           // nodes that are asked, or connected to, at the same time; 0: 10
+	Timeout   time.Duration // for a connection, and for each node's answer in Each; 0: 15 s
 }
 
 // Cluster reaches the agents of a cluster. Any goroutine may call its methods.
 type Cluster struct {
 	cfg     Config
 	client  kubernetes.Interface
+	agents  finder
 	opening chan struct{}
 }
 
@@ -72,7 +63,7 @@ func New(cfg Config) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to API server: %w", err)
 	}
-	return &Cluster{cfg: cfg, client: client, opening: make(chan struct{}, cfg.AtOnce)}, nil
+	return &Cluster{cfg: cfg, client: client, agents: finder{client: client, given: cfg.Namespace}, opening: make(chan struct{}, cfg.AtOnce)}, nil
 }
 
 // Agent is the agent of a node.
@@ -83,49 +74,37 @@ type Agent struct {
 	Err error
 }
 
+// Pods returns the agents' Pods of all nodes, and those that only look like them.
+func (c *Cluster) Pods(ctx context.Context) (*Pods, error) { return c.agents.pods(ctx, "") }
+
 // Agents returns the agent of every Linux node, sorted by node. Nodes without an agent have
 // an Err. If the user may not list nodes, they are missing, and complete is false.
 func (c *Cluster) Agents(ctx context.Context) (agents []Agent, complete bool, err error) {
-	pods, err := c.pods(ctx, "")
+	pods, err := c.Pods(ctx)
 	if err != nil {
 		return nil, false, err
 	}
-	byNode := map[string]Agent{}
-	for _, p := range pods {
-		if p.Spec.NodeName != "" {
-			byNode[p.Spec.NodeName] = Agent{} // choose decides
-		}
-	}
-	for node := range byNode {
-		byNode[node] = choose(node, pods)
-	}
-	nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: corev1.LabelOSStable + "=linux"})
-	switch {
-	case apierrors.IsForbidden(err):
-	case err != nil:
+	names := pods.nodes()
+	nodes, err := List[*corev1.Node](ctx, metav1.ListOptions{LabelSelector: corev1.LabelOSStable + "=linux"}, c.client.CoreV1().Nodes().List)
+	if err != nil && !apierrors.IsForbidden(err) {
 		return nil, false, fmt.Errorf("list nodes: %s", escape.OneLine(err))
-	default:
-		complete = true
-		for i := range nodes.Items {
-			if name := nodes.Items[i].Name; byNode[name].Node == "" {
-				byNode[name] = choose(name, nil)
-			}
-		}
 	}
-	for _, a := range byNode {
-		agents = append(agents, a)
+	for _, n := range nodes {
+		names[n.Name] = true
 	}
-	slices.SortFunc(agents, func(a, b Agent) int { return cmp.Compare(a.Node, b.Node) })
-	return agents, complete, nil
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		agents = append(agents, pods.choose(name))
+	}
+	return agents, err == nil, nil
 }
 
 // Agent returns the agent of one node; its Err is nil.
 func (c *Cluster) Agent(ctx context.Context, node string) (Agent, error) {
-	pods, err := c.pods(ctx, node)
+	pods, err := c.agents.pods(ctx, node)
 	if err != nil {
 		return Agent{}, err
 	}
-	a := choose(node, pods)
+	a := pods.choose(node)
 	if a.Err == nil {
 		return a, nil
 	}
@@ -135,49 +114,35 @@ func (c *Cluster) Agent(ctx context.Context, node string) (Agent, error) {
 	return Agent{}, a.Err
 }
 
-// pods lists the agents' Pods of a node, or of all nodes for "".
-func (c *Cluster) pods(ctx context.Context, node string) ([]corev1.Pod, error) {
-	namespaces := []string{c.cfg.Namespace}
-	if c.cfg.Namespace == metav1.NamespaceAll {
-		// The viewer's rights end at the agents' namespace.
-		namespaces = append(namespaces, c.cfg.OwnNamespace, usualNamespace)
+// nodes returns the names of the nodes that have a Pod, also one that is not proven.
+func (p *Pods) nodes() map[string]bool {
+	names := map[string]bool{}
+	for _, pod := range p.Agents {
+		names[pod.Spec.NodeName] = true
 	}
-	options := metav1.ListOptions{LabelSelector: selector}
-	if node != "" {
-		options.FieldSelector = "spec.nodeName=" + node
+	for _, u := range p.Unproven {
+		names[u.Pod.Spec.NodeName] = true
 	}
-	var forbidden error
-	for i, ns := range namespaces {
-		if i > 0 && (ns == "" || slices.Contains(namespaces[:i], ns)) {
-			continue
-		}
-		list, err := c.client.CoreV1().Pods(ns).List(ctx, options)
-		switch {
-		case apierrors.IsForbidden(err):
-			forbidden = err
-		case err != nil:
-			return nil, fmt.Errorf("list the agents' Pods: %s", escape.OneLine(err))
-		case len(list.Items) > 0 || i == 0:
-			return list.Items, nil
-		}
-	}
-	if forbidden != nil && c.cfg.Namespace != "" {
-		return nil, &Error{Forbidden, fmt.Sprintf("you may not list pods in namespace %s, where the agents run: bind the Role spillway-viewer of that namespace", escape.Text(c.cfg.Namespace))}
-	}
-	return nil, &Error{Forbidden, "you may not list pods in all namespaces, and no agent was found in those that you may: give --agent-namespace, and bind its Role spillway-viewer"}
+	delete(names, "") // not scheduled yet
+	return names
 }
 
-// choose returns the agent of a node among Pods. A restart or an upgrade may leave an older
-// Pod for a while.
-func choose(node string, pods []corev1.Pod) Agent {
+// choose returns the agent of a node. A restart or an upgrade may leave an older Pod for a
+// while.
+func (p *Pods) choose(node string) Agent {
 	var best *corev1.Pod
-	for i := range pods {
-		if p := &pods[i]; p.Spec.NodeName == node && (best == nil || better(p, best)) {
-			best = p
+	for _, pod := range p.Agents {
+		if pod.Spec.NodeName == node && (best == nil || better(pod, best)) {
+			best = pod
 		}
 	}
 	switch {
 	case best == nil:
+		for _, u := range p.Unproven {
+			if u.Pod.Spec.NodeName == node {
+				return Agent{Node: node, Err: u.Err}
+			}
+		}
 		return Agent{Node: node, Err: &Error{NoAgent, "no agent runs on this node"}}
 	case !running(best):
 		return Agent{Node: node, Namespace: best.Namespace, Pod: best.Name,

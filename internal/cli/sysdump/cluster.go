@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"spillway.dev/spillway/internal/cli/reach"
-	"spillway.dev/spillway/internal/diagnosis/connectivity"
 	"spillway.dev/spillway/internal/diagnosis/sysdump"
 )
 
@@ -56,6 +55,8 @@ func (c *fromCluster) collectors(ctx context.Context) []sysdump.Collector {
 			sysdump.Collector{File: "cluster/services.jsonl", About: fmt.Sprintf("Services, at most %d, without annotations", mostObjects), Collect: c.services},
 			sysdump.Collector{File: "cluster/endpointslices.jsonl", About: fmt.Sprintf("EndpointSlices, at most %d, without annotations", mostObjects), Collect: c.slices})
 	}
+	ctx, cancel := context.WithTimeout(ctx, 2*podsTimeout)
+	defer cancel()
 	agents, _, err := c.reach.Agents(ctx)
 	if err != nil {
 		list = append(list, sysdump.Collector{File: "cluster/agents", About: "states of the agents", Collect: func(context.Context, io.Writer) error { return err }})
@@ -64,10 +65,10 @@ func (c *fromCluster) collectors(ctx context.Context) []sysdump.Collector {
 	agents = slices.DeleteFunc(agents, func(a reach.Agent) bool { return a.Err != nil })
 	agents = agents[:min(len(agents), mostAgents)]
 	list = append(list, c.apiCollectors(agents, stateParts)...)
-	pods, _ := c.listAgents(ctx) // agents.json has the error
+	pods, _, _ := c.listAgents(ctx) // agents.json has the error
 	for _, p := range pods {
 		for _, previous := range []bool{false, true} {
-			if previous && !restarted(&p) {
+			if previous && !restarted(p) {
 				continue
 			}
 			file, about := agentFilePart+p.Spec.NodeName+".log", "end of the agent's log on "+p.Spec.NodeName
@@ -75,19 +76,26 @@ func (c *fromCluster) collectors(ctx context.Context) []sysdump.Collector {
 				file, about = agentFilePart+p.Spec.NodeName+"-previous.log", about+", before its restart"
 			}
 			list = append(list, sysdump.Collector{File: file, About: about, Collect: func(ctx context.Context, w io.Writer) error {
-				return c.log(ctx, w, &p, previous)
+				return c.log(ctx, w, p, previous)
 			}})
 		}
 	}
 	return append(list, c.apiCollectors(agents, trafficParts)...)
 }
 
-func (c *fromCluster) listAgents(ctx context.Context) ([]corev1.Pod, error) {
-	list, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: connectivity.AgentSelector, Limit: mostAgents})
+// listAgents returns the first Pods of the agents, and why others with their label are missing.
+func (c *fromCluster) listAgents(ctx context.Context) (pods []*corev1.Pod, missing, err error) {
+	found, err := c.reach.Pods(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list Pods: %w", err)
+		return nil, nil, err
 	}
-	return list.Items, nil
+	switch n := len(found.Unproven); {
+	case n > 1:
+		missing = fmt.Errorf("%w; %d more like it", found.Unproven[0].Err, n-1)
+	case n == 1:
+		missing = found.Unproven[0].Err
+	}
+	return found.Agents[:min(len(found.Agents), mostAgents)], missing, nil
 }
 
 // restarted reports that the agent's container has run before.
@@ -116,27 +124,27 @@ func bareMeta(m *metav1.ObjectMeta) {
 }
 
 func (c *fromCluster) nodes(ctx context.Context, w io.Writer) error {
-	list, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	nodes, err := reach.List[*corev1.Node](ctx, metav1.ListOptions{}, c.client.CoreV1().Nodes().List)
 	if err != nil {
 		return err
 	}
-	for i := range list.Items {
-		bareMeta(&list.Items[i].ObjectMeta)
-		list.Items[i].Status.Images = nil
+	for _, n := range nodes {
+		bareMeta(&n.ObjectMeta)
+		n.Status.Images = nil
 	}
-	return writeJSON(w, list.Items)
+	return writeJSON(w, nodes)
 }
 
 // agents writes the Pods of the agents.
 func (c *fromCluster) agents(ctx context.Context, w io.Writer) error {
-	pods, err := c.listAgents(ctx)
+	pods, missing, err := c.listAgents(ctx)
 	if err != nil {
 		return err
 	}
-	for i := range pods {
-		barePod(&pods[i], c.redactor)
+	for _, p := range pods {
+		barePod(p, c.redactor)
 	}
-	return writeJSON(w, pods)
+	return cmp.Or(writeJSON(w, pods), missing)
 }
 
 // barePod removes annotations and all values of environments: a program may read a secret

@@ -21,9 +21,11 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/diagnosis/sysdump"
+	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
 )
@@ -37,10 +39,18 @@ type node struct {
 	healthz  string // address of the agent's /healthz
 	api      *nodeclient.Socket
 	redactor *sysdump.Redactor
+	// pods has the agents' Pods; nil: no API server is asked.
+	pods func(context.Context) (*reach.Pods, error)
+	// agentNamespace is the agents' namespace where no API server says which Pods are agents.
+	agentNamespace string
 }
 
 // mostEntries bounds the entries of one map, and the flows of one agent.
 const mostEntries = 5000
+
+// podsTimeout is the time that the search for the agents' Pods may take. It leaves a part the
+// time to do without.
+const podsTimeout = 10 * time.Second
 
 // logTail is the number of bytes of one log.
 const logTail = 512 << 10
@@ -294,14 +304,24 @@ func iptablesRules(ctx context.Context, w io.Writer) error {
 }
 
 // agentLogs writes the ends of the logs that the kubelet keeps of the agents' containers.
-func (n *node) agentLogs(_ context.Context, w io.Writer) error {
-	files, err := filepath.Glob(filepath.Join(n.logs, "*spillway*", "agent", "*.log"))
+func (n *node) agentLogs(ctx context.Context, w io.Writer) error {
+	isAgent, how := n.agentPod(ctx)
+	all, err := filepath.Glob(filepath.Join(n.logs, "*_*_*", agentContainer, "*.log"))
 	if err != nil {
 		return err
 	}
-	if len(files) == 0 {
-		return fmt.Errorf("no log of an agent in %s: %w", n.logs, fs.ErrNotExist)
+	var files []string
+	for _, file := range all {
+		// The kubelet names the directory NAMESPACE_NAME_UID. None of the three has a "_".
+		pod := strings.Split(filepath.Base(filepath.Dir(filepath.Dir(file))), "_")
+		if len(pod) == 3 && isAgent(pod[0], pod[1], pod[2]) {
+			files = append(files, file)
+		}
 	}
+	if len(files) == 0 {
+		return fmt.Errorf("no log of an agent in %s: %s: %w", n.logs, how, fs.ErrNotExist)
+	}
+	fmt.Fprintf(w, "# %s\n", how)
 	slices.Sort(files)
 	const most = 4
 	for _, file := range files[max(0, len(files)-most):] {
@@ -311,6 +331,29 @@ func (n *node) agentLogs(_ context.Context, w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// agentPod returns what tells the agents' Pods from others, and how it does. Without the API
+// server, the namespace does: an author of Pods elsewhere cannot choose it.
+func (n *node) agentPod(ctx context.Context) (isAgent func(namespace, name, uid string) bool, how string) {
+	byName := func(namespace, name, _ string) bool {
+		return namespace == n.agentNamespace && strings.Contains(name, "spillway")
+	}
+	how = "Pods of namespace " + n.agentNamespace + " by their names"
+	if n.pods == nil {
+		return byName, how
+	}
+	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
+	defer cancel()
+	found, err := n.pods(ctx)
+	if err != nil {
+		return byName, how + ": " + escape.OneLine(err)
+	}
+	uids := map[string]bool{}
+	for _, p := range found.Agents {
+		uids[string(p.UID)] = true
+	}
+	return func(_, _, uid string) bool { return uids[uid] }, "Pods of the agents' DaemonSet in namespace " + found.Namespace
 }
 
 // tail writes the end of a file, from the beginning of a line.

@@ -33,6 +33,7 @@ type config struct {
 	node, fromAPI    bool
 	limitMiB         int
 	metrics, healthz string
+	agentNamespace   string
 	output           cli.Output
 }
 
@@ -76,6 +77,7 @@ be read is listed in index.json, and ends nothing. Run it as root: other users r
 	c.api.AddFlag(f)
 	c.output.AddFlag(cmd)
 	c.AddFlags(cmd)
+	reach.AddNamespace(f, &c.agentNamespace)
 	return cmd
 }
 
@@ -83,7 +85,7 @@ func (c *config) validate(cmd *cobra.Command) error {
 	if err := c.output.Validate(); err != nil {
 		return err
 	}
-	if err := cli.NotEmpty(cmd.Flags(), "file", "metrics-address", "healthz-address"); err != nil {
+	if err := cli.NotEmpty(cmd.Flags(), "file", "metrics-address", "healthz-address", "agent-namespace"); err != nil {
 		return err
 	}
 	switch {
@@ -129,7 +131,10 @@ var (
 // collectors returns all that were requested, and what removes secrets. Without access to the
 // cluster, one collector says so in the index. An error is that secrets cannot be known.
 func (c *config) collectors(ctx context.Context) ([]sysdump.Collector, *sysdump.Redactor, error) {
-	here := &node{proc: procDir, logs: logDir, pins: c.pins.Dir(), metrics: c.metrics, healthz: c.healthz, api: &c.api}
+	here := &node{
+		proc: procDir, logs: logDir, pins: c.pins.Dir(), metrics: c.metrics, healthz: c.healthz, api: &c.api,
+		agentNamespace: cmp.Or(c.agentNamespace, reach.UsualNamespace),
+	}
 	known, err := here.secrets(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -152,6 +157,7 @@ func (c *config) collectors(ctx context.Context) ([]sysdump.Collector, *sysdump.
 		failed := func(context.Context, io.Writer) error { return err }
 		return append(list, sysdump.Collector{File: "cluster", About: "everything of the cluster", Collect: failed}), redactor, nil
 	}
+	here.pods = from.reach.Pods
 	return append(list, from.collectors(ctx)...), redactor, nil
 }
 
@@ -166,7 +172,7 @@ func (c *config) cluster(redactor *sysdump.Redactor) (*fromCluster, error) {
 		return nil, err
 	}
 	config.Timeout = 0 // a connection to an agent is one request
-	agents, err := reach.New(reach.Config{REST: config})
+	agents, err := reach.New(reach.Config{REST: config, Namespace: c.agentNamespace})
 	if err != nil {
 		return nil, err
 	}

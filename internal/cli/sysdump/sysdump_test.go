@@ -22,6 +22,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -184,17 +185,24 @@ func apiServer(t *testing.T) (kubeconfig string) {
 		}
 	}
 	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{HTTPHeaders: []corev1.HTTPHeader{{Name: "X", Value: planted + "22"}}}}}
+	set := appsv1.DaemonSet{ObjectMeta: meta("spillway")}
+	set.UID = "set"
+	set.Spec.Template.Spec = corev1.PodSpec{HostNetwork: true, Containers: []corev1.Container{{Name: "agent", Image: "spillway:1"}}}
+	podMeta := meta("spillway-x")
+	podMeta.UID = "uid"
+	podMeta.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(&set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 	objects := map[string]any{
 		"/version":      map[string]string{"gitVersion": "v1.36.3"},
 		"/api/v1/nodes": corev1.NodeList{Items: []corev1.Node{{ObjectMeta: meta("node-a")}}},
-		"/api/v1/pods": corev1.PodList{Items: []corev1.Pod{{
-			ObjectMeta: meta("spillway-x"),
-			Spec: corev1.PodSpec{NodeName: "node-a", Containers: []corev1.Container{{
-				Name: "agent", Env: []corev1.EnvVar{{Name: "GREETING", Value: planted + "23"}}, LivenessProbe: probe, ReadinessProbe: probe, StartupProbe: probe,
+		"/apis/apps/v1/namespaces/kube-system/daemonsets": appsv1.DaemonSetList{Items: []appsv1.DaemonSet{set}},
+		"/api/v1/namespaces/kube-system/pods": corev1.PodList{Items: []corev1.Pod{{
+			ObjectMeta: podMeta,
+			Spec: corev1.PodSpec{HostNetwork: true, NodeName: "node-a", Containers: []corev1.Container{{
+				Name: "agent", Image: "spillway:1", Env: []corev1.EnvVar{{Name: "GREETING", Value: planted + "23"}}, LivenessProbe: probe, ReadinessProbe: probe, StartupProbe: probe,
 				Args: []string{"agent", "--token", planted + "24", "--influx-url=http://u:" + planted + "25@h/"},
 			}}},
 			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "agent", RestartCount: 1, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
-		}}},
+		}, {ObjectMeta: meta("spillway-label"), Spec: corev1.PodSpec{NodeName: "node-b"}}}},
 		"/api/v1/events": corev1.EventList{Items: []corev1.Event{
 			{ObjectMeta: meta("one"), ReportingController: "spillway", Message: "good message, secret: " + planted + "26, " + planted + "-kubeconfig"},
 			{ObjectMeta: meta("other"), ReportingController: "kubelet", Message: planted + "27"},
@@ -289,6 +297,12 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range index.Files {
+		if strings.Contains(e.File, "node-b") {
+			t.Errorf("%s is of a Pod that is no agent", e.File)
+		}
+		if want := "Pod spillway-label has the agents' label but is no agent: no DaemonSet owns it"; e.File == "cluster/agents.json" && !strings.Contains(e.Error, want) {
+			t.Errorf("%s: %q, want %q", e.File, e.Error, want)
+		}
 		if strings.Contains(e.File, "/api/") || strings.HasPrefix(e.File, agentFilePart) {
 			if e.Error != "" {
 				t.Errorf("%s: %s", e.File, e.Error)
@@ -312,6 +326,9 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 				}
 			}
 		}
+	}
+	if strings.Contains(files["cluster/agents.json"], "spillway-label") {
+		t.Error("cluster/agents.json has a Pod that is no agent")
 	}
 	for name, want := range map[string]string{
 		"node/agents.json":                   `"--proxy-mode"`,
@@ -376,6 +393,7 @@ func TestWrongUsage(t *testing.T) {
 		{"--objects --cluster=false", "--objects --cluster=false: objects are the cluster's"},
 		{"--max-size 0", "--max-size 0: use 1 to 1024"},
 		{"--file=", "--file: a value is empty"},
+		{"--agent-namespace=", "--agent-namespace: a value is empty"},
 	} {
 		var out, errs bytes.Buffer
 		if code := execute(append([]string{"sysdump"}, strings.Fields(row.line)...), &out, &errs); code != cli.ExitUsage || errs.String() != "spillway: "+row.want+"\n" {
@@ -405,5 +423,42 @@ func TestATailBeginsWithALine(t *testing.T) {
 		if err := tail(&out, file, size); err != nil || out.String() != want {
 			t.Errorf("%d bytes: %q, %v", size, &out, err)
 		}
+	}
+}
+
+// A Pod of another namespace may have any name. The kubelet writes the namespace and the UID.
+func TestLogsOfPodsThatAreNoAgents(t *testing.T) {
+	n := &node{logs: t.TempDir(), agentNamespace: "proxy"}
+	for _, pod := range []string{"proxy_spillway-abcde_1", "proxy_spillway-other_2", "proxy_coredns_3", "tenant_spillway-zzzzz_4", "tenant_proxy-spillway_5"} {
+		write(t, filepath.Join(n.logs, pod, "agent", "0.log"), pod+"\n")
+	}
+	found := &reach.Pods{Namespace: "proxy", Agents: []*corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "1"}}, {ObjectMeta: metav1.ObjectMeta{UID: "of another node"}}}}
+	for _, c := range []struct {
+		name string
+		pods func(context.Context) (*reach.Pods, error)
+		how  string
+		want []string
+	}{
+		{"by their UIDs", func(context.Context) (*reach.Pods, error) { return found, nil },
+			"# Pods of the agents' DaemonSet in namespace proxy", []string{"proxy_spillway-abcde_1"}},
+		{"without an API server", nil,
+			"# Pods of namespace proxy by their names", []string{"proxy_spillway-abcde_1", "proxy_spillway-other_2"}},
+		{"without rights", func(context.Context) (*reach.Pods, error) { return nil, errors.New("you may not") },
+			"# Pods of namespace proxy by their names: you may not", []string{"proxy_spillway-abcde_1", "proxy_spillway-other_2"}},
+	} {
+		n.pods = c.pods
+		want := c.how + "\n"
+		for _, pod := range c.want {
+			want += "# " + filepath.Join(n.logs, pod, "agent", "0.log") + "\n" + pod + "\n"
+		}
+		var out bytes.Buffer
+		if err := n.agentLogs(t.Context(), &out); err != nil || out.String() != want {
+			t.Errorf("%s: %v\n%s\nwant\n%s", c.name, err, &out, want)
+		}
+	}
+	found.Agents = nil
+	n.pods = func(context.Context) (*reach.Pods, error) { return found, nil }
+	if err := n.agentLogs(t.Context(), io.Discard); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "Pods of the agents' DaemonSet in namespace proxy") {
+		t.Errorf("no agent on this node: %v", err)
 	}
 }

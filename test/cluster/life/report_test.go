@@ -93,9 +93,10 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 		t.Fatalf("sysdump of a viewer: %v: %s%s", err, out, errs)
 	}
 	files = archive(t, file, viewer)
-	failed := unread(t, files)
+	// A viewer has no right to logs.
+	failed := slices.DeleteFunc(unread(t, files), func(name string) bool { return strings.HasPrefix(name, "cluster/agents/") && strings.HasSuffix(name, ".log") })
 	slices.Sort(failed)
-	if files["cluster/nodes.json"] == "" || files["cluster/agents/"+c.Node(0).Name()+"/status.json"] == "" || !slices.Equal(failed, []string{"cluster/agents.json", "cluster/counts.json", "cluster/events.json"}) {
+	if files["cluster/nodes.json"] == "" || !strings.Contains(files["cluster/agents.json"], "spillway") || files["cluster/agents/"+c.Node(0).Name()+"/status.json"] == "" || !slices.Equal(failed, []string{"cluster/counts.json", "cluster/events.json"}) {
 		t.Errorf("sysdump of a viewer: not read: %v", failed)
 	}
 }
