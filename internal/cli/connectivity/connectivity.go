@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/cluster"
 	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/diagnosis/connectivity"
 )
 
@@ -36,7 +37,8 @@ clients and servers, prints a table, and removes them.`,
 type config struct {
 	cluster.Access
 	connectivity.Config
-	output cli.Output
+	agentNamespace string
+	output         cli.Output
 }
 
 func newTestCommand() *cobra.Command {
@@ -58,7 +60,7 @@ removes it at the end, also after Ctrl-C. A second Ctrl-C ends at once and leave
 			if err := c.output.Validate(); err != nil {
 				return err
 			}
-			if err := cli.NotEmpty(cmd.Flags(), "node", "image"); err != nil {
+			if err := cli.NotEmpty(cmd.Flags(), "node", "image", "agent-namespace"); err != nil {
 				return err
 			}
 			switch {
@@ -79,11 +81,12 @@ removes it at the end, also after Ctrl-C. A second Ctrl-C ends at once and leave
 	f.IntVar(&c.MaxNodes, "nodes", 3, fmt.Sprintf("Number of nodes to test, at most %d: the first ready ones by name.", connectivity.MostNodes))
 	f.StringSliceVar(&c.Nodes, "node", nil, "Nodes to test, by their `names`, instead of --nodes.")
 	f.BoolVar(&c.HostNetwork, "host-network", true, "Also start clients on the nodes' own network. The namespace then allows privileged Pods.")
-	f.StringVar(&c.Image, "image", "", "Image of the Pods, which has spillway as its entry point (default: the agents' image).")
+	f.StringVar(&c.Image, "image", "", "Image of the Pods, which has spillway as its entry point (default: that of the agents' DaemonSet).")
 	f.DurationVar(&c.Timeout, "timeout", 5*time.Minute, "Time after which missing results count as failed.")
 	f.BoolVar(&c.Keep, "keep", false, "Leave the namespace with its Pods and Services.")
 	c.output.AddFlag(cmd)
 	c.AddFlags(cmd)
+	reach.AddNamespace(f, &c.agentNamespace)
 	return cmd
 }
 
@@ -94,6 +97,11 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	var err error
 	if c.Client, err = connect(&c.Access); err != nil {
 		return err
+	}
+	if c.Image == "" {
+		if c.Image, c.Pull, err = reach.Image(ctx, c.Client, c.agentNamespace); err != nil {
+			return fmt.Errorf("find the agents' image: %w; or set --image", err)
+		}
 	}
 	shown := progress.New(stderr)
 	c.Step = func(format string, args ...any) { shown.Step("spillway: "+format, args...) }

@@ -21,8 +21,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
 )
 
 // MostNodes is the most Nodes of one test: the questions of a client are one argument.
@@ -31,8 +33,10 @@ const MostNodes = 10
 // Config configures a test.
 type Config struct {
 	Client kubernetes.Interface
-	// Image has this program as its entry point; "" is the agents' image.
+	// Image has this program as its entry point. It runs on the Nodes' own network.
 	Image string
+	// Pull is when Image is pulled; "": if a Node does not have it.
+	Pull corev1.PullPolicy
 	// Nodes are those to test; none are the first ready ones by name.
 	Nodes []string
 	// MaxNodes is the number of Nodes without Nodes.
@@ -53,6 +57,8 @@ func (c Config) Validate() error {
 	switch {
 	case c.Client == nil:
 		return errors.New("no client of the API server")
+	case c.Image == "":
+		return errors.New("no image")
 	case len(c.Nodes) > MostNodes || len(c.Nodes) == 0 && (c.MaxNodes < 1 || c.MaxNodes > MostNodes):
 		return fmt.Errorf("number of nodes: must be 1 to %d", MostNodes)
 	case c.Timeout <= 0:
@@ -86,7 +92,6 @@ func (e *NotRemovedError) Unwrap() error { return e.Cause }
 type run struct {
 	Config
 	namespace string
-	pull      corev1.PullPolicy
 	world     world
 	clients   []client
 	plans     map[string]Plan // by the names of clients
@@ -134,9 +139,7 @@ func (r *run) prepare(ctx context.Context) error {
 	if err := r.chooseNodes(ctx); err != nil {
 		return err
 	}
-	if err := r.chooseImage(ctx); err != nil {
-		return err
-	}
+	r.report.Image = r.Image
 	ns, err := r.Client.CoreV1().Namespaces().Create(ctx, namespaceObject(r.HostNetwork), metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("create the test's namespace: %w", err)
@@ -164,17 +167,23 @@ func (r *run) all(ctx context.Context) error {
 }
 
 func (r *run) chooseNodes(ctx context.Context) error {
-	list, err := r.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	var nodes []*corev1.Node
+	err := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return r.Client.CoreV1().Nodes().List(ctx, o)
+	}).EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
+		nodes = append(nodes, o.(*corev1.Node))
+		return nil
+	})
 	if err != nil {
 		return fmt.Errorf("list Nodes: %w", err)
 	}
-	slices.SortFunc(list.Items, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	known := map[string]bool{}
-	for _, n := range list.Items {
+	for _, n := range nodes {
 		known[n.Name] = true
 		wanted := slices.Contains(r.Nodes, n.Name)
 		if len(r.Nodes) == 0 {
-			wanted = usable(&n) && len(r.world.targets) < r.MaxNodes
+			wanted = usable(n) && len(r.world.targets) < r.MaxNodes
 		}
 		if !wanted {
 			continue
@@ -205,32 +214,6 @@ func usable(n *corev1.Node) bool {
 	return !n.Spec.Unschedulable && (os == "" || os == "linux") && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
-}
-
-// AgentSelector is the label of the agents' Pods, by the chart.
-const AgentSelector = "app.kubernetes.io/name=spillway"
-
-// chooseImage chooses the image of the agents: it is on the nodes already.
-func (r *run) chooseImage(ctx context.Context) error {
-	r.pull = corev1.PullIfNotPresent
-	if r.Image == "" {
-		pods, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: AgentSelector})
-		if err != nil {
-			return fmt.Errorf("find the agents' image: list Pods: %w: set --image", err)
-		}
-		for _, p := range pods.Items {
-			for _, c := range p.Spec.Containers {
-				if c.Name == "agent" && r.Image == "" {
-					r.Image, r.pull = c.Image, c.ImagePullPolicy
-				}
-			}
-		}
-	}
-	if r.Image == "" {
-		return errors.New("find the agents' image: no Pod has the label " + AgentSelector + ": set --image")
-	}
-	r.report.Image = r.Image
-	return nil
 }
 
 func (r *run) startServers(ctx context.Context) error {

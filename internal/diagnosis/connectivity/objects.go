@@ -1,6 +1,7 @@
 package connectivity
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/netip"
 	"slices"
@@ -78,7 +79,7 @@ func (r *run) pod(name, node, role string, hostNetwork bool, args ...string) *co
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: role, Image: r.Image, ImagePullPolicy: r.pull, Args: args,
+				Name: role, Image: r.Image, ImagePullPolicy: cmp.Or(r.Pull, corev1.PullIfNotPresent), Args: args,
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi"),

@@ -48,10 +48,6 @@ func newCluster(nodes int) *cluster {
 			},
 		})
 	}
-	_ = c.Tracker().Add(&corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: "kube-system", Labels: map[string]string{"app.kubernetes.io/name": "spillway"}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "agent", Image: "spillway:1", ImagePullPolicy: corev1.PullNever}}},
-	})
 	c.PrependReactor("create", "*", func(action testingcore.Action) (bool, runtime.Object, error) {
 		switch o := action.(testingcore.CreateAction).GetObject().(type) {
 		case *corev1.Namespace:
@@ -104,7 +100,7 @@ func (c *cluster) wantRemoved(t *testing.T) {
 // runTest runs a test. Clients answer what got returns; "" is as expected.
 func (c *cluster) runTest(t *testing.T, ctx context.Context, cfg Config, got func(pod string, a Ask) string) (*Report, error) {
 	t.Helper()
-	cfg.Client = c
+	cfg.Client, cfg.Image = c, "spillway:1"
 	if cfg.MaxNodes == 0 {
 		cfg.MaxNodes = 3
 	}
@@ -301,8 +297,16 @@ func TestNodesAreChosen(t *testing.T) {
 	if err != nil || !slices.Equal(report.Nodes, []string{"node-1", "node-2"}) {
 		t.Errorf("%v, %+v", err, report)
 	}
-	for _, bad := range []Config{{MaxNodes: 1, Timeout: 1}, {Client: c, Timeout: 1}, {Client: c, MaxNodes: 11, Timeout: 1}, {Client: c, MaxNodes: 1}} {
-		if bad.Validate() == nil {
+	good := Config{Client: c, Image: "spillway:1", MaxNodes: 1, Timeout: 1}
+	if err := good.Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, spoil := range []func(*Config){
+		func(c *Config) { c.Client = nil }, func(c *Config) { c.Image = "" }, func(c *Config) { c.MaxNodes = 0 },
+		func(c *Config) { c.MaxNodes = 11 }, func(c *Config) { c.Timeout = 0 },
+	} {
+		bad := good
+		if spoil(&bad); bad.Validate() == nil {
 			t.Errorf("%+v is valid", bad)
 		}
 	}
@@ -314,7 +318,10 @@ func TestTheDocumentedRightsAreThoseInUse(t *testing.T) {
 	if _, err := c.runTest(t, t.Context(), Config{HostNetwork: true}, asExpected); err != nil {
 		t.Fatal(err)
 	}
-	used := map[string]bool{"get pods/log": true} // the test reads no real log
+	used := map[string]bool{
+		"get pods/log":    true, // the test reads no real log
+		"list daemonsets": true, // the command finds the image
+	}
 	for _, a := range c.Actions() {
 		resource := a.GetResource().Resource
 		if a.GetSubresource() != "" {
