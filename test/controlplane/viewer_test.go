@@ -15,14 +15,15 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
+	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/test/await"
 )
 
 // createViewer creates the viewer's objects of a manifest, and deletes them at the end.
-func createViewer(t *testing.T, objects [][]byte) {
+func createViewer(t *testing.T, c *controlplane.ControlPlane, objects [][]byte) {
 	t.Helper()
-	d := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(shared.REST()))
-	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client(t, shared).Discovery()))
+	d := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(c.REST()))
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client(t, c).Discovery()))
 	for _, object := range objects {
 		u := &unstructured.Unstructured{}
 		if err := json.Unmarshal(object, &u.Object); err != nil {
@@ -43,14 +44,19 @@ func createViewer(t *testing.T, objects [][]byte) {
 	}
 }
 
-// as returns the client of a user.
-func as(t *testing.T, user string) *kubernetes.Clientset {
-	t.Helper()
-	cfg := rest.CopyConfig(shared.REST())
+// restAs returns the access of a user; "" is the administrator.
+func restAs(c *controlplane.ControlPlane, user string) *rest.Config {
+	cfg := c.REST()
 	if user != "" {
 		cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
 	}
-	return must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(cfg))
+	return cfg
+}
+
+// as returns the client of a user.
+func as(t *testing.T, user string) *kubernetes.Clientset {
+	t.Helper()
+	return must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(restAs(shared, user)))
 }
 
 // askExec asks for an exec. The Pod does not exist: an allowed request is not found.
@@ -79,7 +85,7 @@ func TestAViewerReachesTheAgentsAndNothingElse(t *testing.T) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "exec-everywhere"},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "on-call"}},
 	}, create))
-	createViewer(t, manifest(t, "viewer"))
+	createViewer(t, shared, manifest(t, "viewer"))
 
 	// Until the API server has read the policy, it would prove nothing.
 	await.True(t, "the policy is active", func() bool {
@@ -130,4 +136,6 @@ func TestAViewerReachesTheAgentsAndNothingElse(t *testing.T) {
 	list("all Pods", err, false)
 	_, err = viewer.Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
 	list("secrets", err, false)
+	_, err = as(t, "viewer").RbacV1().ClusterRoleBindings().List(t.Context(), metav1.ListOptions{})
+	list("ClusterRoleBindings", err, false)
 }
