@@ -52,7 +52,7 @@ func endpointCases() []Case {
 			Flows: []Flow{
 				{From: "b1", To: ClusterIP, Want: OneOf(Kept, "a0")},
 				{From: "c1", To: ClusterIP, Want: OneOf(Kept, "a0")},
-				{From: "client0", To: NodePort("b"), Want: OneOf(NodeSource, "a0")},
+				{From: "client0", To: NodePort("b"), Want: OneOf(KeptHere, "a0")},
 				{From: "b1", To: ClusterIP.Of("later"), Want: OneOf(Kept, "a0")},
 			},
 		},

@@ -94,7 +94,9 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 	}
 	files = archive(t, file, viewer)
 	// A viewer has no right to logs.
-	failed := slices.DeleteFunc(unread(t, files), func(name string) bool { return strings.HasPrefix(name, "cluster/agents/") && strings.HasSuffix(name, ".log") })
+	failed := slices.DeleteFunc(unread(t, files), func(name string) bool {
+		return strings.HasPrefix(name, "cluster/agents/") && strings.HasSuffix(name, ".log")
+	})
 	slices.Sort(failed)
 	if files["cluster/nodes.json"] == "" || !strings.Contains(files["cluster/agents.json"], "spillway") || files["cluster/agents/"+c.Node(0).Name()+"/status.json"] == "" || !slices.Equal(failed, []string{"cluster/counts.json", "cluster/events.json"}) {
 		t.Errorf("sysdump of a viewer: not read: %v", failed)
