@@ -169,7 +169,7 @@ enum next_hop_kind {
  */
 enum flow_state {
 	FLOW_NEW = 1,	      /* TCP: a SYN was seen. UDP: no reply was seen */
-	FLOW_SYN_RECV = 2,    /* TCP: the endpoint has sent a SYN-ACK */
+	FLOW_SYN_RECV = 2,    /* TCP: the endpoint has sent a SYN-ACK; of one direction: no SYN was seen */
 	FLOW_ESTABLISHED = 3, /* TCP: the client has acknowledged the SYN-ACK. UDP: a reply was seen */
 	FLOW_CLOSING = 4,     /* one FIN was seen */
 	FLOW_LAST_ACK = 5,    /* both FINs were seen, and at most one is acknowledged */

@@ -8,8 +8,8 @@
 #include "special/egress.h"
 #include "special/icmp_error.h"
 
-/* Deletes the flow of the packet, which is over. */
-__noinline int flow_forget(const struct packet *p)
+/* Deletes the flow of the packet, which is over. Another CPU may have replaced it: slot is the old one's. */
+__noinline int flow_forget(const struct packet *p, __u32 slot)
 {
 	struct flow_pair *pair = get_flow_pair();
 	struct flow *f;
@@ -18,11 +18,24 @@ __noinline int flow_forget(const struct packet *p)
 		return 0;
 	pair->holder_key = p->tuple;
 	f = bpf_map_lookup_elem(&flows, &pair->holder_key);
-	if (f && f->flags & FLOW_REPORTED)
+	if (!f || f->slot != slot)
+		return 0;
+	if (f->flags & FLOW_REPORTED)
 		report_stale(f);
-	if (f)
-		flow_delete(&pair->holder_key, f->slot, &pair->reverse_key);
+	flow_delete(&pair->holder_key, slot, &pair->reverse_key);
 	return 0;
+}
+
+/*
+ * Has the endpoint answered none of the client's SYNs so far? After a SYN that went with the node's
+ * address, later ones do too, until a connection was established: who forges the end of a handshake
+ * must not lead the client back to a path that may not work.
+ */
+static __always_inline bool flow_unanswered(const struct flow *f)
+{
+	if (dsr_one_way(f))
+		return f->state == FLOW_NEW;
+	return (f->flags & (FLOW_SNAT | FLOW_REPLY | FLOW_CONFIRMED)) == FLOW_SNAT;
 }
 
 /* Handles a packet of a known flow. */
@@ -65,13 +78,21 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 {
 	struct packet *p = &m->packet;
 	struct flow *f;
+	int ret;
 
 	__u32 device = hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook);
 	enum flow_miss miss = flow_find(skb, p, s, device, &f);
 
 	if (dsr && hook == FROM_NETWORK && miss == MISS_NONE && dsr_follow(m))
 		miss = flow_find(skb, p, s, device, &f);
+	if (dsr && hook == FROM_NETWORK && miss == MISS_DIRECT) {
+		p->flags |= PACKET_STATELESS;
+		ret = serve(skb, s, hook);
+		if (ret != SERVE_STRAY)
+			return ret;
+	}
 	switch (miss) {
+	case MISS_DIRECT:
 	case FLOW_FOUND:
 		return f ? handle_flow(skb, m, f, hook) : NEXT;
 	case MISS_SUPERSEDED:
@@ -79,9 +100,11 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 	case MISS_SOURCE:
 		return drop(DROP_SOURCE);
 	case MISS_STALE:
-		if (dsr && f && dsr_one_way(f) && f->state == FLOW_NEW)
+		if (!f)
+			break;
+		if (dsr && packet_syn(p) && flow_unanswered(f))
 			p->flags |= PACKET_REPEATED;
-		flow_forget(p);
+		flow_forget(p, f->slot);
 		break;
 	case MISS_NONE:
 		break;

@@ -125,7 +125,7 @@ static __always_inline int one_way_begin(struct __sk_buff *skb, struct scratch *
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
 
-	f->state = packet_syn(p) ? FLOW_NEW : one_way_state(FLOW_NEW, p);
+	one_way_start(f, p);
 	if (f->flags & FLOW_STACK)
 		return 0;
 	flow_carrier(skb, m);
@@ -165,7 +165,13 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	if (dsr_one_way(&m->pair.flow)) {
 		if (one_way_begin(skb, m))
 			return refuse(skb, m);
+		if (p->flags & PACKET_STATELESS) {
+			p->flags |= PACKET_ROUTED;
+			return flow_forward(skb, m, hook, NULL);
+		}
 	} else {
+		if (p->flags & PACKET_STATELESS) /* the endpoint is on this node */
+			return SERVE_STRAY;
 		flow_record_first(skb, m);
 		report_plan(s, &m->pair.flow);
 	}

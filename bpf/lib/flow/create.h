@@ -314,6 +314,35 @@ static __always_inline int reply_kept(struct flow_pair *pair)
 }
 
 /*
+ * Does the flow that another CPU has just stored give way to this one? With direct replies, a flow
+ * without a SYN gives way to that of a SYN, and both to one with the node's address. So a forged
+ * packet that comes at the same time does not decide how a client's SYN goes.
+ */
+static __always_inline bool flow_gives_way(const struct flow *other, const struct flow *f)
+{
+	return dsr_one_way(other) &&
+	       (!dsr_one_way(f) || (f->state == FLOW_NEW && other->state != FLOW_NEW));
+}
+
+/* Stores the forward entry of the flow in scratch memory. Returns 0, or -1 if another flow has the key. */
+__noinline int flow_store(const struct tuple *key)
+{
+	struct flow_pair *pair = get_flow_pair();
+	struct flow *other;
+
+	if (!pair || !key)
+		return -1;
+	pair->holder_key = *key;
+	if (!bpf_map_update_elem(&flows, &pair->holder_key, &pair->flow, BPF_NOEXIST))
+		return 0;
+	other = bpf_map_lookup_elem(&flows, &pair->holder_key);
+	if (!dsr || !other || !flow_gives_way(other, &pair->flow))
+		return -1;
+	flow_delete(&pair->holder_key, other->slot, &pair->reverse_key);
+	return bpf_map_update_elem(&flows, &pair->holder_key, &pair->flow, BPF_NOEXIST) ? -1 : 0;
+}
+
+/*
  * Stores the flow pair->flow under key. Its sport is the client's, and changes if source is
  * SOURCE_PORT_RANDOM or another flow to the endpoint has it. On success, returns
  * FLOW_CREATED, and pair->flow is the entry in the map. one_way: see dsr_one_way.
@@ -333,10 +362,12 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	if (reply_search(skb, key, s, source))
 		return DROP_SNAT_PORTS;
 	f->sport = pair->reply_key.dport;
-	if (!bpf_map_update_elem(&flows, key, f, BPF_NOEXIST)) {
+	if (!flow_store(key)) {
 		flow_protect(key);
 		if (!reply_kept(pair)) {
-			bpf_map_delete_elem(&flows, key);
+			other = bpf_map_lookup_elem(&flows, key);
+			if (other && other->slot == f->slot)
+				bpf_map_delete_elem(&flows, key);
 			return DROP_SNAT_PORTS;
 		}
 		count(FLOW_CREATED);

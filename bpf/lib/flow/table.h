@@ -27,6 +27,7 @@ enum flow_miss {
 	MISS_STALE,	 /* the flow is over: replace it */
 	MISS_SUPERSEDED, /* drop the packet */
 	MISS_SOURCE,	 /* the source does not belong to the device */
+	MISS_DIRECT,	 /* the flow stays, but the packet is of another connection: TCP_DIRECT */
 };
 
 static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
@@ -247,38 +248,83 @@ static __always_inline int one_way_plain(const struct flow *f, const struct pack
 	       !(p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4));
 }
 
-/* Returns the state of such a flow after a packet that is no SYN. */
-static __always_inline __u8 one_way_state(__u8 state, const struct packet *p)
+/*
+ * Returns the state of such a flow after a packet that is no SYN. If this node has seen no SYN either,
+ * a forger may have sent the packet: until another one follows in a later second, the flow is kept
+ * for a short time, as in a handshake.
+ */
+static __always_inline __u8 one_way_state(const struct flow *f, const struct packet *p)
 {
 	if (p->flags & PACKET_RST)
 		return FLOW_LAST_ACK;
-	if (p->flags & PACKET_FIN || state == FLOW_CLOSING)
+	if (p->flags & PACKET_FIN || f->state == FLOW_CLOSING)
 		return FLOW_CLOSING;
+	if (f->state == FLOW_SYN_RECV && f->opened == p->time)
+		return FLOW_SYN_RECV;
 	return FLOW_ESTABLISHED;
+}
+
+/* Starts the state of such a flow. */
+static __always_inline void one_way_start(struct flow *f, const struct packet *p)
+{
+	if (p->tuple.proto == IPPROTO_UDP) {
+		f->state = FLOW_ESTABLISHED;
+	} else if (packet_syn(p)) {
+		f->state = FLOW_NEW;
+		f->flags |= FLOW_TRACKED;
+		f->tcp.isn = p->seq;
+	} else {
+		f->state = FLOW_SYN_RECV;
+		f->state = one_way_state(f, p);
+	}
+}
+
+/*
+ * Applies a SYN. It starts a new connection, unless the flow has just begun with one. If that was in
+ * an earlier second, the client has got no answer: its new flow has the node's address. Packets of a
+ * connection that goes on in spite of the SYN, which was forged, follow the table: TCP_DIRECT.
+ */
+static __always_inline enum tcp_verdict one_way_syn(struct flow *f, const struct packet *p)
+{
+	if (f->state != FLOW_NEW)
+		return TCP_RENEWS;
+	if (f->seen != p->time) {
+		count(DSR_UNANSWERED);
+		dsr_path_failed(f->backend, p->time);
+		return TCP_RENEWS;
+	}
+	if (p->seq != f->tcp.isn) /* one of the two SYNs is forged: no ACK shows an answer */
+		f->flags &= ~FLOW_TRACKED;
+	return TCP_COUNTS;
+}
+
+/*
+ * Does the packet show that the client has got an answer to its SYN? A forger does not know the
+ * number that follows the SYN's. If its own SYN came first, it does: then the client's SYN starts a
+ * new connection.
+ */
+static __always_inline bool one_way_answered(const struct flow *f, const struct packet *p)
+{
+	return f->flags & FLOW_TRACKED && p->seq == f->tcp.isn + 1;
 }
 
 /*
  * Applies a client's packet whose answers this node does not see. Nothing proves that the client
- * exists, or that the endpoint has accepted it: the state decides the timeout alone. After it,
- * the table leads to the same endpoint. A client that repeats its SYN in another second has got no
- * answer: its new flow has the node's address.
+ * exists, or that the endpoint has accepted it: the state decides the timeout, and what a SYN means.
+ * After the timeout, the table leads to the same endpoint.
  */
 static __always_inline enum tcp_verdict flow_one_way(struct flow *f, const struct packet *p)
 {
-	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
-
-	if (packet_syn(p)) {
-		if (f->state == FLOW_NEW && f->seen != p->time) {
-			count(DSR_UNANSWERED);
-			dsr_path_failed(backend, p->time);
-			return TCP_RENEWS;
-		}
-		return f->state > FLOW_ESTABLISHED || !bpf_map_lookup_elem(&backends, &backend) ?
-		       TCP_RENEWS : TCP_COUNTS;
+	if (packet_syn(p))
+		return one_way_syn(f, p);
+	if (f->state == FLOW_NEW) {
+		if (!one_way_answered(f, p))
+			return TCP_IGNORED;
+		if (!(p->flags & PACKET_RST))
+			dsr_path_answered(f->backend, p->time);
+		f->flags &= ~FLOW_TRACKED;
 	}
-	if (f->state == FLOW_NEW && !(p->flags & PACKET_RST))
-		dsr_path_answered(backend, p->time);
-	f->state = one_way_state(f->state, p);
+	f->state = one_way_state(f, p);
 	return TCP_COUNTS;
 }
 
@@ -444,7 +490,8 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		if (counts == TCP_RENEWS)
 			return MISS_STALE;
 	} else if (dsr_one_way(f)) {
-		if (flow_one_way(f, p) == TCP_RENEWS)
+		counts = flow_one_way(f, p);
+		if (counts == TCP_RENEWS)
 			return MISS_STALE;
 	} else if (!dsr && packet_syn(p) && flow_began_one_way(f)) {
 		/* Of a run with keys. This one saw nothing that tells whether it is over. */
@@ -455,6 +502,8 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		counts = flow_tcp(skb, f, p, s);
 		if (counts == TCP_RENEWS)
 			return MISS_STALE;
+		if (counts == TCP_DIRECT)
+			return MISS_DIRECT;
 	}
 	if (counts == TCP_COUNTS && f->seen != p->time) {
 		if (flow_refresh_reverse(f, &p->tuple, p->time))

@@ -42,6 +42,7 @@ enum tcp_verdict {
 	TCP_IGNORED = 0, /* forwarded; the flow's idle time continues */
 	TCP_COUNTS = 1,	 /* belongs to this connection */
 	TCP_RENEWS = 2,	 /* the SYN of a new connection */
+	TCP_DIRECT = 3,	 /* of another connection, whose endpoint answers the client itself */
 };
 
 static __always_inline int seq_before(__u32 a, __u32 b)
@@ -123,14 +124,17 @@ static __always_inline void tcp_begin(struct __sk_buff *skb, struct tcp_side *s,
 	s->first_scale = s->scale;
 }
 
-/* Applies another SYN of the client, repeated or new: the endpoint chooses one of them. */
+/*
+ * Applies another SYN of the client, repeated or new: the endpoint chooses one of them. The first one
+ * changes nothing when it is repeated: then the state still shows that there was another one.
+ */
 static __always_inline void tcp_begin_retry(struct __sk_buff *skb, struct tcp_side *s,
 					    const struct packet *p)
 {
 	__u32 isn = s->isn;
 	__u8 scale = s->first_scale;
 
-	if (p->seq_end == s->end)
+	if (p->seq == isn || p->seq_end == s->end)
 		return;
 	tcp_begin(skb, s, p);
 	s->isn = isn;
@@ -255,21 +259,20 @@ static __always_inline int tcp_confirms(const struct flow *f, const struct flow 
 }
 
 /*
- * Does a client acknowledge what no packet of this flow has? Its first SYN went to the endpoint with
- * its own address (special/dsr.h), and the endpoint's answer was late: the client has repeated the
- * SYN, and this flow leads it with the node's address to another socket. The client has accepted
- * the first answer. That connection is the one to go on.
+ * Returns the effect of a client's packet that does not fit the handshake of its flow. It may belong
+ * to a connection whose SYN went to the endpoint with the client's own address (special/dsr.h): the
+ * endpoint's answer was late, and the client has repeated its SYN, or a forger has sent SYNs. That
+ * connection goes on. The packet may also be forged, so the handshake goes on too.
  */
-static __noinline bool answered_directly(const struct flow *f, const struct packet *p)
+static __noinline enum tcp_verdict tcp_misfit(const struct flow *f, const struct packet *p)
 {
 	__u32 id = f->service; /* before 6.2 a key must not be a caller's memory */
 	struct service *s;
 
-	if (!dsr || (f->flags & (FLOW_SNAT | FLOW_REPLY)) != FLOW_SNAT ||
-	    (p->flags & (PACKET_SYN | PACKET_ACK)) != PACKET_ACK)
-		return false;
+	if (!dsr || (f->flags & (FLOW_SNAT | FLOW_REPLY)) != FLOW_SNAT || p->flags & PACKET_SYN)
+		return TCP_IGNORED;
 	s = bpf_map_lookup_elem(&services, &id);
-	return s && s->flags & SERVICE_DSR;
+	return s && s->flags & SERVICE_DSR ? TCP_DIRECT : TCP_IGNORED;
 }
 
 /* Applies a packet before the client has acknowledged the SYN-ACK. */
@@ -288,7 +291,7 @@ static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f,
 		return TCP_IGNORED;
 	}
 	if (f->state == FLOW_NEW || p->flags & PACKET_SYN || !tcp_confirms(f, reverse, p))
-		return answered_directly(f, p) ? TCP_RENEWS : TCP_IGNORED;
+		return tcp_misfit(f, p);
 	tcp_cancel_reset(f, reverse);
 	f->tcp.end = reverse->tcp.ack;
 	f->tcp.ack = p->ack;
@@ -418,6 +421,12 @@ static __always_inline int tcp_was_opening(const struct flow *f)
 	       (f->flags & (FLOW_RESET | FLOW_CONFIRMED)) == FLOW_RESET;
 }
 
+/* May the connection's handshake still complete? */
+static __always_inline int tcp_opening(const struct flow *f)
+{
+	return f->state <= FLOW_SYN_RECV || tcp_was_opening(f);
+}
+
 /* Applies a packet to both entries of its connection. */
 static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, struct flow *reverse,
 				       const struct packet *p, const struct settings *s)
@@ -426,7 +435,7 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 
 	if (p->flags & PACKET_RST) {
 		if (!tcp_resets(f, reverse, p))
-			return TCP_IGNORED;
+			return tcp_opening(f) ? tcp_misfit(f, p) : TCP_IGNORED;
 		if (tcp_rejects_ack(f, p)) {
 			flow_set_state(f, reverse, FLOW_NEW);
 			return TCP_IGNORED;
@@ -441,7 +450,7 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 		reverse->flags |= FLOW_RESET;
 		return TCP_COUNTS;
 	}
-	if (f->state <= FLOW_SYN_RECV || tcp_was_opening(f)) {
+	if (tcp_opening(f)) {
 		verdict = tcp_handshake(skb, f, reverse, p);
 		if (verdict != TCP_COUNTS)
 			return verdict;

@@ -146,6 +146,16 @@ static __always_inline int flow_in_use(const struct flow *f, __u32 time)
 	return 0;
 }
 
+/*
+ * Does a client's SYN wait for a direct answer? When the client repeats it, the flow tells that there
+ * was none. So segments of unknown connections, which may be forged, do not end the flow before.
+ */
+static __always_inline bool one_way_waits(const struct flow *f, const struct flow *by, __u32 time)
+{
+	return f->state == FLOW_NEW && by->state == FLOW_SYN_RECV &&
+	       (__s32)(time - f->opened) <= USE_IDLE_SECONDS;
+}
+
 /* Moves a flow to a new slot of the ring. The map entry stays. Returns 0 if it has moved. */
 static __always_inline int flow_move(struct flow *f, const struct tuple *key, __u32 from, __u32 to,
 				     struct tuple *reverse_key)
@@ -205,7 +215,9 @@ static __noinline __u32 unconfirmed_admit(const struct tuple *key, __u32 time, b
 		if (!old || old->slot != before || flow_confirmed(old) ||
 		    (one_way && !dsr_one_way(old)))
 			break;
-		if (i + 1 < ADMIT_TRIES && flow_in_use(old, time) &&
+		if (i + 1 < ADMIT_TRIES &&
+		    (flow_in_use(old, time) ||
+		     (one_way && one_way_waits(old, &pair->flow, time))) &&
 		    !flow_move(old, old_key, before, slot, reverse_key))
 			continue;
 		if (!flow_delete(old_key, before, reverse_key))

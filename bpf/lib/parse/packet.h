@@ -25,6 +25,7 @@ enum packet_flags {
 	PACKET_TRANSLATED = 1 << 15,
 	PACKET_REPEATED = 1 << 16, /* a SYN whose endpoint did not answer directly: special/dsr.h */
 	PACKET_ROUTED = 1 << 17, /* its next hop is in scratch memory */
+	PACKET_STATELESS = 1 << 18, /* to the table's endpoint, without a flow: special/dsr.h */
 };
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)

@@ -54,9 +54,9 @@ static __always_inline bool dsr_carries(const struct packet *p)
  * node or pod that the endpoint's node knows, would take the answer for a forged one. Another flow
  * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart. A path
  * on which clients got no answers gets no SYN for a while. A SYN with data may have no room for the
- * option.
+ * option. A packet in the middle of a connection has no other way: it may get no flow.
  */
-__noinline int dsr_possible(const struct packet *p)
+__noinline int dsr_possible(struct packet *p)
 {
 	struct flow_pair *pair = get_flow_pair();
 	struct dsr_carrier *carrier;
@@ -72,14 +72,18 @@ __noinline int dsr_possible(const struct packet *p)
 	if (!b || b->flags & BACKEND_ON_THIS_NODE)
 		return 0;
 	carrier = dsr_carrier(&b->addr, b->family);
-	/* A packet in the middle of a connection has no other way. */
 	if (carrier && carrier->kind == DSR_BY_NOTHING && packet_begins(p))
 		return 0;
 	tuple_mirror(&pair->reply_key, &p->tuple);
 	pair->reply_key.saddr = b->addr;
 	pair->reply_key.sport = b->port;
 	other = bpf_map_lookup_elem(&flows, &pair->reply_key);
-	return !other || flow_is_reverse(other, &p->tuple) || dsr_forget_ended(pair, other);
+	if (!other || flow_is_reverse(other, &p->tuple) || dsr_forget_ended(pair, other))
+		return 1;
+	if (packet_begins(p))
+		return 0;
+	p->flags |= PACKET_STATELESS;
+	return 1;
 }
 
 /* Is the option true? */
