@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/dchest/siphash"
 	"github.com/gopacket/gopacket"
@@ -19,6 +20,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/suite"
 )
 
 // announcement is what a node tells an endpoint's node about a client's packet. A forger wants the
@@ -101,6 +103,23 @@ func serialize(stack ...gopacket.SerializableLayer) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
+// secret is that of the cluster.
+const secret = "a secret of the cluster"
+
+var directVariants = []variant{{false, "elsewhere"}, {true, "elsewhere"}}
+
+// startDirect starts a cluster that forwards so, with a Service whose endpoint is not at the receiving
+// node.
+func startDirect(t *testing.T, name, forwarding string) (*env, *suite.File) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := start(t, name, "--forwarding", forwarding, "--dsr-key-file", file)
+	return e, e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
+}
+
 // TestForgedAnnouncements has a host of the LAN, a pod beside the endpoint and one of another node
 // forge what nodes tell each other about connections with direct replies. Nothing of it may reach the
 // endpoint, or have it answer with the forger's address, and honest connections go on. With the
@@ -109,14 +128,8 @@ func TestForgedAnnouncements(t *testing.T) {
 	if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
 		return // not a skip: the other dataplanes read no announcements
 	}
-	const secret = "a secret of the cluster"
-	file := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	e := start(t, "hostile-direct", "--forwarding", "dsr", "--dsr-key-file", file)
-	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
-	for _, v := range []variant{{false, "elsewhere"}, {true, "elsewhere"}} {
+	e, s := startDirect(t, "hostile-direct", "dsr")
+	for _, v := range directVariants {
 		conn := e.mustConnect(t, v, netip.MustParseAddrPort(s.MustAddress(t, flows.NodePort(receiver), v.combo("tcp"))))
 		if conn.source != conn.local().String() {
 			t.Fatalf("%s: the endpoint sees %s, so nothing is direct here", v, conn.source)
@@ -124,7 +137,7 @@ func TestForgedAnnouncements(t *testing.T) {
 		for _, attacker := range []string{outsider, "a1", "b1"} {
 			for _, proto := range []string{"tcp", "udp"} {
 				for _, datagram := range []bool{false, true} {
-					t.Run(fmt.Sprintf("%s %s %s datagram %v", v, attacker, proto, datagram), func(t *testing.T) { e.announce(t, v, attacker, proto, datagram, secret) })
+					t.Run(fmt.Sprintf("%s %s %s datagram %v", v, attacker, proto, datagram), func(t *testing.T) { e.announce(t, v, attacker, proto, datagram) })
 				}
 			}
 		}
@@ -137,7 +150,7 @@ func TestForgedAnnouncements(t *testing.T) {
 // forgedService is an address that no Service has, in a network for documentation.
 var forgedService = map[bool]netip.AddrPort{false: netip.MustParseAddrPort("198.51.100.66:53"), true: netip.MustParseAddrPort("[2001:db8:bad::66]:53")}
 
-func (e *env) announce(t *testing.T, v variant, attacker, proto string, datagram bool, secret string) {
+func (e *env) announce(t *testing.T, v variant, attacker, proto string, datagram bool) {
 	from := e.sender(t, attacker)
 	if attacker == outsider {
 		var err error
@@ -179,6 +192,100 @@ func (e *env) announce(t *testing.T, v variant, attacker, proto string, datagram
 		send(genuine)
 		if len(atEndpoint.wait(1)) == 0 {
 			t.Error("the genuine packet did not arrive either: the forgeries show nothing")
+		}
+	}
+}
+
+// The ports of the honest client, all of which a forger names.
+const firstPort, clientPorts = 40000, 512
+
+// forgedStarts are the segments that a forger sends from each port of the client. own: the first one
+// is a SYN, and the second one fits it.
+var forgedStarts = []struct {
+	name, flags string
+	own         bool
+}{
+	{"ACK", "A", false}, {"FIN", "FA", false}, {"RST", "R", false}, {"SYN and ACK", "A", true},
+}
+
+// TestForgedStarts forges segments of a client's ports, on a network that drops direct replies. New
+// connections of the client still get the node's address, in time.
+func TestForgedStarts(t *testing.T) {
+	if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
+		return // not a skip: the other dataplanes have no direct replies
+	}
+	e, s := startDirect(t, "hostile-starts", "hybrid")
+	e.Do(t, honest, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", firstPort, firstPort+clientPorts-1), 0)
+	})
+	for _, v := range directVariants {
+		dst := netip.MustParseAddrPort(s.MustAddress(t, flows.NodePort(receiver), v.combo("tcp")))
+		if conn := e.mustConnect(t, v, dst); conn.source != conn.local().String() {
+			t.Fatalf("%s: the endpoint sees %s, so nothing is direct here", v, conn.source)
+		}
+		e.dropDirect(t, dst)
+		for _, kind := range forgedStarts {
+			t.Run(fmt.Sprintf("%s %s", v, kind.name), func(t *testing.T) {
+				e.forgetFlows(t)
+				e.forgetMap(t, "dsr_paths")
+				attack := e.forgeStarts(t, v, dst, kind.flags, kind.own)
+				attack()
+				for range 2 {
+					if err := e.probe(v, dst); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if !kind.own { // a SYN in the middle of a handshake is another attack
+					e.probeDuring(t, v, dst, attack)
+				}
+			})
+		}
+	}
+}
+
+// dropDirect has the network drop what the endpoint's node sends to clients in the Service's name.
+func (e *env) dropDirect(t *testing.T, dst netip.AddrPort) {
+	t.Helper()
+	family := "ip"
+	if dst.Addr().Is6() {
+		family = "ip6"
+	}
+	e.OnLAN(t, fmt.Sprintf("table bridge direct {\n chain forward {\n  type filter hook forward priority 0;\n  iifname %q %s saddr %s tcp sport %d drop\n }\n}\n",
+		e.MustHost(t, "b").Name, family, dst.Addr(), dst.Port()), "nft", "-f", "-")
+}
+
+// forgeStarts returns a function that sends segments from each port of the honest client.
+func (e *env) forgeStarts(t *testing.T, v variant, dst netip.AddrPort, flags string, own bool) func() {
+	from := e.sender(t, outsider)
+	return func() {
+		t.Helper()
+		kinds := []packet{{flags: flags, seq: attackerISN + 1, ack: 1}}
+		if own {
+			kinds = append([]packet{{flags: "S", seq: attackerISN}}, kinds...)
+		}
+		from.flood(t, len(kinds)*clientPorts, func(i int) packet {
+			p := kinds[i%len(kinds)]
+			p.proto, p.dst = "tcp", dst
+			p.src = netip.AddrPortFrom(e.addr(honest, v), uint16(firstPort+i/len(kinds)))
+			return p
+		})
+	}
+}
+
+// probeDuring is probe, while an attack goes on.
+func (e *env) probeDuring(t *testing.T, v variant, dst netip.AddrPort, attack func()) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- e.probe(v, dst) }()
+	for {
+		attack()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			return
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }

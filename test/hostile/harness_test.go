@@ -227,8 +227,17 @@ func (e *env) forgetFlows(t *testing.T) {
 	for _, pod := range []string{"a0", "b0"} {
 		e.Output(t, pod, "ss", "-K", "-t", "state", "syn-recv")
 	}
+	e.forgetMap(t, "flows")
 	for _, node := range e.Nodes() {
-		pins, err := filepath.Glob(filepath.Join(e.Agent(node).BPFFS, "maps-v*", "flows"))
+		e.Do(t, node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+	}
+}
+
+// forgetMap empties a map of the nodes.
+func (e *env) forgetMap(t *testing.T, name string) {
+	t.Helper()
+	for _, node := range e.Nodes() {
+		pins, err := filepath.Glob(filepath.Join(e.Agent(node).BPFFS, "maps-v*", name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +246,6 @@ func (e *env) forgetFlows(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		e.Do(t, node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 	}
 }
 
