@@ -12,6 +12,9 @@
 /* Source ports to try before the packet is dropped: 0.04 % fail if 97 of 100 are in use. */
 #define PORT_TRIES 256
 
+/* Tries of the one port that a flow may have: another CPU may take the tuple while it is replaced. */
+#define EXACT_TRIES 3
+
 /* Ports to try before the best flow that they belong to is replaced. */
 #define VICTIM_TRIES 16
 
@@ -54,6 +57,15 @@ static __always_inline __be16 random_port(const struct settings *s, const struct
 		return 0;
 	port = bpf_map_lookup_elem(&snat_ports, &index);
 	return port ? bpf_htons(*port) : 0;
+}
+
+/* Deletes an entry if it is that of the flow with this slot. */
+static __always_inline void flow_delete_entry(const struct tuple *key, __u32 slot)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, key);
+
+	if (f && f->slot == slot)
+		bpf_map_delete_elem(&flows, key);
 }
 
 /* Does a socket of this node own the tuple of the endpoint's replies? */
@@ -160,6 +172,16 @@ static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
 }
 
 /*
+ * Has another CPU just stored the flow of a client's SYN, which this flow must not replace? With
+ * direct replies both have the same reply tuple, and a forger may have sent the packet of this one.
+ */
+static __always_inline bool one_way_just_begun(const struct flow *holder, const struct flow *reply)
+{
+	return dsr_one_way(reply) && dsr_one_way(holder) && holder->state == FLOW_NEW &&
+	       holder->opened == reply->seen;
+}
+
+/*
  * Reserves pair's reply tuple. Succeeds if no live flow has it, or if this flow has it: its
  * forward entry was evicted, or a SYN reopens the connection. Returns 0 if it is ours.
  */
@@ -174,6 +196,8 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
 		return 0;
 	holder = bpf_map_lookup_elem(&flows, reply_key);
 	if (!holder)
+		return -1;
+	if (one_way_just_begun(holder, reply))
 		return -1;
 	if (flow_is_reverse(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
 		return reply_replace(pair, holder->slot);
@@ -291,9 +315,10 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 	int first = source == SOURCE_PORT_RANDOM ? 1 : 0;
 
 	for (int i = 0; i < PORT_TRIES; i++) {
-		if (!reply_try(skb, key, s, first + i) && !reply_contested(skb))
+		if (!reply_try(skb, key, s, source == SOURCE_PORT_EXACT ? 0 : first + i) &&
+		    !reply_contested(skb))
 			return 0;
-		if (source == SOURCE_PORT_EXACT)
+		if (source == SOURCE_PORT_EXACT && i + 1 == EXACT_TRIES)
 			break;
 	}
 	return -1;
@@ -365,9 +390,7 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	if (!flow_store(key)) {
 		flow_protect(key);
 		if (!reply_kept(pair)) {
-			other = bpf_map_lookup_elem(&flows, key);
-			if (other && other->slot == f->slot)
-				bpf_map_delete_elem(&flows, key);
+			flow_delete_entry(key, f->slot);
 			return DROP_SNAT_PORTS;
 		}
 		count(FLOW_CREATED);
@@ -378,7 +401,7 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 		return FLOW_CREATED;
 	}
 	/* Another CPU has stored the flow of the same first packet. That flow counts. */
-	bpf_map_delete_elem(&flows, &pair->reply_key);
+	flow_delete_entry(&pair->reply_key, f->slot);
 	other = bpf_map_lookup_elem(&flows, key);
 	if (!other)
 		return DROP_FLOW_TABLE;

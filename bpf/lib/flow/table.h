@@ -259,7 +259,7 @@ static __always_inline __u8 one_way_state(const struct flow *f, const struct pac
 		return FLOW_LAST_ACK;
 	if (p->flags & PACKET_FIN || f->state == FLOW_CLOSING)
 		return FLOW_CLOSING;
-	if (f->state == FLOW_SYN_RECV && f->opened == p->time)
+	if (f->opened == p->time && f->state != FLOW_NEW && f->state != FLOW_ESTABLISHED)
 		return FLOW_SYN_RECV;
 	return FLOW_ESTABLISHED;
 }
@@ -315,16 +315,21 @@ static __always_inline bool one_way_answered(const struct flow *f, const struct 
  */
 static __always_inline enum tcp_verdict flow_one_way(struct flow *f, const struct packet *p)
 {
+	__u8 before = f->state, state;
+
 	if (packet_syn(p))
 		return one_way_syn(f, p);
-	if (f->state == FLOW_NEW) {
+	if (before == FLOW_NEW) {
 		if (!one_way_answered(f, p))
 			return TCP_IGNORED;
 		if (!(p->flags & PACKET_RST))
 			dsr_path_answered(f->backend, p->time);
 		f->flags &= ~FLOW_TRACKED;
 	}
-	f->state = one_way_state(f, p);
+	state = one_way_state(f, p);
+	/* Another CPU may have replaced the flow by that of a SYN, in the same memory. */
+	if (state != before)
+		f->state = state;
 	return TCP_COUNTS;
 }
 
