@@ -492,14 +492,11 @@ struct edge_device {
 	__u16 flags; /* enum edge_flags; 0: no program */
 };
 
-/* syn_clients: clients that have answered the SYN filter, by address or IPv6 /64. */
-#define SYN_CREDIT 100 /* SYNs a second that such a client may send; each further answer allows one more */
-
-struct syn_client {
-	__u32 answered; /* seconds since boot of the last answer */
-	__u32 second;	/* of credit */
-	__u32 credit;
-};
+/*
+ * syn_proofs: cookies of clients that have answered the SYN filter, by a keyed hash. A later one
+ * takes the place of an earlier one.
+ */
+#define SYN_PROOFS (1 << 20)
 
 /* syn_rates: SYNs of a second, by Service, modulo SYN_RATES. */
 #define SYN_RATES 1024

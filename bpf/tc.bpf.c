@@ -37,6 +37,7 @@
  *                icmp_error.h  ICMP errors about translated packets
  *                egress.h      packets of the node's own stack
  *                stray.h       TCP and SCTP packets to a Service without a flow
+ *                syn_challenge.h  answers of the SYN filter that XDP could not send
  *                dsr.h         an endpoint's node answers clients of another node;
  *                              lookup/dsr.h, act/dsr.h: the option that tells it so;
  *                              act/gue.h: datagrams where a network drops options

@@ -7,6 +7,7 @@
 #include "serve.h"
 #include "special/egress.h"
 #include "special/icmp_error.h"
+#include "special/syn_challenge.h"
 
 /* Deletes the flow of the packet, which is over. Another CPU may have replaced it: slot is the old one's. */
 __noinline int flow_forget(const struct packet *p, __u32 slot)
@@ -61,6 +62,11 @@ static __always_inline int handle_first(struct __sk_buff *skb, const struct pack
 
 	if (dsr && unlikely(p->flags & PACKET_TRANSLATED))
 		return serve_dsr(skb, s);
+	if (hook == FROM_NETWORK && unlikely(syn_is_left(p))) {
+		ret = serve_challenge(skb);
+		if (ret != SERVE_NOT_MINE)
+			return ret;
+	}
 	if (p->tuple.proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER)) {
 		ret = serve_tftp_answer(skb, s, hook);
 		if (ret != SERVE_NOT_MINE)

@@ -66,8 +66,14 @@ var nodeSysctls = map[string]string{
 
 func start(t *testing.T, name string, flags ...string) *env {
 	t.Helper()
+	return startIn(t, topology.Routed, name, flags...)
+}
+
+// startIn is start with a network of pods.
+func startIn(t *testing.T, network, name string, flags ...string) *env {
+	t.Helper()
 	spec := topology.DefaultSpec(name)
-	spec.Clients, spec.PodsPerNode, spec.Conntrack = 3, 6, true
+	spec.Clients, spec.PodsPerNode, spec.Conntrack, spec.PodNetwork = 3, 6, true, network
 	h := harness.Start(t, cluster.Config{
 		Spec: spec, NoAgents: true,
 		Flags: map[string][]string{"": append(flags, "--conntrack-max-per-core=1", fmt.Sprintf("--conntrack-min=%d", flowEntries))},

@@ -140,23 +140,21 @@ static __always_inline void answer_rst_header(struct tcphdr *out, const struct t
 	out->ack_seq = bpf_htonl(bpf_ntohl(in->seq) + data + in->syn + in->fin);
 }
 
-static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet *p,
-				      struct tcp_answer *a, enum verdict verdict)
+/* Returns the checksum of the TCP header of an answer without data. */
+static __always_inline __sum16 tcp_sum(struct tcphdr *tcp, const struct packet *p)
+{
+	/* The sum of both addresses does not depend on their order. */
+	return ~csum_fold16((__u32)bpf_csum_diff(NULL, 0, (__be32 *)tcp, sizeof(*tcp),
+						 pseudo_sum(&p->tuple, sizeof(*tcp))));
+}
+
+/* Replaces a packet without IP options by the answer in a->tcp. Returns 0, or -1. */
+static __always_inline int answer_tcp(struct __sk_buff *skb, const struct packet *p,
+				      struct tcp_answer *a)
 {
 	__u32 ip_len;
-	__u16 sum;
 
-	/* An RST must not be answered. IP options would have to be copied to the answer. */
-	if (p->flags & (PACKET_RST | PACKET_NO_L4 | PACKET_OPTIONS) ||
-	    load(skb, p->l4_off, &a->in, sizeof(a->in))) {
-		count(DROP_REJECTED_SILENT);
-		return TC_ACT_SHOT;
-	}
-	answer_rst_header(&a->tcp, &a->in, p);
-	/* The sum of both addresses does not depend on their order. */
-	sum = pseudo_sum(&p->tuple, sizeof(a->tcp));
-	a->tcp.check = ~csum_fold16(
-		(__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->tcp, sizeof(a->tcp), sum));
+	a->tcp.check = tcp_sum(&a->tcp, p);
 	if (p->tuple.family == FAMILY_V4) {
 		ip_len = sizeof(a->ip.v4);
 		answer_ipv4(&a->ip.v4, p, IPPROTO_TCP, ip_len + sizeof(a->tcp));
@@ -168,8 +166,23 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 	    bpf_skb_store_bytes(skb, p->l3_off, &a->ip, ip_len, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, p->l4_off, &a->tcp, sizeof(a->tcp), BPF_F_RECOMPUTE_CSUM)) {
 		count(DROP_REWRITE);
+		return -1;
+	}
+	return 0;
+}
+
+static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet *p,
+				      struct tcp_answer *a, enum verdict verdict)
+{
+	/* An RST must not be answered. IP options would have to be copied to the answer. */
+	if (p->flags & (PACKET_RST | PACKET_NO_L4 | PACKET_OPTIONS) ||
+	    load(skb, p->l4_off, &a->in, sizeof(a->in))) {
+		count(DROP_REJECTED_SILENT);
 		return TC_ACT_SHOT;
 	}
+	answer_rst_header(&a->tcp, &a->in, p);
+	if (answer_tcp(skb, p, a))
+		return TC_ACT_SHOT;
 	count(verdict);
 	return answer_send(skb, p);
 }

@@ -74,12 +74,7 @@ static __always_inline int edge_first(struct xdp_md *ctx, struct scratch *m, str
 		drop_reported(s, fe->service, verdict, REPORT_PACKET);
 		return XDP_DROP;
 	}
-	if (!syn_must_prove(p, fe->service))
-		return XDP_PASS;
-	if (syn_challenge(ctx, p))
-		return XDP_DROP;
-	count(SYN_CHALLENGED);
-	return XDP_TX;
+	return syn_filter(ctx, p, fe->service);
 }
 
 static __always_inline int edge_handle(struct xdp_md *ctx)

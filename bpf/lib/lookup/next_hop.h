@@ -43,14 +43,15 @@ static __always_inline void next_hop_stack(struct next_hop *hop)
 	hop->by_gue = false;
 }
 
-static __always_inline void fib_fill(struct bpf_fib_lookup *fib, struct __sk_buff *skb,
+/* len: bytes of the datagram; 0: its length does not matter. */
+static __always_inline void fib_fill(struct bpf_fib_lookup *fib, __u32 ifindex, __u32 len,
 				     const struct packet *p, const struct addr *saddr,
 				     const struct addr *daddr)
 {
 	__builtin_memset(fib, 0, sizeof(*fib));
-	fib->ifindex = skb->ifindex;
+	fib->ifindex = ifindex;
 	fib->l4_protocol = p->tuple.proto;
-	fib->tot_len = packet_size(skb, p);
+	fib->tot_len = len;
 	if (p->tuple.family == FAMILY_V4) {
 		fib->family = AF_INET;
 		fib->ipv4_src = saddr->w[0];
@@ -115,7 +116,7 @@ __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
 		hop->kind = NEXT_HOP_TTL_EXCEEDED;
 		return 0;
 	}
-	fib_fill(fib, skb, p, saddr, daddr);
+	fib_fill(fib, skb->ifindex, packet_size(skb, p), p, saddr, daddr);
 	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
 	if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
 		if (p->flags & PACKET_DF) {
@@ -127,8 +128,7 @@ __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
 		 * A tunnel fragments the outer packet. Without a tunnel, the stack would
 		 * fragment.
 		 */
-		fib_fill(fib, skb, p, saddr, daddr);
-		fib->tot_len = 0;
+		fib_fill(fib, skb->ifindex, 0, p, saddr, daddr);
 		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
 		/* This result is about the device's MTU. The route itself is valid. */
 		if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)

@@ -328,7 +328,7 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 			tcMapLoads:       cfg.loads(),
 			tcMapDsrPaths:    cfg.dsrPaths(),
 			tcMapDsrCarriers: cfg.dsrPaths(),
-			tcMapSynClients:  cfg.synClients(),
+			tcMapSynProofs:   cfg.synProofs(),
 		} {
 			if m := spec.Maps[name]; m != nil {
 				m.MaxEntries = size
@@ -386,13 +386,13 @@ func (c *Config) dsrPaths() uint32 {
 	return 1
 }
 
-// maxSYNClients is the number of clients that have proved their address.
-const maxSYNClients = 1 << 16
+// maxSYNProofs is SYN_PROOFS of bpf/abi.h.
+const maxSYNProofs = 1 << 20
 
-// synClients returns the number of entries of the map of this name.
-func (c *Config) synClients() uint32 {
+// synProofs returns the number of entries of the map of this name.
+func (c *Config) synProofs() uint32 {
 	if c.xdp() {
-		return maxSYNClients
+		return maxSYNProofs
 	}
 	return 1
 }
@@ -471,7 +471,7 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *Config) error {
 // timeouts, loads are counted again, and the rest is of events.
 func replaceable(name string) bool {
 	switch name {
-	case tcMapUnconfirmed, tcMapEvents, tcMapHandshakes, tcMapFlowBytes, tcMapLoads, tcMapSynClients:
+	case tcMapUnconfirmed, tcMapEvents, tcMapHandshakes, tcMapFlowBytes, tcMapLoads, tcMapSynProofs:
 		return true
 	}
 	return false

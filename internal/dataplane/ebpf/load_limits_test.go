@@ -23,7 +23,7 @@ var verifierLimits = []verifierLimit{
 	{"from_pod", 155000, 512},
 	{"from_network_l3", 155000, 512},
 	{"to_network_l3", 85000, 480},
-	{"xdp_from_network", 7400, 416},
+	{"xdp_from_network", 9000, 416},
 	{"connect4", 9700, 320},
 	{"connect6", 21000, 352},
 	{"sendmsg4", 11300, 352},

@@ -524,13 +524,31 @@ const (
 	nextHopLink
 )
 
+// scratches is the map of the tc programs. Those of other objects have the same name.
+func (n *packetNode) scratches(t testing.TB) *ebpf.Map {
+	t.Helper()
+	info, err := n.objects.programs[tcProgFromNetwork].Info()
+	ok(t, err)
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		ok(t, err)
+		t.Cleanup(func() { m.Close() })
+		if info, err := m.Info(); err == nil && info.Name == tcMapScratches {
+			return m
+		}
+	}
+	t.Fatal("the program has no map of scratch memory")
+	return nil
+}
+
 // lastNextHop reads it. There is one per CPU, and n uses one CPU.
 func (n *packetNode) lastNextHop(t testing.TB) nextHop {
 	t.Helper()
 	offset, err := nextHopOffset()
 	ok(t, err)
 	var cpus [][]byte
-	ok(t, n.m(tcMapScratches).Lookup(uint32(0), &cpus))
+	ok(t, n.scratches(t).Lookup(uint32(0), &cpus))
 	for _, b := range cpus {
 		b = b[offset:]
 		if w := (nextHop{kind: binary.NativeEndian.Uint32(b), ifindex: int(binary.NativeEndian.Uint32(b[4:]))}); w != (nextHop{}) {

@@ -74,7 +74,7 @@ const (
 	sockMapSockets          = "sockets"
 	sockMapSourceRanges     = "source_ranges"
 	sockMapSources          = "sources"
-	sockMapSynClients       = "syn_clients"
+	sockMapSynProofs        = "syn_proofs"
 	sockMapSynRates         = "syn_rates"
 	sockMapUnconfirmed      = "unconfirmed"
 	sockMapUnconfirmedNext  = "unconfirmed_next"
@@ -223,7 +223,7 @@ type sockMapSpecs struct {
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
-	SynClients      *ebpf.MapSpec `ebpf:"syn_clients"`
+	SynProofs       *ebpf.MapSpec `ebpf:"syn_proofs"`
 	SynRates        *ebpf.MapSpec `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
@@ -326,7 +326,7 @@ type sockMaps struct {
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
-	SynClients      *ebpf.Map `ebpf:"syn_clients"`
+	SynProofs       *ebpf.Map `ebpf:"syn_proofs"`
 	SynRates        *ebpf.Map `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
@@ -375,7 +375,7 @@ func (m *sockMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
-		m.SynClients,
+		m.SynProofs,
 		m.SynRates,
 		m.Unconfirmed,
 		m.UnconfirmedNext,

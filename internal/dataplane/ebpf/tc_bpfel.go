@@ -461,13 +461,6 @@ type tcSocketPeer struct {
 	Backend uint32
 }
 
-type tcSynClient struct {
-	_        structs.HostLayout
-	Answered uint32
-	Second   uint32
-	Credit   uint32
-}
-
 type tcSynRate struct {
 	_      structs.HostLayout
 	Second uint32
@@ -633,7 +626,7 @@ const (
 	tcMapSockets               = "sockets"
 	tcMapSourceRanges          = "source_ranges"
 	tcMapSources               = "sources"
-	tcMapSynClients            = "syn_clients"
+	tcMapSynProofs             = "syn_proofs"
 	tcMapSynRates              = "syn_rates"
 	tcMapUnconfirmed           = "unconfirmed"
 	tcMapUnconfirmedNext       = "unconfirmed_next"
@@ -791,7 +784,7 @@ type tcMapSpecs struct {
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
-	SynClients      *ebpf.MapSpec `ebpf:"syn_clients"`
+	SynProofs       *ebpf.MapSpec `ebpf:"syn_proofs"`
 	SynRates        *ebpf.MapSpec `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
@@ -917,7 +910,7 @@ type tcMaps struct {
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
-	SynClients      *ebpf.Map `ebpf:"syn_clients"`
+	SynProofs       *ebpf.Map `ebpf:"syn_proofs"`
 	SynRates        *ebpf.Map `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
@@ -967,7 +960,7 @@ func (m *tcMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
-		m.SynClients,
+		m.SynProofs,
 		m.SynRates,
 		m.Unconfirmed,
 		m.UnconfirmedNext,

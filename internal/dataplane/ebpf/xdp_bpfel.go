@@ -52,7 +52,7 @@ const (
 	xdpMapSockets          = "sockets"
 	xdpMapSourceRanges     = "source_ranges"
 	xdpMapSources          = "sources"
-	xdpMapSynClients       = "syn_clients"
+	xdpMapSynProofs        = "syn_proofs"
 	xdpMapSynRates         = "syn_rates"
 	xdpMapUnconfirmed      = "unconfirmed"
 	xdpMapUnconfirmedNext  = "unconfirmed_next"
@@ -179,7 +179,7 @@ type xdpMapSpecs struct {
 	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
 	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
-	SynClients      *ebpf.MapSpec `ebpf:"syn_clients"`
+	SynProofs       *ebpf.MapSpec `ebpf:"syn_proofs"`
 	SynRates        *ebpf.MapSpec `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
@@ -282,7 +282,7 @@ type xdpMaps struct {
 	Sockets         *ebpf.Map `ebpf:"sockets"`
 	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
 	Sources         *ebpf.Map `ebpf:"sources"`
-	SynClients      *ebpf.Map `ebpf:"syn_clients"`
+	SynProofs       *ebpf.Map `ebpf:"syn_proofs"`
 	SynRates        *ebpf.Map `ebpf:"syn_rates"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
@@ -332,7 +332,7 @@ func (m *xdpMaps) Close() error {
 		m.Sockets,
 		m.SourceRanges,
 		m.Sources,
-		m.SynClients,
+		m.SynProofs,
 		m.SynRates,
 		m.Unconfirmed,
 		m.UnconfirmedNext,
