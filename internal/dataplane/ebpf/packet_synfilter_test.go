@@ -174,8 +174,8 @@ func (n *synNode) setNeighbor(t *testing.T, a netip.Addr, mac net.HardwareAddr) 
 	t.Cleanup(func() { n.onThread(t, func() error { return netlink.NeighDel(neighbor) }) })
 }
 
-// TestPacketSYNFilterNeighbor: the answer goes to the neighbor of the address, whoever has sent the
-// SYN.
+// TestPacketSYNFilterNeighbor: the answer goes to the neighbor of the address, not to the sender of
+// the SYN.
 func TestPacketSYNFilterNeighbor(t *testing.T) {
 	eachSYNFilter(t, func(t *testing.T, n *synNode) {
 		known, _ := onLink(n.p)
