@@ -63,10 +63,10 @@ func (t *Tracker) SetTime(now time.Time) Changes {
 // NextStep returns when SetTime changes something next.
 func (t *Tracker) NextStep() (at time.Time, any bool) { return t.services.NextStep() }
 
-// Observe takes the outcomes of handshakes with all watched endpoints, and returns what they
-// change.
-func (t *Tracker) Observe(now time.Time, outcomes []outlier.Outcome) Changes {
-	if !t.outliers.Observe(now, outcomes) {
+// Observe takes the outcomes of handshakes with all watched endpoints and the results of checks,
+// and returns what they change.
+func (t *Tracker) Observe(now time.Time, outcomes []outlier.Outcome, results []outlier.Result) Changes {
+	if !t.outliers.Observe(now, outcomes, results) {
 		return Changes{}
 	}
 	failing := map[intent.PortID][]intent.Failing{}
@@ -78,6 +78,9 @@ func (t *Tracker) Observe(now time.Time, outcomes []outlier.Outcome) Changes {
 	t.services.SetFailing(failing)
 	return Changes{Services: t.services.Changes()}
 }
+
+// Checks returns the endpoints that the agent must connect to before Observe decides about them.
+func (t *Tracker) Checks(now time.Time) []outlier.Check { return t.outliers.Checks(now) }
 
 // SetDenyRulesUnknown sets whether any pod may have a deny rule, because not all policies
 // could be read.

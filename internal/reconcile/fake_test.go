@@ -77,9 +77,11 @@ func (f *fakeTracker) ServicesWritten() decisions.Changes {
 	return decisions.Changes{Policies: f.policies.ServicesWritten()}
 }
 
-func (f *fakeTracker) Observe(time.Time, []outlier.Outcome) decisions.Changes {
+func (f *fakeTracker) Observe(time.Time, []outlier.Outcome, []outlier.Result) decisions.Changes {
 	return decisions.Changes{}
 }
+
+func (f *fakeTracker) Checks(time.Time) []outlier.Check { return nil }
 
 func (f *fakeTracker) SetTime(now time.Time) (c decisions.Changes) {
 	if f.step.IsZero() || now.Before(f.step) {

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"context"
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
@@ -19,10 +20,12 @@ type handshakes struct {
 	watchers []dataplane.HandshakeWatcher // the backends that count them
 	at       time.Time                    // of the next look
 	failing  bool                         // the last look failed
+	checks   *checks
 }
 
-func newHandshakes(backends []dataplane.Backend) (h handshakes) {
-	for _, b := range backends {
+func newHandshakes(cfg *Config) (h handshakes) {
+	h.checks = &checks{connect: cfg.Connect, running: map[outlier.Check]struct{}{}}
+	for _, b := range cfg.Backends {
 		if w, ok := b.(dataplane.HandshakeWatcher); ok {
 			h.watchers = append(h.watchers, w)
 		}
@@ -47,8 +50,9 @@ func (r *Reconciler) handshakesDue() (at time.Time, any bool) {
 	return r.handshakes.at, len(r.handshakes.watchers) > 0 && r.cfg.Tracker.Services().Watching()
 }
 
-// watchHandshakes passes the outcomes of handshakes to the tracker.
-func (r *Reconciler) watchHandshakes(now time.Time) {
+// watchHandshakes passes the outcomes of handshakes and the results of checks to the tracker, and
+// starts the checks that it wants.
+func (r *Reconciler) watchHandshakes(ctx context.Context, now time.Time) {
 	h := &r.handshakes
 	at, any := r.handshakesDue()
 	if !any || now.Before(at) {
@@ -64,7 +68,8 @@ func (r *Reconciler) watchHandshakes(now time.Time) {
 		}
 	}
 	if err == nil {
-		r.enqueue(r.cfg.Tracker.Observe(now, outcomes))
+		r.enqueue(r.cfg.Tracker.Observe(now, outcomes, h.checks.results()))
+		h.checks.start(ctx, r.cfg.Tracker.Checks(now))
 		r.metrics.SetEjected(r.cfg.Tracker.Services().Ejected())
 	}
 }

@@ -38,8 +38,11 @@ type Tracker interface {
 	SetTime(time.Time) decisions.Changes
 	// NextStep returns when SetTime changes something next.
 	NextStep() (at time.Time, any bool)
-	// Observe records the outcomes of handshakes, and returns what they change.
-	Observe(time.Time, []outlier.Outcome) decisions.Changes
+	// Observe records the outcomes of handshakes and the results of checks, and returns what
+	// they change.
+	Observe(time.Time, []outlier.Outcome, []outlier.Result) decisions.Changes
+	// Checks returns the endpoints that the agent must connect to now.
+	Checks(time.Time) []outlier.Check
 	// SetDenyRulesUnknown records whether any pod may have a deny rule.
 	SetDenyRulesUnknown(bool) decisions.Changes
 	// ServicesWritten records that the kernel serves the Services of State.
@@ -85,6 +88,10 @@ type Config struct {
 	// node, and why a write failed: at the start and after each change. It must not
 	// block.
 	OnPolicies func(refused []model.PolicyRefusal, failed error)
+
+	// Connect opens a TCP connection to an endpoint and closes it; nil: by the agent's network
+	// namespace. Any goroutine may call it.
+	Connect func(context.Context, netip.AddrPort) error
 
 	StaleEntries StaleEntries       // nil: stale conntrack entries stay
 	HealthChecks HealthChecks       // nil: no healthCheckNodePort answers
@@ -153,6 +160,9 @@ func New(cfg Config) (*Reconciler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	if cfg.Connect == nil {
+		cfg.Connect = connect
+	}
 	if cfg.Metrics == nil {
 		cfg.Metrics = telemetry.NewMetrics(telemetry.Build{})
 	}
@@ -166,7 +176,7 @@ func New(cfg Config) (*Reconciler, error) {
 		assignments: map[intent.PortID]assignment{},
 		checks:      map[model.Name]intent.HealthCheck{},
 		entries:     entries{gone: map[intent.PortID]struct{}{}},
-		handshakes:  newHandshakes(cfg.Backends),
+		handshakes:  newHandshakes(&cfg),
 		counters: counters{
 			perBackend: make([]int, len(cfg.Backends)),
 			unassigned: map[intent.PortID]error{},
@@ -266,7 +276,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 	}
 	r.drainQueue()
 	if r.ready() {
-		r.watchHandshakes(now)
+		r.watchHandshakes(ctx, now)
 		r.planRepairs(now)
 		if r.policies != nil {
 			r.policies.plan(now, fullSync)

@@ -1,6 +1,9 @@
 // Package outlier decides which endpoints get no new connections for a while, because they
-// do not accept them. It reads what the dataplane has seen of TCP handshakes, and sends no
-// packet of its own.
+// do not accept them. It reads what the dataplane has seen of TCP handshakes.
+//
+// A handshake without an answer proves nothing about the endpoint: any host can send a SYN that
+// the endpoint's kernel or a NetworkPolicy drops, in the name of any client. So an endpoint is
+// ejected only after it has not accepted a connection of the agent either: a Check.
 package outlier
 
 import (
@@ -13,13 +16,20 @@ import (
 
 const (
 	// ejectAfter is the number of consecutive handshakes that fail before an endpoint is
-	// ejected.
+	// checked.
 	ejectAfter = 5
 	// ejectAgainAfter is that number for an endpoint that was ejected before and has
 	// accepted no connection since.
 	ejectAgainAfter = 2
 	// silence is how long handshakes must be without an answer. An RST needs no wait.
 	silence = 500 * time.Millisecond
+	// longSilence is how long an endpoint that does not answer the agent must accept no
+	// connection, because its check proves nothing.
+	longSilence = 5 * time.Second
+	// checkAgainAfter is the time between a check and the next one of an endpoint that
+	// fails, and reachAgainAfter of one that accepts the connections of clients alone.
+	checkAgainAfter = time.Second
+	reachAgainAfter = time.Minute
 	// firstBackOff is the time of the first ejection. Each further one takes twice as long,
 	// up to lastBackOff. An endpoint that works for lastBackOff begins again.
 	firstBackOff = 10 * time.Second
@@ -37,6 +47,30 @@ type Outcome struct {
 	Failed, Refused uint32
 	Since           time.Time // of the first of them; zero: there is none
 	Accepted        time.Time // the last connection; zero: none yet
+}
+
+// Check is an endpoint that the agent must connect to. Either its handshakes fail, or it accepts
+// connections and the agent does not know whether it would accept one of its own.
+type Check struct {
+	ID       uint32
+	Port     intent.PortID
+	Endpoint netip.AddrPort
+}
+
+// Answer is how an endpoint has answered a check.
+type Answer int
+
+// The answers. Unknown: the agent could not connect, for a reason of its own.
+const (
+	Unknown Answer = iota
+	Accepted
+	Failed // refused, or not at all
+)
+
+// Result is the answer to a Check.
+type Result struct {
+	Check
+	Answer Answer
 }
 
 // Ejection is an endpoint that gets no new connections.
@@ -58,19 +92,33 @@ type key struct {
 	id   uint32
 }
 
-// endpoint is one that was ejected at least once.
+// endpoint is one that is watched.
 type endpoint struct {
 	Ejection
 	port    intent.PortID
 	ejected bool
 	times   int // ejections in a row
-	// Handshakes that had failed when it got connections again.
+	last    Outcome
+	// Handshakes that failed before since do not count: it got connections again, or has
+	// accepted the agent's.
+	since           time.Time
 	failed, refused uint32
+
+	suspect     bool      // enough handshakes have failed
+	checked     time.Time // the last result; zero: none
+	answered    bool      // that result was Accepted
+	confirmed   bool      // a suspect that has not accepted the agent's connection
+	unreachable bool      // it did not, although it accepts those of clients
 }
 
-// Observe takes the outcomes of all watched endpoints, and reports whether Ejections has
-// changed. An endpoint that is missing has left the Service.
-func (d *Detector) Observe(now time.Time, outcomes []Outcome) (changed bool) {
+// Observe takes the results of checks and the outcomes of all watched endpoints. It reports
+// whether Ejections has changed. An endpoint that is missing has left the Service.
+func (d *Detector) Observe(now time.Time, outcomes []Outcome, results []Result) (changed bool) {
+	for _, r := range results {
+		if e := d.endpoints[key{r.Port, r.ID}]; e != nil {
+			e.result(now, r.Answer)
+		}
+	}
 	next := make(map[key]*endpoint, len(d.endpoints))
 	for i := range outcomes {
 		o := &outcomes[i]
@@ -80,9 +128,7 @@ func (d *Detector) Observe(now time.Time, outcomes []Outcome) (changed bool) {
 			e = &endpoint{port: o.Port, Ejection: Ejection{Endpoint: o.Endpoint}}
 		}
 		changed = e.observe(now, o) || changed
-		if e.times > 0 {
-			next[k] = e
-		}
+		next[k] = e
 	}
 	for k, e := range d.endpoints {
 		changed = changed || e.ejected && next[k] == nil
@@ -91,19 +137,45 @@ func (d *Detector) Observe(now time.Time, outcomes []Outcome) (changed bool) {
 	return changed
 }
 
+// result takes the answer to a check. A connection that the endpoint has accepted counts like a
+// client's.
+func (e *endpoint) result(now time.Time, a Answer) {
+	e.checked, e.answered = now, a == Accepted
+	switch {
+	case e.answered:
+		e.unreachable = false
+		e.restart(now)
+	case a == Failed && e.suspect:
+		e.confirmed = true
+	case a == Failed && !e.ejected:
+		e.unreachable = true
+	}
+}
+
+// restart begins to count anew.
+func (e *endpoint) restart(now time.Time) {
+	e.since, e.failed, e.refused = now, e.last.Failed, e.last.Refused
+	e.suspect, e.confirmed = false, false
+}
+
 // observe reports whether the endpoint begins or stops being ejected.
 func (e *endpoint) observe(now time.Time, o *Outcome) bool {
+	e.last = *o
 	if e.ejected {
 		if now.Before(e.Until) {
 			return false
 		}
-		e.ejected, e.failed, e.refused = false, o.Failed, o.Refused
+		e.ejected = false
+		e.restart(e.Until)
 		return true
 	}
-	if o.Failed < e.failed || o.Accepted.After(e.Until) {
+	if o.Failed < e.failed || o.Accepted.After(e.since) {
 		e.failed, e.refused = 0, 0
 	}
-	if why := e.verdict(now, o); why != "" {
+	why, since := e.verdict(now, o)
+	e.suspect = why != ""
+	e.confirmed = e.confirmed && e.suspect
+	if e.confirmed && (!e.unreachable || now.Sub(since) >= longSilence) {
 		e.eject(now, why)
 		return true
 	}
@@ -113,29 +185,47 @@ func (e *endpoint) observe(now time.Time, o *Outcome) bool {
 	return false
 }
 
-// verdict returns why the endpoint must be ejected; "": it need not.
-func (e *endpoint) verdict(now time.Time, o *Outcome) string {
+// verdict returns why the endpoint seems to fail, and since when; "": it does not.
+func (e *endpoint) verdict(now time.Time, o *Outcome) (why string, since time.Time) {
 	need := uint32(ejectAfter)
-	if e.times > 0 && !o.Accepted.After(e.Until) {
+	if e.times > 0 && !o.Accepted.After(e.Until) && !e.since.After(e.Until) {
 		need = ejectAgainAfter
 	}
-	since := o.Since
-	if since.Before(e.Until) {
-		since = e.Until
+	since = o.Since
+	if since.Before(e.since) {
+		since = e.since
 	}
 	switch failed, refused := o.Failed-min(e.failed, o.Failed), o.Refused-min(e.refused, o.Refused); {
 	case refused >= need:
-		return "it refused its last connections"
+		why = "it refused its last connections"
 	case failed >= need && now.Sub(since) >= silence:
-		return "it did not answer its last connections"
+		why = "it did not answer its last connections"
 	}
-	return ""
+	return why, since
 }
 
 func (e *endpoint) eject(now time.Time, why string) {
 	backOff := firstBackOff << min(e.times, 10)
 	e.ejected, e.At, e.Until, e.Why = true, now, now.Add(min(backOff, lastBackOff)), why
+	e.suspect, e.confirmed = false, false
 	e.times++
+}
+
+// Checks returns the endpoints that the agent must connect to now, those that fail in front. An
+// endpoint stays until Observe has its result.
+func (d *Detector) Checks(now time.Time) []Check {
+	var suspects, others []Check
+	for k, e := range d.endpoints {
+		c := Check{ID: k.id, Port: k.port, Endpoint: e.Endpoint}
+		switch {
+		case e.ejected || e.confirmed:
+		case e.suspect && now.Sub(e.checked) >= checkAgainAfter:
+			suspects = append(suspects, c)
+		case !e.answered && e.last.Accepted.After(e.checked) && now.Sub(e.checked) >= reachAgainAfter:
+			others = append(others, c)
+		}
+	}
+	return append(suspects, others...)
 }
 
 // Ejections returns the ejected endpoints by port, those ejected first in front.
