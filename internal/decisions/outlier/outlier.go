@@ -108,7 +108,8 @@ type endpoint struct {
 	checked     time.Time // the last result; zero: none
 	answered    bool      // that result was Accepted
 	confirmed   bool      // a suspect that has not accepted the agent's connection
-	unreachable bool      // it did not, although it accepts those of clients
+	doubted     bool      // it did not, although it seemed to work
+	unreachable bool      // it has accepted a client's connection after that
 }
 
 // Observe takes the results of checks and the outcomes of all watched endpoints. It reports
@@ -143,12 +144,12 @@ func (e *endpoint) result(now time.Time, a Answer) {
 	e.checked, e.answered = now, a == Accepted
 	switch {
 	case e.answered:
-		e.unreachable = false
+		e.doubted, e.unreachable = false, false
 		e.restart(now)
 	case a == Failed && e.suspect:
 		e.confirmed = true
 	case a == Failed && !e.ejected:
-		e.unreachable = true
+		e.doubted = true
 	}
 }
 
@@ -171,6 +172,9 @@ func (e *endpoint) observe(now time.Time, o *Outcome) bool {
 	}
 	if o.Failed < e.failed || o.Accepted.After(e.since) {
 		e.failed, e.refused = 0, 0
+	}
+	if e.doubted && o.Accepted.After(e.checked) {
+		e.doubted, e.unreachable = false, true
 	}
 	why, since := e.verdict(now, o)
 	e.suspect = why != ""
@@ -207,7 +211,7 @@ func (e *endpoint) verdict(now time.Time, o *Outcome) (why string, since time.Ti
 func (e *endpoint) eject(now time.Time, why string) {
 	backOff := firstBackOff << min(e.times, 10)
 	e.ejected, e.At, e.Until, e.Why = true, now, now.Add(min(backOff, lastBackOff)), why
-	e.suspect, e.confirmed = false, false
+	e.suspect, e.confirmed, e.doubted = false, false, false
 	e.times++
 }
 

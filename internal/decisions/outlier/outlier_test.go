@@ -191,7 +191,7 @@ func TestAnEndpointThatTheAgentCannotReach(t *testing.T) {
 	last := 0
 	for ms := 0; ms < 120_000; ms += 200 {
 		ejected := false
-		if ms%4000 == 0 {
+		if ms%4000 == 0 || ms == 200 { // the first two clients come before the forger
 			ejected, last = e.accept(ms), ms
 		} else {
 			ejected = e.silent(ms, 20)
@@ -254,5 +254,16 @@ func TestAnEndpointThatDiesAgain(t *testing.T) {
 		if e.accept(ms + 95_000) {
 			t.Fatal("ejected although it works")
 		}
+	}
+}
+
+// An endpoint that dies as soon as it has accepted its first client is not taken for one that the
+// agent cannot reach.
+func TestAnEndpointThatDiesAtOnce(t *testing.T) {
+	e := endpointAt{checks: func(bool) Answer { return Failed }}
+	e.accept(0)
+	e.silent(200, 5)
+	if e.look(700); !e.look(1300) {
+		t.Error("not ejected")
 	}
 }
