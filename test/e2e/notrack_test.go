@@ -168,6 +168,17 @@ func (e *env) entries(t *testing.T, node string, port int) (n int) {
 	return n
 }
 
+// entriesTo counts what conntrack of a node remembers of connections to an address.
+func (e *env) entriesTo(t *testing.T, node string, to netip.AddrPort) (n int) {
+	t.Helper()
+	for line := range strings.Lines(run(t, e.MustHost(t, node), "conntrack", "-L", "-p", "tcp", "-d", to.Addr().String(), "--dport", fmt.Sprint(to.Port()))) {
+		if strings.Contains(line, "dst=") {
+			n++
+		}
+	}
+	return n
+}
+
 func (e *env) forgetEntries(t *testing.T) {
 	t.Helper()
 	for _, node := range e.Nodes() {
@@ -333,8 +344,8 @@ func (e *env) testPortsAsSources(t *testing.T) {
 		{"a0", "b1", 0, true, true},
 		{"b1", "a0", free, true, true}, // it is the cache's port that counts
 	} {
-		e.forgetEntries(t)
 		to := netip.AddrPortFrom(e.Addr(c.to, false), 8080)
+		e.forgetEntries(t)
 		patience := 700 * time.Millisecond
 		if c.passes {
 			patience = patienceMS * time.Millisecond
@@ -346,7 +357,7 @@ func (e *env) testPortsAsSources(t *testing.T) {
 		if (err == nil) != c.passes {
 			t.Errorf("%s:%d to %s: %v, want passes %v", c.from, c.source, to, err, c.passes)
 		}
-		if n := e.entries(t, "a", 8080); (n > 0) != c.tracked {
+		if n := e.entriesTo(t, "a", to); (n > 0) != c.tracked {
 			t.Errorf("%s:%d to %s: %d entries, want tracked %v", c.from, c.source, to, n, c.tracked)
 		}
 	}

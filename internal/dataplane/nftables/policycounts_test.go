@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/await"
 )
 
 // counted is what the metric of packets says, by policy and verdict. A registry would
@@ -75,9 +76,12 @@ func TestPacketsAreCountedByPolicyAndVerdict(t *testing.T) {
 	}
 	expect := func(when string, want map[string]float64) {
 		t.Helper()
-		if got := counted(t, p); !maps.Equal(got, want) {
-			t.Errorf("%s: %v, want %v\n%s", when, got, want, listed(t))
-		}
+		await.NoError(t, func() error { // a datagram may wait for a neighbor
+			if got := counted(t, p); !maps.Equal(got, want) {
+				return fmt.Errorf("%s: %v, want %v\n%s", when, got, want, listed(t))
+			}
+			return nil
+		})
 	}
 	expect("before all", map[string]float64{})
 	tr.Apply(world(false, "10.244.0.3/32"))
