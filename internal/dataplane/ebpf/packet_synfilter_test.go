@@ -118,17 +118,24 @@ func TestPacketSYNFilterForgedClient(t *testing.T) {
 		names := []netip.Addr{n.p.client, n.p.client2} // of IPv6, in one /64
 		honest := n.syn(n.p.client, 40000)
 		n.send(t, xdpEth0, n.proof(t, honest)).want(t, xdpDrop, tcVerdictSYN_PROVED)
+		var passed int // in the last call, whose SYNs are of one second
+		var last result
 		n.inFlood(t, func() {
+			passed = 0
 			for i := range uint16(many) {
-				if r := n.send(t, xdpEth0, n.syn(names[i%2], 1000+i)); r.code != xdpTx {
-					t.Errorf("a forged SYN: code %d, verdicts %s", r.code, verdictList(r.verdicts))
+				if n.send(t, xdpEth0, n.syn(names[i%2], 1000+i)).code != xdpTx {
+					passed++
 				}
 			}
 			guessed := honest
 			guessed.seq = 99
 			n.send(t, xdpEth0, guessed)
-			n.send(t, xdpEth0, honest).want(t, xdpPass)
+			last = n.send(t, xdpEth0, honest)
 		})
+		if passed > 0 {
+			t.Errorf("%d of %d forged SYNs are not challenged", passed, many)
+		}
+		last.want(t, xdpPass)
 	})
 }
 
