@@ -124,9 +124,10 @@ func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 		addr := c.addr.Addr()
 		// An endpoint without a nodeName, or with another node's, does not count for a
 		// Local policy. But packets to the node's own address and to a pod of this node
-		// arrive here whatever the slice says.
+		// arrive here whatever the slice says. A Pod whose status has an address of another
+		// node's podCIDR proves nothing.
 		hostNetwork := t.own.has(addr)
-		onThisNode := c.onThisNode || hostNetwork || t.podOnThisNode(addr)
+		onThisNode := c.onThisNode || hostNetwork || t.podOnThisNode(addr) && !t.ranges.ofOthers(t.cfg.NodeName, addr)
 		out = append(out, Endpoint{
 			Addr:                  c.addr,
 			ClusterPolicy:         c.clusterPolicy,

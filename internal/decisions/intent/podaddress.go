@@ -36,18 +36,28 @@ func newPodRanges(cluster []netip.Prefix) podRanges {
 	return r
 }
 
-// find describes the range that has an address; "" for none.
-func (r *podRanges) find(a netip.Addr) string {
-	found, longest := "", -1
+// longest returns the longest podCIDR that has an address; the zero Prefix for none.
+func (r *podRanges) longest(a netip.Addr) (found netip.Prefix) {
 	for bits := range r.lengths {
 		p, err := a.Prefix(bits) // fails for a length of IPv6 alone
-		if names := r.nodes[p]; err == nil && len(names) > 0 && bits > longest {
-			longest = bits
-			found = fmt.Sprintf("in podCIDR %s of Node %s", p, slices.Min(slices.Collect(maps.Keys(names))))
+		if err == nil && len(r.nodes[p]) > 0 && (!found.IsValid() || bits > found.Bits()) {
+			found = p
 		}
 	}
-	if found != "" {
-		return found
+	return found
+}
+
+// ofOthers reports whether an address is in the podCIDR of another node than this one.
+func (r *podRanges) ofOthers(node string, a netip.Addr) bool {
+	p := r.longest(a)
+	_, own := r.nodes[p][node]
+	return p.IsValid() && !own
+}
+
+// find describes the range that has an address; "" for none.
+func (r *podRanges) find(a netip.Addr) string {
+	if p := r.longest(a); p.IsValid() {
+		return fmt.Sprintf("in podCIDR %s of Node %s", p, slices.Min(slices.Collect(maps.Keys(r.nodes[p]))))
 	}
 	for _, c := range r.cluster {
 		if c.nodes == 0 && c.Contains(a) {
@@ -115,8 +125,13 @@ func (t *Tracker) countInClusterCIDRs(a netip.Addr, by int) {
 }
 
 // markRangeDirty marks the Services dirty that have an address of a range as an externalIP or
-// LoadBalancer IP.
+// LoadBalancer IP, or as an endpoint that is also the address of a Pod of this node.
 func (t *Tracker) markRangeDirty(p netip.Prefix) {
+	for a := range t.own.knownPods {
+		if p.Contains(a) {
+			t.markEndpointDirty(a)
+		}
+	}
 	for a := range t.conflictable {
 		if p.Contains(a) {
 			t.markAddressConflictsDirty(a)

@@ -168,3 +168,24 @@ func TestANodeTouchesOnlyAddressesInItsRange(t *testing.T) {
 		t.Errorf("%d Services are decided again, want 1", len(tr.dirty))
 	}
 }
+
+// TestAPodMovesNoEndpointToThisNode: the status of a Pod of this node has the address of an
+// endpoint. Packets to it would keep the client's address, and the answers miss this node.
+func TestAPodMovesNoEndpointToThisNode(t *testing.T) {
+	claimed := func(where string, nodes ...any) []any {
+		return append(nodes, web(), sliceOf("s", at("10.1.0.1", where, pod("p"))), podObject("liar", here, nil, "10.1.0.1"))
+	}
+	node := func(n string, cidrs ...string) *model.Node { return &model.Node{Name: n, PodCIDRs: prefixes(cidrs...)} }
+	want := func(flags string) string {
+		return "ns/web:80/TCP/IPv4\nClusterIP 10.96.0.1:80 outside cluster inside cluster\n-> 10.1.0.1:8080 cluster" + flags
+	}
+	runDecisions(t, []decision{
+		{"another node's range", claimed(there, node(there, "10.1.0.0/24")), want("")},
+		{"another node's range, without a nodeName", claimed("", node(there, "10.1.0.0/24")), want("")},
+		{"another node's range within this node's", claimed(there, node(here, "10.1.0.0/16"), node(there, "10.1.0.0/24")), want("")},
+		{"this node's range", claimed(there, node(here, "10.1.0.0/24"), node(there, "10.1.1.0/24")), want(" here")},
+		{"a range of both", claimed(there, node(here, "10.1.0.0/24"), node(there, "10.1.0.0/24")), want(" here")},
+		{"no range", claimed(there), want(" here")},
+		{"another node's range, although the slice names this node", claimed(here, node(there, "10.1.0.0/24")), want(" here")},
+	})
+}
