@@ -246,6 +246,9 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"podMonitor: {enabled: true}", "Prometheus cannot reach loopback"},
 		{"updateStrategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}", "maxSurge: 1: a node has the ports of one agent"},
 		{"updateStrategy: {rollingUpdate: {maxSurge: 10%, maxUnavailable: 0}}", "maxSurge: 10%: a node has the ports of one agent"},
+		{"enabled: false", "only a chart that depends on this one can leave it out, with condition: spillway.enabled"},
+		{"fullnameOverride: Core", "fullnameOverride"},
+		{"{nameOverride: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa, viewer: {enabled: false}}", "it has 54 letters, and names of Pods have room for 53"},
 		{"{}", "k8sServiceHost is not set"},
 		{"{takeover: true}", "set k8sServiceHost and k8sServicePort"},
 	} {
@@ -267,7 +270,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "maglevSeedSecretName", "xdp", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
+			"nameOverride", "fullnameOverride", "proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "maglevSeedSecretName", "xdp", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",

@@ -1,6 +1,25 @@
+{{- /* Name of the objects. Two of a chart's dependencies may be this chart, with an alias each. */ -}}
+{{- define "spillway.fullname" -}}
+{{- $release := .Release.Name }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride }}
+{{- else if and .Values.nameOverride (not (contains .Values.nameOverride $release)) }}
+{{- printf "%s-%s" $release .Values.nameOverride }}
+{{- else }}
+{{- $release }}
+{{- end }}
+{{- end }}
+
+{{- /* Name of objects without a namespace: releases in two namespaces may have one name. A
+colon, which namespaces do not have, keeps it apart from all names of other objects. */ -}}
+{{- define "spillway.clusterName" -}}
+{{ include "spillway.fullname" . }}:{{ .Release.Namespace }}
+{{- end }}
+
+{{- /* The CLI and the alerts find agents by the name, the selectors of the objects by both. */ -}}
 {{- define "spillway.labels" -}}
 app.kubernetes.io/name: spillway
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ include "spillway.fullname" . }}
 {{- end }}
 
 {{- define "spillway.image" -}}
@@ -211,8 +230,22 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- end }}
 {{- end }}
 
+{{- define "spillway.checkNames" -}}
+{{- $name := include "spillway.fullname" . }}
+{{- if eq (toString .Values.enabled) "false" }}
+{{- fail "enabled: false: only a chart that depends on this one can leave it out, with condition: spillway.enabled in its Chart.yaml" }}
+{{- end }}
+{{- if gt (len $name) 53 }}
+{{- fail (printf "nameOverride: %s: with the release's name it has %d letters, and names of Pods have room for 53: set a shorter fullnameOverride" .Values.nameOverride (len $name)) }}
+{{- end }}
+{{- if and .Values.viewer.enabled (ne $name .Release.Name) }}
+{{- fail (printf "nameOverride, fullnameOverride: %s: the policy for viewers knows agents by the release's name only: set viewer.enabled: false" $name) }}
+{{- end }}
+{{- end }}
+
 {{- /* What the schema cannot say in words that help. */ -}}
 {{- define "spillway.check" -}}
+{{- include "spillway.checkNames" . }}
 {{- include "spillway.checkAddresses" . }}
 {{- include "spillway.checkHost" . }}
 {{- include "spillway.checkConntrack" . }}
@@ -308,7 +341,7 @@ ask for two values of one label keep them apart; affinities may do so too. */ -}
 {{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
 {{- $other := .metadata }}
 {{- $pod := .spec.template.spec }}
-{{- $own := and (eq $other.name $.Release.Name) (eq $other.namespace $.Release.Namespace) }}
+{{- $own := and (eq $other.name (include "spillway.fullname" $)) (eq $other.namespace $.Release.Namespace) }}
 {{- if and (eq (dig "labels" "app.kubernetes.io/name" "" $other) "spillway") (not $own) }}
 {{- $apart := or $.Values.affinity $pod.affinity }}
 {{- range $label, $value := $pod.nodeSelector }}
