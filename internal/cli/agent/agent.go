@@ -291,14 +291,14 @@ func (a *agent) beside(in *input, m *telemetry.Metrics, log *slog.Logger) (parts
 	return parts, nil
 }
 
-// listen opens the two HTTP servers before the dataplane loads: an address in use fails
-// before anything needs cleanup.
+// listen opens the two HTTP servers before the dataplane loads: with --bind-address-hard-fail,
+// an address in use fails before anything needs cleanup.
 func (a *agent) listen(ctx context.Context, health telemetry.Health, m *telemetry.Metrics, log *slog.Logger) (*servers, error) {
 	s := &servers{log: log, list: []*server{
-		{what: "health", flag: "--healthz-bind-address", addr: a.cfg.HealthzAddr, handler: telemetry.HealthHandler(health, m)},
-		{what: "metrics", flag: "--metrics-bind-address", addr: a.cfg.MetricsAddr, handler: telemetry.MetricsHandler(m, a.cfg.ProxyMode, a.cfg.Profiling)},
+		{what: "health", setting: a.cfg.setting("healthz-bind-address"), addr: a.cfg.HealthzAddr, handler: telemetry.HealthHandler(health, m)},
+		{what: "metrics", setting: a.cfg.setting("metrics-bind-address"), addr: a.cfg.MetricsAddr, handler: telemetry.MetricsHandler(m, a.cfg.ProxyMode, a.cfg.Profiling)},
 	}}
-	if err := s.open(ctx, a.cfg.Takeover != ""); err != nil {
+	if err := s.open(ctx, a.cfg.BindHardFail); err != nil {
 		s.close()
 		return nil, err
 	}

@@ -301,8 +301,12 @@ func TestAgentFailsWithOneClearLine(t *testing.T) {
 		says   string
 	}{
 		{"not root", func(a *agent) { a.euid = func() int { return 1000 } }, "not root: run it as root"},
-		{"healthz address in use", func(a *agent) { a.cfg.HealthzAddr = busy.Addr().String() }, "address already in use: give another --healthz-bind-address"},
-		{"metrics address in use", func(a *agent) { a.cfg.MetricsAddr = busy.Addr().String() }, "address already in use: give another --metrics-bind-address"},
+		{"healthz address in use", func(a *agent) { a.cfg.HealthzAddr, a.cfg.BindHardFail = busy.Addr().String(), true }, "address already in use: give another --healthz-bind-address"},
+		{"metrics address in use", func(a *agent) { a.cfg.MetricsAddr, a.cfg.BindHardFail = busy.Addr().String(), true }, "address already in use: give another --metrics-bind-address"},
+		{"address of the file in use", func(a *agent) {
+			a.cfg.MetricsAddr, a.cfg.BindHardFail = busy.Addr().String(), true
+			a.cfg.ConfigFile, a.cfg.fields = "config.yaml", map[string]string{"metrics-bind-address": "metricsBindAddress"}
+		}, "address already in use: give another metricsBindAddress in --config"},
 		{"no manifest directory", func(a *agent) { a.cfg.Manifests = filepath.Join(a.cfg.Manifests, "gone") }, "gone"},
 		{"the dataplane does not load", func(a *agent) {
 			a.backends = func(context.Context, proxymode.Config, proxymode.Register) ([]dataplane.Backend, error) {
@@ -321,32 +325,47 @@ func TestAgentFailsWithOneClearLine(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatTakesOverWaitsForKubeProxysAddress(t *testing.T) {
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
+// As kube-proxy does, the agent serves Services meanwhile.
+func TestAnAgentWaitsForAddressesThatAnotherProgramHas(t *testing.T) {
+	for _, takeover := range []string{"", "kube-proxy"} {
+		t.Run("takeover "+takeover, func(t *testing.T) {
+			healthz, metrics := listener(t), listener(t)
+			m := &memory{ports: map[intent.PortID]*intent.ServicePort{}}
+			a := testAgent(t, m)
+			a.cfg.Takeover, a.cfg.HealthzAddr, a.cfg.MetricsAddr = takeover, healthz.Addr().String(), metrics.Addr().String()
+			writeService(t, a.cfg.Manifests, "web", "10.96.0.1")
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- a.run(ctx) }()
+			await.True(t, "one port is written", func() bool { return m.count() == 1 || len(done) > 0 })
+			healthz.Close()
+			metrics.Close()
+			for _, url := range []string{"http://" + healthz.Addr().String() + "/healthz", "http://" + metrics.Addr().String() + "/metrics"} {
+				await.True(t, url+" is served", func() bool {
+					r, err := http.Get(url)
+					if err == nil {
+						r.Body.Close()
+					}
+					return err == nil && r.StatusCode == http.StatusOK || len(done) > 0
+				})
+			}
+			stop()
+			if err := <-done; err != nil {
+				t.Errorf("agent ended with %v", err)
+			}
+		})
+	}
+}
+
+// listener has an address until it is closed.
+func listener(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer busy.Close()
-	m := &memory{ports: map[intent.PortID]*intent.ServicePort{}}
-	a := testAgent(t, m)
-	a.cfg.Takeover, a.cfg.HealthzAddr = "kube-proxy", busy.Addr().String()
-	writeService(t, a.cfg.Manifests, "web", "10.96.0.1")
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- a.run(ctx) }()
-	await.True(t, "one port is written", func() bool { return m.count() == 1 })
-	busy.Close()
-	await.True(t, "health is served", func() bool {
-		r, err := http.Get("http://" + busy.Addr().String() + "/healthz")
-		if err == nil {
-			r.Body.Close()
-		}
-		return err == nil && r.StatusCode == http.StatusOK
-	})
-	stop()
-	if err := <-done; err != nil {
-		t.Errorf("agent ended with %v", err)
-	}
+	t.Cleanup(func() { l.Close() })
+	return l
 }
 
 func TestCleanupTakesTheLockAndNeedsNoSource(t *testing.T) {

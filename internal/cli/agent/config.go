@@ -39,6 +39,7 @@ type Config struct {
 	LocalhostNodePorts bool
 	MasqueradeAll      bool
 	AllowExternalIPs   bool
+	BindHardFail       bool
 	HealthzAddr        string
 	MetricsAddr        string
 	Profiling          bool
@@ -83,7 +84,8 @@ type Config struct {
 	nodePortCIDRs   []netip.Prefix
 	nodePortPrimary bool
 	client          kube.Access
-	remarks         []string // about --config and kube-proxy's flags, for the log
+	fields          map[string]string // of --config, by the flag that their values replace
+	remarks         []string          // about --config and kube-proxy's flags, for the log
 }
 
 // defaultBPFFS is the directory of the instance that a node usually has.
@@ -106,6 +108,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.AllowExternalIPs, "allow-external-ips", true, "Serve the externalIPs of Services. A user who may write Services can name any address there (CVE-2020-8554).")
 	f.StringVar(&c.HealthzAddr, "healthz-bind-address", "0.0.0.0:10256", "IP:port of /healthz and /livez. Empty: not served.")
 	f.StringVar(&c.MetricsAddr, "metrics-bind-address", "127.0.0.1:10249", "IP:port of /metrics and /proxyMode. Empty: not served.")
+	f.BoolVar(&c.BindHardFail, "bind-address-hard-fail", false, "End the agent if the address of /healthz or /metrics cannot be had, instead of trying again.")
 	f.BoolVar(&c.Profiling, "profiling", false, "Serve /debug/pprof/ beside /metrics.")
 	f.BoolVar(&c.Cleanup, "cleanup", false, "Remove everything of this instance from the kernel, and exit.")
 	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: remove kube-proxy's rules from the kernel when this agent serves and no kube-proxy runs here.")
@@ -205,7 +208,9 @@ func (c *Config) warnOfRemarks(log *slog.Logger) {
 
 // Validate checks the command line and sets defaults that depend on the machine. Its
 // errors are UsageErrors.
-func (c *Config) Validate() error {
+func (c *Config) Validate() error { return c.inFile(c.validate()) }
+
+func (c *Config) validate() error {
 	if err := c.validateChoices(); err != nil {
 		return err
 	}
@@ -328,7 +333,9 @@ func (c *Config) validateTakeover() error {
 // validateNodeName checks the name against the rule for Node objects.
 func (c *Config) validateNodeName() error {
 	what := fmt.Sprintf("--hostname-override %q", c.NodeName)
-	if c.NodeName == "" {
+	if c.NodeName != "" {
+		c.NodeName = strings.ToLower(strings.TrimSpace(c.NodeName)) // as kube-proxy does
+	} else {
 		host, err := os.Hostname()
 		if err != nil {
 			return cli.UsageErrorf("find the host name: %v: give --hostname-override", err)

@@ -25,7 +25,7 @@ var flagGroups = []struct {
 		"conntrack-udp-timeout", "conntrack-udp-timeout-stream", "conntrack-tcp-be-liberal"}},
 	{"Conntrack Autopilot", []string{"conntrack-autopilot", "conntrack-autopilot-memory"}},
 	{"Sync", []string{"iptables-sync-period", "iptables-min-sync-period", "nftables-service-counters", "verify-partial-sync"}},
-	{"Health and Metrics", []string{"healthz-bind-address", "metrics-bind-address", "profiling",
+	{"Health and Metrics", []string{"healthz-bind-address", "metrics-bind-address", "bind-address-hard-fail", "profiling",
 		"influx-url", "influx-password-file", "influx-token-file", "influx-interval"}},
 	{"OpenTelemetry", []string{"otlp-endpoint", "otlp-signals", "otlp-metrics-interval", "otlp-insecure", "otlp-ca-file", "otlp-cert-file", "otlp-key-file", "otlp-headers-file"}},
 	{"API", []string{"api-socket", "api-listen", "api-tls-cert", "api-tls-key", "api-client-ca"}},

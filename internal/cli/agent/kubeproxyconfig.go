@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -17,13 +19,51 @@ import (
 // configFlags are the flags that KubeProxyConfiguration has a field for. As with
 // kube-proxy they have no effect beside --config. --proxy-mode is not among them:
 // the file of kube-proxy cannot name every dataplane here.
-var configFlags = []string{
-	"kubeconfig", "cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
-	"nodeport-addresses", "masquerade-all", "healthz-bind-address", "metrics-bind-address", "profiling",
-	"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established",
-	"conntrack-tcp-timeout-close-wait", "conntrack-udp-timeout", "conntrack-udp-timeout-stream",
-	"iptables-sync-period", "iptables-min-sync-period",
-	"kube-api-qps", "kube-api-burst", "kube-api-content-type", "feature-gates",
+var configFlags = []struct{ name, field string }{
+	{"kubeconfig", "clientConnection.kubeconfig"}, {"cluster-cidr", "clusterCIDR"}, {"detect-local-mode", "detectLocalMode"},
+	{"pod-bridge-interface", "detectLocal.bridgeInterface"}, {"pod-interface-name-prefix", "detectLocal.interfaceNamePrefix"},
+	{"nodeport-addresses", "nodePortAddresses"}, {"masquerade-all", "masqueradeAll"}, {"healthz-bind-address", "healthzBindAddress"},
+	{"metrics-bind-address", "metricsBindAddress"}, {"bind-address-hard-fail", "bindAddressHardFail"}, {"profiling", "enableProfiling"},
+	{"conntrack-max-per-core", "conntrack.maxPerCore"}, {"conntrack-min", "conntrack.min"},
+	{"conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout"}, {"conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout"},
+	{"conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal"},
+	{"conntrack-udp-timeout", "conntrack.udpTimeout"}, {"conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout"},
+	{"iptables-sync-period", "syncPeriod"}, {"iptables-min-sync-period", "minSyncPeriod"},
+	{"kube-api-qps", "clientConnection.qps"}, {"kube-api-burst", "clientConnection.burst"}, {"kube-api-content-type", "clientConnection.contentType"},
+	{"feature-gates", "featureGates"},
+}
+
+// setting names where a value is set: a flag, or a field of --config in its place.
+func (c *Config) setting(flag string) string {
+	if field, ok := c.fields[flag]; ok {
+		return field + " in --config"
+	}
+	return "--" + flag
+}
+
+// flagName matches a flag in a message.
+var flagName = regexp.MustCompile(`--[a-z][-a-z0-9]*`)
+
+// inFile changes an error so that it names the fields of --config whose values are
+// refused, instead of the flags that the operator did not give.
+func (c *Config) inFile(err error) error {
+	var usage *cli.UsageError
+	if len(c.fields) == 0 || !errors.As(err, &usage) {
+		return err
+	}
+	named := false
+	text := flagName.ReplaceAllStringFunc(usage.Error(), func(flag string) string {
+		field, ok := c.fields[flag[2:]]
+		if !ok {
+			return flag
+		}
+		named = true
+		return field
+	})
+	if !named {
+		return err
+	}
+	return cli.UsageErrorf("--config %s: %s", c.ConfigFile, text)
 }
 
 // readConfig applies the file of --config, if there is one. Settings that are
@@ -31,9 +71,9 @@ var configFlags = []string{
 func (c *Config) readConfig(f *pflag.FlagSet) error {
 	c.Conntrack.given = map[string]bool{}
 	if c.ConfigFile == "" {
-		for _, name := range configFlags {
-			fl := f.Lookup(name)
-			c.Conntrack.given[name] = fl != nil && fl.Changed
+		for _, flag := range configFlags {
+			fl := f.Lookup(flag.name)
+			c.Conntrack.given[flag.name] = fl != nil && fl.Changed
 		}
 		if least := f.Lookup("iptables-min-sync-period"); least == nil || !least.Changed {
 			c.defaultMinSyncPeriod()
@@ -49,11 +89,13 @@ func (c *Config) readConfig(f *pflag.FlagSet) error {
 		return cli.UsageErrorf("read --config %s: %v", c.ConfigFile, err)
 	}
 	c.remarks = append(c.remarks, remarks...)
-	for _, name := range configFlags {
-		if fl := f.Lookup(name); fl != nil && fl.Changed {
-			c.remark("--%s does not count beside --config; set it in the file", name)
+	c.fields = map[string]string{}
+	for _, flag := range configFlags {
+		c.fields[flag.name] = flag.field
+		if fl := f.Lookup(flag.name); fl != nil && fl.Changed {
+			c.remark("--%s does not count beside --config; set it in the file", flag.name)
 			if err := reset(fl); err != nil {
-				return fmt.Errorf("read --config: reset --%s: %w", name, err)
+				return fmt.Errorf("read --config: reset --%s: %w", flag.name, err)
 			}
 		}
 	}
@@ -74,11 +116,11 @@ func reset(f *pflag.Flag) error {
 
 // applyConfig applies the file; a zero value means kube-proxy's default.
 func (c *Config) applyConfig(f *pflag.FlagSet, file *v1alpha1.KubeProxyConfiguration) error {
-	if c.NodeName == "" { // --hostname-override wins, as with kube-proxy
-		c.NodeName = strings.ToLower(strings.TrimSpace(file.HostnameOverride))
+	if c.NodeName == "" && file.HostnameOverride != "" { // --hostname-override wins, as with kube-proxy
+		c.NodeName, c.fields["hostname-override"] = file.HostnameOverride, "hostnameOverride"
 	}
 	if !f.Changed("proxy-mode") && file.Mode != "" {
-		c.ProxyMode = string(file.Mode)
+		c.ProxyMode, c.fields["proxy-mode"] = string(file.Mode), "mode"
 	}
 	if c.ProxyMode == "ipvs" {
 		return cli.UsageErrorf("--config %s: mode \"ipvs\" is not served: write one of %s", c.ConfigFile, strings.Join(proxymode.Names(), ", "))
@@ -94,12 +136,13 @@ func (c *Config) applyConfig(f *pflag.FlagSet, file *v1alpha1.KubeProxyConfigura
 	c.NodePortAddresses = file.NodePortAddresses
 	set(&c.HealthzAddr, file.HealthzBindAddress)
 	set(&c.MetricsAddr, file.MetricsBindAddress)
+	c.BindHardFail = file.BindAddressHardFail
 	c.Profiling = file.EnableProfiling
 	if v := int(file.Logging.Verbosity); v != 0 && !f.Changed("v") {
 		c.Verbosity = v
 	}
-	if !f.Changed("log-format") && !f.Changed("logging-format") && (file.Logging.Format == "json" || file.Logging.Format == "text") {
-		c.LogFormat = file.Logging.Format
+	if !f.Changed("log-format") && !f.Changed("logging-format") && file.Logging.Format != "" {
+		c.LogFormat, c.fields["log-format"] = file.Logging.Format, "logging.format"
 	}
 	if allow, ok := file.FeatureGates[kubeproxyconfig.GateExternalIPs]; ok && !f.Changed("allow-external-ips") {
 		c.AllowExternalIPs = allow
@@ -117,10 +160,14 @@ func (c *Config) applyConfig(f *pflag.FlagSet, file *v1alpha1.KubeProxyConfigura
 func (c *Config) applyModeConfig(file *v1alpha1.KubeProxyConfiguration) {
 	period, least := file.IPTables.SyncPeriod.Duration, file.IPTables.MinSyncPeriod.Duration
 	c.MasqueradeAll = file.IPTables.MasqueradeAll
+	section := "iptables."
 	if c.ProxyMode == "nftables" {
+		section = "nftables."
 		period, least = file.NFTables.SyncPeriod.Duration, file.NFTables.MinSyncPeriod.Duration
 		c.MasqueradeAll = file.NFTables.MasqueradeAll
 	}
+	c.fields["masquerade-all"] = section + "masqueradeAll"
+	c.fields["iptables-sync-period"], c.fields["iptables-min-sync-period"] = section+"syncPeriod", section+"minSyncPeriod"
 	set(&c.SyncPeriod, period)
 	c.defaultMinSyncPeriod()
 	set(&c.MinSyncPeriod, least)

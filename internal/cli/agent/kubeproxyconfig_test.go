@@ -4,12 +4,16 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/internal/cli"
 )
@@ -222,15 +226,27 @@ func TestAFileThatCannotBeUsedIsRefused(t *testing.T) {
 		"apiVersion: v1\nkind: Service\n":      `is "Service" of "v1": write kind KubeProxyConfiguration`,
 		configHead + "clusterCIDR: 5\n":        "cannot be decoded",
 		configHead + "mode: ipvs\n":            `mode "ipvs" is not served`,
-		configHead + "mode: userspace\n":       `--proxy-mode "userspace": not a proxy mode`,
-		configHead + "clusterCIDR: 10.0.0.0\n": `--cluster-cidr "10.0.0.0": not an address range`,
-		configHead + "clusterCIDR: 10.244.1.5/16,fd44::/48\n": `--cluster-cidr "10.244.1.5/16": not how this address range is written: write 10.244.0.0/16`,
-		configHead + "nodePortAddresses: [192.168.1.5/24]\n":  `--nodeport-addresses "192.168.1.5/24": not how this address range is written: write 192.168.1.0/24`,
-		configHead + "detectLocalMode: Nobody\n":              `--detect-local-mode "Nobody": not a mode`,
+		configHead + "mode: userspace\n":       `mode "userspace": not a proxy mode`,
+		configHead + "clusterCIDR: 10.0.0.0\n": `clusterCIDR "10.0.0.0": not an address range`,
+		configHead + "clusterCIDR: 10.244.1.5/16,fd44::/48\n":                          `clusterCIDR "10.244.1.5/16": not how this address range is written: write 10.244.0.0/16`,
+		configHead + "nodePortAddresses: [192.168.1.5/24]\n":                           `nodePortAddresses "192.168.1.5/24": not how this address range is written: write 192.168.1.0/24`,
+		configHead + "detectLocalMode: Nobody\n":                                       `detectLocalMode "Nobody": not a mode`,
+		configHead + "hostnameOverride: no_name\n":                                     `hostnameOverride "no_name": no Node can have this name: give hostnameOverride as`,
+		configHead + "logging: {format: xml}\n":                                        `logging.format "xml": not a format`,
+		configHead + "mode: nftables\nnftables: {syncPeriod: 1s, minSyncPeriod: 2s}\n": "nftables.minSyncPeriod 2s: must be between 0 and nftables.syncPeriod 1s",
+		configHead + "healthzBindAddress: localhost\n":                                 `healthzBindAddress "localhost": not an address`,
+		configHead + "conntrack: {maxPerCore: -1}\n":                                   "conntrack.maxPerCore",
 	} {
-		if _, err := configured(t, text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q gives %v, want %q", text, err, want)
+		if _, err := configured(t, text); err == nil || !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "--") != 1 {
+			t.Errorf("%q gives %v, want %q and no flag but --config", text, err, want)
 		}
+	}
+	_, err := configured(t, configHead+"clientConnection: {kubeconfig: /k}\n", "--manifests", t.TempDir())
+	if err == nil || !strings.Contains(err.Error(), ": clientConnection.kubeconfig and --manifests: two sources") {
+		t.Errorf("two sources give %v", err)
+	}
+	if _, err = configured(t, configHead, "--hostname-override", "no_name"); err == nil || !strings.HasPrefix(err.Error(), `--hostname-override "no_name"`) {
+		t.Errorf("a flag beside the file gives %v", err)
 	}
 }
 
@@ -272,16 +288,16 @@ func TestKubeProxysCommandLineIsTaken(t *testing.T) {
 		return c, err
 	}
 	given := []string{
-		"--bind-address=0.0.0.0", "--bind-address-hard-fail", "--config-sync-period=15m", "--log-flush-frequency=5s",
-		"--vmodule=x=3", "--oom-score-adj=-999", "--show-hidden-metrics-for-version=1.35", "--iptables-localhost-nodeports=false",
-		"--iptables-masquerade-bit=14", "--ipvs-scheduler=rr", "--ipvs-strict-arp", "--ipvs-exclude-cidrs=10.0.0.0/8", "--ipvs-sync-period=30s",
+		"--bind-address=192.0.2.1", "--config-sync-period=15m", "--log-flush-frequency=5s", "--boot-id-file=/x", "--machine-id-file=/x",
+		"--vmodule=x=3", "--oom-score-adj=-999", "--show-hidden-metrics-for-version=1.35", "--iptables-localhost-nodeports",
+		"--iptables-masquerade-bit=15", "--ipvs-scheduler=rr", "--ipvs-strict-arp", "--ipvs-exclude-cidrs=10.0.0.0/8", "--ipvs-sync-period=30s",
 	}
 	c, err := parse(append(given, "--kube-api-qps=7.5", "--kube-api-burst=15", "--kube-api-content-type=application/json", "--logging-format=json",
-		"--feature-gates=AllowServiceExternalIPs=false")...)
+		"--feature-gates=AllowServiceExternalIPs=false", "--bind-address-hard-fail", "--hostname-override", " NODE0 ")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.client.QPS != 7.5 || c.client.Burst != 15 || c.client.ContentType != "application/json" || c.LogFormat != "json" || c.AllowExternalIPs {
+	if c.client.QPS != 7.5 || c.client.Burst != 15 || c.client.ContentType != "application/json" || c.LogFormat != "json" || c.AllowExternalIPs || !c.BindHardFail || c.NodeName != "node0" {
 		t.Errorf("flags that mean something do not count: %+v", c)
 	}
 	for _, arg := range given {
@@ -293,6 +309,11 @@ func TestKubeProxysCommandLineIsTaken(t *testing.T) {
 	if len(c.remarks) != len(given) {
 		t.Errorf("%d remarks, want %d: %q", len(c.remarks), len(given), c.remarks)
 	}
+	// These ask for what the agent does.
+	c, err = parse("--bind-address=0.0.0.0", "--iptables-localhost-nodeports=false", "--iptables-masquerade-bit=14", "--ipvs-strict-arp=false", "--ipvs-scheduler=", "--log-json-split-stream=false")
+	if err != nil || len(c.remarks) > 0 {
+		t.Errorf("flags with the agent's own values: %v, remarks %q", err, c.remarks)
+	}
 	c, err = parse("--feature-gates=Other=true,AllowServiceExternalIPs=false", "--allow-external-ips")
 	if err != nil || !c.AllowExternalIPs || len(c.remarks) != 1 || !strings.Contains(c.remarks[0], "Other") {
 		t.Errorf("another gate: %v, %q, allowed %v", err, c.remarks, c.AllowExternalIPs)
@@ -301,6 +322,111 @@ func TestKubeProxysCommandLineIsTaken(t *testing.T) {
 	if _, err = parse("--feature-gates=Other"); !errors.As(err, &usage) {
 		t.Errorf("a gate without a value: %v", err)
 	}
+	for _, arg := range []string{"--init-only", "--write-config-to=/x", "--healthz-port=0", "--metrics-port=1", "--version", "--hostname-override= "} {
+		name, _, _ := strings.Cut(arg, "=")
+		if _, err = parse(arg); !errors.As(err, &usage) || !strings.HasPrefix(err.Error(), name) {
+			t.Errorf("%s: %v", arg, err)
+		}
+	}
+}
+
+func TestAFieldThatIsGivenTwiceIsNamed(t *testing.T) {
+	c, err := configured(t, configHead+"mode: iptables\nconntrack: {min: 1, min: 2}\nmode: nftables\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.ProxyMode != "nftables" || c.Conntrack.Min != 2 {
+		t.Errorf("mode %s, conntrack.min %d: not the last of each", c.ProxyMode, c.Conntrack.Min)
+	}
+	if len(c.remarks) != 2 || !strings.Contains(c.remarks[0], `"min"`) || !strings.Contains(c.remarks[1], `"mode"`) {
+		t.Errorf("remarks: %q", c.remarks)
+	}
+}
+
+// TestNoFieldIsIgnoredInSilence sets each field of v1alpha1. It changes the agent's
+// configuration in one of the modes, is refused by its name, or a remark names it.
+func TestNoFieldIsIgnoredInSilence(t *testing.T) {
+	fields := map[string]any{}
+	leaves("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), fields)
+	if len(fields) < 50 {
+		t.Fatalf("%d fields: %v", len(fields), fields)
+	}
+	for path, value := range fields {
+		var answered bool
+		for _, args := range [][]string{nil, {"--proxy-mode=nftables"}, {"--proxy-mode=iptables"}} {
+			without, err := configured(t, configHead, args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			with, err := configured(t, configHead+field(t, path, value), args...)
+			named := func(remark string) bool {
+				name, _, _ := strings.Cut(remark, " ")
+				return name == path || strings.HasPrefix(path, name+".")
+			}
+			answered = answered || err != nil && strings.Contains(err.Error(), path) || slices.ContainsFunc(with.remarks, named) ||
+				err == nil && !reflect.DeepEqual(effects(without), effects(with))
+		}
+		if !answered {
+			t.Errorf("%s: %v has no effect, and no remark names it", path, value)
+		}
+	}
+}
+
+// effects is the configuration without what a file always changes.
+func effects(c Config) Config {
+	c.ConfigFile, c.fields, c.remarks = "", nil, nil
+	return c
+}
+
+// leaves adds the fields below a type by their path, each with a value that is not its
+// default.
+func leaves(path string, of reflect.Type, to map[string]any) {
+	switch {
+	case of == reflect.TypeFor[metav1.TypeMeta]():
+	case of == reflect.TypeFor[metav1.Duration](), of.Name() == "TimeOrMetaDuration":
+		to[path] = "7s"
+	case of.Name() == "QuantityValue":
+		to[path] = "7"
+	case of.Name() == "VModuleConfiguration":
+		to[path] = []any{map[string]any{"filePattern": "x", "verbosity": 7}}
+	case of.Kind() == reflect.Pointer:
+		leaves(path, of.Elem(), to)
+	case of.Kind() == reflect.Struct:
+		for i := range of.NumField() {
+			f := of.Field(i)
+			name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if options != "inline" {
+				name = strings.TrimPrefix(path+"."+name, ".")
+			} else {
+				name = path
+			}
+			leaves(name, f.Type, to)
+		}
+	case of.Kind() == reflect.Bool:
+		to[path] = true
+	case of.Kind() == reflect.String:
+		to[path] = "7"
+	case of.Kind() == reflect.Slice:
+		to[path] = []any{"10.0.0.0/7"}
+	case of.Kind() == reflect.Map:
+		to[path] = map[string]any{"Seven": true}
+	default:
+		to[path] = 7
+	}
+}
+
+// field is YAML with one field.
+func field(t *testing.T, path string, value any) string {
+	t.Helper()
+	names := strings.Split(path, ".")
+	for _, name := range slices.Backward(names) {
+		value = map[string]any{name: value}
+	}
+	text, err := yaml.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func TestAFileOfTwoDocumentsIsRemarked(t *testing.T) {

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -10,6 +12,16 @@ import (
 	"spillway.dev/spillway/internal/cli/agent/kubeproxyconfig"
 )
 
+// refusedFlags are flags of kube-proxy with which the agent does not start, and what to use
+// instead.
+var refusedFlags = map[string]string{
+	"init-only":       "the agent has no separate start with more privileges: remove the flag, and see --drop-capabilities",
+	"write-config-to": "the agent has no file of its own to write: give flags, or --config with kube-proxy's file",
+	"healthz-port":    "give --healthz-bind-address",
+	"metrics-port":    "give --metrics-bind-address",
+	"version":         "run 'spillway version'",
+}
+
 // addKubeProxyFlags adds flags of kube-proxy, so that its command line can be used
 // unchanged. --help shows only flags that have an effect.
 func (c *Config) addKubeProxyFlags(f *pflag.FlagSet) {
@@ -18,6 +30,11 @@ func (c *Config) addKubeProxyFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.client.ContentType, "kube-api-content-type", "", "Content type of objects from the API server (default: application/vnd.kubernetes.protobuf).")
 	f.StringSliceVar(&c.FeatureGates, "feature-gates", nil, "Feature gates: "+kubeproxyconfig.GateExternalIPs+"=false is --allow-external-ips=false. Other gates of kube-proxy are named in the log and ignored.")
 	f.StringVar(&c.LogFormat, "logging-format", "text", "kube-proxy's name for --log-format.")
+	for name := range refusedFlags {
+		f.String(name, "", "")
+		f.Lookup(name).Hidden = true
+		f.Lookup(name).NoOptDefVal = "true"
+	}
 	for _, flag := range kubeproxyconfig.FlagsNotServed() {
 		if flag.Switch {
 			f.Bool(flag.Name, false, "")
@@ -31,8 +48,13 @@ func (c *Config) addKubeProxyFlags(f *pflag.FlagSet) {
 // applyKubeProxyFlags adds remarks for flags that have no effect, and applies the
 // feature gate that has one.
 func (c *Config) applyKubeProxyFlags(f *pflag.FlagSet) error {
+	for _, name := range slices.Sorted(maps.Keys(refusedFlags)) {
+		if f.Changed(name) {
+			return cli.UsageErrorf("--%s: kube-proxy's flag, which is not served here: %s", name, refusedFlags[name])
+		}
+	}
 	for _, flag := range kubeproxyconfig.FlagsNotServed() {
-		if f.Changed(flag.Name) {
+		if f.Changed(flag.Name) && !slices.Contains(flag.Idle, f.Lookup(flag.Name).Value.String()) {
 			c.remark("--%s is not served here and is ignored", flag.Name)
 		}
 	}

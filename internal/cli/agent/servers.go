@@ -2,12 +2,10 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"sync"
-	"syscall"
 	"time"
 
 	"spillway.dev/spillway/internal/telemetry"
@@ -15,10 +13,11 @@ import (
 
 // server is one of the agent's HTTP servers.
 type server struct {
-	what, flag, addr string
-	handler          http.Handler
-	open             *telemetry.Server
-	waits            bool // for another program to release the address
+	what, addr string
+	setting    string // names where the address is set
+	handler    http.Handler
+	open       *telemetry.Server
+	waits      bool // for its address
 }
 
 // servers holds all HTTP servers.
@@ -28,18 +27,18 @@ type servers struct {
 	list []*server
 }
 
-// open opens every server. If an address is in use, open fails. During a takeover a
-// kube-proxy may have the address; then run waits until it gets it.
-func (s *servers) open(ctx context.Context, mayWait bool) error {
+// open opens every server. As kube-proxy does, the agent serves without those whose
+// address cannot be had, and run tries them again; with hardFail, open fails.
+func (s *servers) open(ctx context.Context, hardFail bool) error {
 	for _, one := range s.list {
 		err := s.openOne(ctx, one)
 		switch {
 		case err == nil:
-		case mayWait && errors.Is(err, syscall.EADDRINUSE):
-			one.waits = true
-			s.log.Warn("address in use; retrying until kube-proxy releases it", "what", one.what, "err", err)
+		case hardFail:
+			return fmt.Errorf("serve %s: %w: give another %s, or an empty one", one.what, err, one.setting)
 		default:
-			return fmt.Errorf("serve %s: %w: give another %s, or an empty one", one.what, err, one.flag)
+			one.waits = true
+			s.log.Warn("address cannot be had; trying again", "what", one.what, "err", err, "setting", one.setting)
 		}
 	}
 	return nil

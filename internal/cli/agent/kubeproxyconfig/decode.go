@@ -20,9 +20,9 @@ import (
 // is on by default since KEP-5707 introduced it (1.36), and to be off in a later version.
 const GateExternalIPs = "AllowServiceExternalIPs"
 
-// Decode reads a KubeProxyConfiguration of v1alpha1. Unknown fields and further
-// documents are remarks and not errors, as with kube-proxy. An error is the end of a
-// sentence that begins with the name of the file.
+// Decode reads a KubeProxyConfiguration of v1alpha1. Unknown fields, fields that are given
+// twice and further documents are remarks and not errors, as with kube-proxy. An error is
+// the end of a sentence that begins with the name of the file.
 func Decode(text []byte) (file *v1alpha1.KubeProxyConfiguration, remarks []string, err error) {
 	file, unknown, err := decode(text)
 	if err != nil {
@@ -34,6 +34,9 @@ func Decode(text []byte) (file *v1alpha1.KubeProxyConfiguration, remarks []strin
 	}
 	if n > 1 {
 		remarks = append(remarks, fmt.Sprintf("the file has %d documents; only the first counts", n))
+	}
+	for _, what := range repeated(text) {
+		remarks = append(remarks, what+"; the last one counts")
 	}
 	for _, u := range unknown {
 		remarks = append(remarks, u+"; it is ignored")
@@ -65,6 +68,21 @@ func decode(text []byte) (file *v1alpha1.KubeProxyConfiguration, unknown []strin
 		unknown = append(unknown, e.Error())
 	}
 	return file, unknown, nil
+}
+
+// repeated names the fields of the first document that are given twice, by their lines.
+func repeated(text []byte) []string {
+	_, err := yaml.YAMLToJSONStrict(text)
+	if err == nil {
+		return nil
+	}
+	var fields []string
+	for line := range strings.Lines(err.Error()) {
+		if line = strings.TrimSpace(line); strings.HasPrefix(line, "line ") {
+			fields = append(fields, line)
+		}
+	}
+	return fields
 }
 
 // documents counts the documents of a YAML file that are not empty.
