@@ -17,6 +17,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
 
@@ -244,6 +245,15 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"detectLocalMode: BridgeInterface", "podBridgeInterface"},
 		{"detectLocalMode: InterfaceNamePrefix", "podInterfaceNamePrefix"},
 		{"podMonitor: {enabled: true}", "Prometheus cannot reach loopback"},
+		{"{podMonitor: {enabled: true}, metrics: {bindAddress: '::1'}}", "metrics.bindAddress: ::1: Prometheus cannot reach loopback"},
+		{"{podMonitor: {enabled: true}, metrics: {bindAddress: '0:0:0:0:0:0:0:1'}}", "Prometheus cannot reach loopback"},
+		{"{podMonitor: {enabled: true}, metrics: {bindAddress: '::ffff:127.0.0.1'}}", "Prometheus cannot reach loopback"},
+		{"{podMonitor: {enabled: true}, metrics: {bindAddress: '::ffff:7f00:1'}}", "Prometheus cannot reach loopback"},
+		{"podAnnotations: {prometheus.io/scrape: 'true'}", "podAnnotations: prometheus.io/scrape: true and metrics.bindAddress: 127.0.0.1: Prometheus cannot reach loopback"},
+		{"healthz: {bindAddress: '127.0.0.1:10256'}", "healthz.bindAddress: 127.0.0.1:10256: an address alone is wanted: write 127.0.0.1, and the port into healthz.port"},
+		{"healthz: {bindAddress: '[::1]:10256'}", "healthz.bindAddress: [::1]:10256: an address alone is wanted: write ::1, and the port into healthz.port"},
+		{"metrics: {bindAddress: '[::]'}", "metrics.bindAddress: [::]: an address alone is wanted: write ::, and the port into metrics.port"},
+		{"metrics: {bindAddress: '[::'}", "metrics.bindAddress: [::: not an IP address"},
 		{"updateStrategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}", "maxSurge: 1: a node has the ports of one agent"},
 		{"updateStrategy: {rollingUpdate: {maxSurge: 10%, maxUnavailable: 0}}", "maxSurge: 10%: a node has the ports of one agent"},
 		{"enabled: false", "only a chart that depends on this one can leave it out, with condition: spillway.enabled"},
@@ -326,6 +336,9 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"image: {repository: 'REGISTRY.example:5000/a/b__c--d.e', tag: v1.0_x}", " image: REGISTRY.example:5000/a/b__c--d.e:v1.0_x\n"},
 		{"image: {repository: '[fd00::1]:5000/spillway'}", " image: [fd00::1]:5000/spillway:"},
 		{"extraArgs: ['--influx-url=http://influx:8086?a=b']", "\"--influx-url=http://influx:8086?a=b\"\n"},
+		{"podAnnotations: {prometheus.io/scrape: 'true'}\nmetrics: {bindAddress: 0.0.0.0}", "prometheus.io/scrape: \"true\"\n"},
+		{"mode: replace", "- --metrics-bind-address=127.0.0.1:10249\n            - --bind-address-hard-fail"},
+		{"takeover: true", "- --metrics-bind-address=127.0.0.1:10249\n            - --bypass=auto\n"},
 		{"healthz: {bindAddress: '::'}", "--healthz-bind-address=[::]:10256\n"},
 		{"extraCapabilities: [CAP_SYS_PTRACE, SYSLOG]", "                - SYS_PTRACE\n                - SYSLOG\n"},
 		{"podLabels: {team: network}", "        app.kubernetes.io/instance: spillway\n        team: network\n"},
@@ -342,6 +355,36 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		got, err := render(t, values)
 		if err != nil || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %v, want %q", c.values, err, c.want)
+		}
+	}
+}
+
+// A Pod with hostNetwork has the node's address. The kubelet probes it unless a probe has
+// another host.
+func TestTheKubeletProbesWhereTheAgentListens(t *testing.T) {
+	for address, want := range map[string]string{
+		"": "", "0.0.0.0": "", "::": "", "0:0:0:0:0:0:0:0": "",
+		"127.0.0.1": "127.0.0.1", "127.0.0.53": "127.0.0.53", "::1": "::1", "169.254.20.10": "169.254.20.10",
+	} {
+		out, err := render(t, "{k8sServiceHost: 10.1.2.3, healthz: {bindAddress: '"+address+"'}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		probes := 0
+		for _, o := range objects(t, out) {
+			if o.GetKind() != "DaemonSet" {
+				continue
+			}
+			containers, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
+			for _, name := range []string{"startupProbe", "livenessProbe", "readinessProbe"} {
+				get, found, _ := unstructured.NestedStringMap(containers[0].(map[string]any), name, "httpGet")
+				if found && get["host"] == want && get["port"] == "healthz" {
+					probes++
+				}
+			}
+		}
+		if probes != 3 {
+			t.Errorf("healthz.bindAddress: %q: %d of 3 probes have the host %q", address, probes, want)
 		}
 	}
 }

@@ -6,8 +6,11 @@
 - --proxy-mode={{ include "spillway.proxyMode" . }}
 - --cgroup-root=/host/cgroup
 - --bpffs=/sys/fs/bpf/spillway
-- --healthz-bind-address={{ include "spillway.bind" (dict "address" ((.Values.healthz).bindAddress | default "0.0.0.0") "port" (include "spillway.healthzPort" .)) }}
+- --healthz-bind-address={{ include "spillway.bind" (dict "address" (include "spillway.healthzAddress" .) "port" (include "spillway.healthzPort" .)) }}
 - --metrics-bind-address={{ include "spillway.bind" (dict "address" (include "spillway.metricsAddress" .) "port" (include "spillway.metricsPort" .)) }}
+{{- if not .Values.takeover }}{{- /* the kubelet would probe the program that has the port */}}
+- --bind-address-hard-fail
+{{- end }}
 {{- if eq (toString (.Values.api).socket) "false" }}
 - --api-socket=
 {{- end }}

@@ -36,8 +36,29 @@ app.kubernetes.io/instance: {{ include "spillway.fullname" . }}
 {{ (.Values.metrics).port | default (eq .Values.mode "beside" | ternary 10349 10249) }}
 {{- end }}
 
+{{- define "spillway.healthzAddress" -}}
+{{ (.Values.healthz).bindAddress | default "0.0.0.0" }}
+{{- end }}
+
 {{- define "spillway.metricsAddress" -}}
 {{ (.Values.metrics).bindAddress | default "127.0.0.1" }}
+{{- end }}
+
+{{- /* "any" for 0.0.0.0 and ::, "loopback" for loopback addresses, in all spellings; else "". */ -}}
+{{- define "spillway.scope" -}}
+{{- $v4 := regexReplaceAll "^[0:]*:(?i:ffff):" . "" }}
+{{- if or (eq $v4 "0.0.0.0") (regexMatch "^[0:]+$" .) -}}
+any
+{{- else if or (hasPrefix "127." $v4) (regexMatch "^[0:]*:0{0,3}1$" .) (regexMatch "^[0:]*:(?i:ffff):0*7[fF][0-9a-fA-F]{2}:[0-9a-fA-F]+$" .) -}}
+loopback
+{{- end }}
+{{- end }}
+
+{{- /* Where the kubelet probes: the Pod's address, unless the agent listens elsewhere. The
+Pod has the node's network, so the kubelet reaches its loopback. */ -}}
+{{- define "spillway.probe" -}}
+{{- $address := include "spillway.healthzAddress" . -}}
+{{ if ne (include "spillway.scope" $address) "any" }}host: {{ $address | quote }}, {{ end }}port: healthz
 {{- end }}
 
 {{- define "spillway.proxyMode" -}}
@@ -104,6 +125,10 @@ bits are set after the length: write {{ div $start 16777216 }}.{{ mod (div $star
 {{- end }}
 {{- range $name, $address := dict "healthz.bindAddress" (.Values.healthz).bindAddress "metrics.bindAddress" (.Values.metrics).bindAddress "api.bindAddress" (.Values.api).bindAddress }}
 {{- if and $address (ne (include "spillway.isAddress" $address) "true") }}
+{{- $alone := regexReplaceAll "^\\[([^\\]]*)\\](:[0-9]*)?$|^([0-9.]+):[0-9]*$" $address "$1$3" }}
+{{- if eq (include "spillway.isAddress" $alone) "true" }}
+{{- fail (printf "%s: %s: an address alone is wanted: write %s, and the port into %s" $name $address $alone (replace "bindAddress" "port" $name)) }}
+{{- end }}
 {{- fail (printf "%s: %s: not an IP address such as 0.0.0.0 or ::" $name $address) }}
 {{- end }}
 {{- end }}
@@ -208,7 +233,7 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- /* Flags of spillway.args, and the values that set them. */ -}}
 {{- define "spillway.checkExtraArgs" -}}
 {{- $values := dict "hostname-override" "" "bpffs" "" "drop-capabilities" "" "cgroup-root" "cgroupRoot" "proxy-mode" "proxyMode"
-  "healthz-bind-address" "healthz" "metrics-bind-address" "metrics" "api-socket" "api.socket" "api-listen" "api" "api-tls-cert" "api.secretName" "api-tls-key" "api.secretName" "api-client-ca" "api.secretName" "bypass" "bypass" "detect-local-mode" "detectLocalMode"
+  "healthz-bind-address" "healthz" "metrics-bind-address" "metrics" "bind-address-hard-fail" "" "api-socket" "api.socket" "api-listen" "api" "api-tls-cert" "api.secretName" "api-tls-key" "api.secretName" "api-client-ca" "api.secretName" "bypass" "bypass" "detect-local-mode" "detectLocalMode"
   "log-format" "logFormat" "v" "logLevel" "service-proxy-name" "mode and serviceProxyName" "takeover" "takeover" "cleanup" "cleanup"
   "cluster-cidr" "clusterCIDR" "pod-bridge-interface" "podBridgeInterface" "pod-interface-name-prefix" "podInterfaceNamePrefix"
   "nodeport-addresses" "nodePortAddresses" "localhost-nodeports" "localhostNodePorts" "host-ports" "hostPorts" "forwarding" "forwarding" "dsr-key-file" "forwardingSecretName" "dsr-port" "forwardingPort" "maglev-seed-file" "maglevSeedSecretName" "xdp" "xdp" "masquerade-all" "masqueradeAll" "ebpf-sctp" "ebpfSCTP" "socket-hooks" "socketHooks" "end-sockets" "endSockets" "profiling" "profiling"
@@ -283,8 +308,14 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- if and (eq (.detectLocalMode | default "") "InterfaceNamePrefix") (not .podInterfaceNamePrefix) }}
 {{- fail "detectLocalMode: InterfaceNamePrefix: set podInterfaceNamePrefix" }}
 {{- end }}
-{{- if and .podMonitor.enabled (or (hasPrefix "127." (include "spillway.metricsAddress" $)) (eq (include "spillway.metricsAddress" $) "::1")) }}
-{{- fail (printf "podMonitor.enabled: true and metrics.bindAddress: %s: Prometheus cannot reach loopback: set metrics.bindAddress: 0.0.0.0" (include "spillway.metricsAddress" $)) }}
+{{- if eq (include "spillway.scope" (include "spillway.metricsAddress" $)) "loopback" }}
+{{- $why := printf "metrics.bindAddress: %s: Prometheus cannot reach loopback: set metrics.bindAddress: 0.0.0.0" (include "spillway.metricsAddress" $) }}
+{{- if .podMonitor.enabled }}
+{{- fail (printf "podMonitor.enabled: true and %s" $why) }}
+{{- end }}
+{{- if eq (get (.podAnnotations | default dict) "prometheus.io/scrape" | toString) "true" }}
+{{- fail (printf "podAnnotations: prometheus.io/scrape: true and %s" $why) }}
+{{- end }}
 {{- end }}
 {{- $surge := dig "rollingUpdate" "maxSurge" 0 (.updateStrategy | default dict) | toString }}
 {{- if not (has $surge (list "0" "0%")) }}
