@@ -41,13 +41,13 @@ func prefix(list ...string) func(string) bool {
 var metricGroups = []metricGroup{
 	{"API server", "kube-proxy's names, and Spillway's own.", prefix("rest_client_", "spillway_api_server_", "spillway_events_")},
 	{"iptables dataplane", "Only with `--proxy-mode iptables`.", prefix("kubeproxy_sync_proxy_rules_iptables_", "spillway_iptables_")},
+	{"nftables dataplane", "With `--proxy-mode nftables`, and with `ebpf` for the ports that eBPF cannot serve.", prefix("spillway_nftables_", "kubeproxy_sync_proxy_rules_nftables_")},
 	{"Flow events and traffic of Services", "Only with `--proxy-mode ebpf`. The metrics by Service need `--service-metrics`, those of events `--flow-events` ([flow events](flow-events.md)).",
 		prefix("spillway_flow_events_", "spillway_service_connections_", "spillway_service_active_", "spillway_service_refused_", "spillway_service_dropped_",
 			"spillway_service_bytes_", "spillway_service_packets_", "spillway_service_handshake_", "spillway_service_metrics_")},
-	{"Services and syncs", "kube-proxy's names, and Spillway's own.", prefix("kubeproxy_", "spillway_service_", "spillway_services_", "spillway_unsupported_", "spillway_ejected_endpoints", "spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
+	{"Services and syncs", "kube-proxy's names, and Spillway's own.", prefix("kubeproxy_", "kubernetes_", "spillway_service_", "spillway_services_", "spillway_unsupported_", "spillway_ejected_endpoints", "spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
 	{"Do-not-track policies", "", prefix("spillway_do_not_track_")},
 	{"eBPF dataplane", "Only with `--proxy-mode ebpf`.", prefix("spillway_ebpf_", "spillway_sockets_ended_")},
-	{"nftables dataplane", "With `--proxy-mode nftables`, and with `ebpf` for the ports that eBPF cannot serve.", prefix("spillway_nftables_")},
 	{"Conntrack autopilot", "Not with `--conntrack-autopilot off`.", prefix("spillway_conntrack_autopilot_")},
 	{"Conntrack", "node_exporter's names, and Spillway's own. `netns` is a network namespace; 128 have series of their own, and `(others)` adds up the rest.", prefix("node_nf_conntrack_", "spillway_conntrack_")},
 	{"OpenTelemetry", "Only with `--otlp-endpoint`.", prefix("spillway_otlp_")},
@@ -84,7 +84,8 @@ func (m metric) head() string {
 func metricsPage(root string) ([]byte, error) {
 	w := page("the agent's collectors and bpf/abi.h", "Metrics")
 	w.WriteString("The agent serves these at `/metrics` of `--metrics-bind-address`. The metrics `go_*`,\n" +
-		"`process_*` and `promhttp_*` of the Go client library are not listed.\n\n")
+		"`process_*` and `promhttp_*` of the Go client library are not listed. [Metrics of kube-proxy that\n" +
+		"are missing](../how-to/monitor-in-kube-proxys-place.md#metrics-that-are-missing).\n\n")
 	all, err := metrics()
 	if err != nil {
 		return nil, err

@@ -32,6 +32,7 @@ type Metrics struct {
 	programming                    prometheus.Histogram
 	noLocal                        *prometheus.GaugeVec
 	healthz, livez                 *prometheus.CounterVec
+	features                       *prometheus.GaugeVec
 
 	ports                              *prometheus.GaugeVec
 	unsupported                        prometheus.Gauge
@@ -105,6 +106,9 @@ func (m *Metrics) addKubeProxy() {
 	m.livez = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: name("proxy_livez_total"), Help: "Responses of /livez by status code.",
 	}, []string{"code"}))
+	m.features = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubernetes_feature_enabled", Help: "1 if the agent does what a feature gate of kube-proxy is about, 0 if not. Gates that have no effect here have no series.",
+	}, []string{"name", "stage"}))
 }
 
 // programmingBuckets are kube-proxy's: fine below a minute, coarse to five.
@@ -158,6 +162,16 @@ func (m *Metrics) addOwn(b Build) {
 	m.auditDiffs = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "spillway_audit_differences_total", Help: "Service ports (nftables, iptables: elements, chains and other objects) that another program changed in the kernel; the agent repairs them.",
 	}, []string{"dataplane"}))
+}
+
+// SetFeature records whether a feature gate of kube-proxy that is generally available (stage
+// "") is on.
+func (m *Metrics) SetFeature(gate string, on bool) {
+	value := 0.0
+	if on {
+		value = 1
+	}
+	m.features.WithLabelValues(gate, "").Set(value)
 }
 
 // ChangesQueued counts changes that a source delivered.

@@ -161,6 +161,7 @@ func TestMetricsKeepKubeProxysNames(t *testing.T) {
 	m.SetNoLocalEndpoints(1, 2)
 	m.SetPorts(map[string]int{"ebpf": 3}, 4)
 	m.SyncFailed("ebpf")
+	m.SetFeature("AllowServiceExternalIPs", true)
 	m.AuditDifferences("ebpf", 0)
 	own := prometheus.NewGauge(prometheus.GaugeOpts{Name: "spillway_flows", Help: "Flows."})
 	if err := m.Register(own); err != nil {
@@ -174,6 +175,7 @@ func TestMetricsKeepKubeProxysNames(t *testing.T) {
 		"kubeproxy_sync_proxy_rules_duration_seconds_count 1",
 		`kubeproxy_sync_proxy_rules_duration_seconds_bucket{le="0.001"}`,
 		"kubeproxy_sync_full_proxy_rules_duration_seconds_count 1",
+		`kubernetes_feature_enabled{name="AllowServiceExternalIPs",stage=""} 1`,
 		"kubeproxy_sync_partial_proxy_rules_duration_seconds_count 0",
 		"kubeproxy_sync_proxy_rules_last_timestamp_seconds 0",
 		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 0",

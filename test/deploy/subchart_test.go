@@ -128,9 +128,9 @@ func TestReleasesOfOneNameInTwoNamespacesShareNoObject(t *testing.T) {
 
 func TestNamesOfTheChart(t *testing.T) {
 	for values, want := range map[string]string{
-		"{}":                                           "proxy-spillway-1",
-		"{nameOverride: spillway}":                     "proxy-spillway-1",
-		"{nameOverride: edge}":                         "proxy-spillway-1-edge",
+		"{}":                       "proxy-spillway-1",
+		"{nameOverride: spillway}": "proxy-spillway-1",
+		"{nameOverride: edge}":     "proxy-spillway-1-edge",
 		"{nameOverride: edge, fullnameOverride: core}": "core",
 	} {
 		v := map[string]any{"k8sServiceHost": "10.1.2.3", "viewer": map[string]any{"enabled": false}}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/agent/kubeproxyconfig"
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
@@ -134,6 +135,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
 		"proxyMode", a.cfg.ProxyMode, "source", in.name, "bpffs", a.cfg.BPFFS)
 	metrics := telemetry.NewMetrics(build)
+	metrics.SetFeature(kubeproxyconfig.GateExternalIPs, a.cfg.AllowExternalIPs)
 	status := &lateStatus{}
 	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending, Leaving: status.leaving}
 	servers, err := a.listen(ctx, health, metrics, log)

@@ -165,6 +165,7 @@ func TestAgentServesADirectory(t *testing.T) {
 		"http://" + at[0] + "/healthz":   `"nodeEligible": true`,
 		"http://" + at[1] + "/proxyMode": "ebpf",
 		"http://" + at[1] + "/metrics":   `spillway_service_ports{dataplane="ebpf"}`,
+		"http://" + at[1] + "/metrics?":  `kubernetes_feature_enabled{name="AllowServiceExternalIPs",stage=""} 1`,
 	} {
 		r, err := http.Get(url)
 		if err != nil {

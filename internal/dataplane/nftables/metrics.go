@@ -12,6 +12,10 @@ type counts struct {
 }
 
 var (
+	// kube-proxy's name. Its failures to delete stale chains have one of their own: it
+	// deletes them in a batch apart.
+	syncFailuresDesc = prometheus.NewDesc("kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+		"The same as spillway_nftables_batch_failures_total, with kube-proxy's name.", nil, nil)
 	batchesDesc = prometheus.NewDesc("spillway_nftables_batches_total",
 		"Batches that nf_tables carried out.", nil, nil)
 	failuresDesc = prometheus.NewDesc("spillway_nftables_batch_failures_total",
@@ -24,7 +28,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{batchesDesc, failuresDesc, bytesDesc, repairsDesc} {
+	for _, d := range []*prometheus.Desc{batchesDesc, failuresDesc, syncFailuresDesc, bytesDesc, repairsDesc} {
 		ch <- d
 	}
 }
@@ -32,7 +36,7 @@ func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (b *Backend) Collect(ch chan<- prometheus.Metric) {
 	for d, n := range map[*prometheus.Desc]*atomic.Uint64{
-		batchesDesc: &b.counts.batches, failuresDesc: &b.counts.failures, bytesDesc: &b.counts.bytes, repairsDesc: &b.counts.repairs,
+		batchesDesc: &b.counts.batches, failuresDesc: &b.counts.failures, syncFailuresDesc: &b.counts.failures, bytesDesc: &b.counts.bytes, repairsDesc: &b.counts.repairs,
 	} {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n.Load()))
 	}

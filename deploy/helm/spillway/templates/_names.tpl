@@ -317,6 +317,12 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- fail (printf "podAnnotations: prometheus.io/scrape: true and %s" $why) }}
 {{- end }}
 {{- end }}
+{{- if and (.podMonitor.kubeProxy).enabled (not .podMonitor.enabled) }}
+{{- fail "podMonitor.kubeProxy.enabled: true and podMonitor.enabled: false: set podMonitor.enabled: true too" }}
+{{- end }}
+{{- if hasKey ((.podMonitor.kubeProxy).labels | default dict) "job" }}
+{{- fail "podMonitor.kubeProxy.labels: job: set podMonitor.kubeProxy.job instead" }}
+{{- end }}
 {{- $surge := dig "rollingUpdate" "maxSurge" 0 (.updateStrategy | default dict) | toString }}
 {{- if not (has $surge (list "0" "0%")) }}
 {{- fail (printf "updateStrategy.rollingUpdate.maxSurge: %s: a node has the ports of one agent only, so the second Pod would wait forever: set maxUnavailable instead; Services are served while an agent restarts" $surge) }}
