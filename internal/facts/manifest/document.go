@@ -81,9 +81,9 @@ func decode(text []byte, isJSON bool) []entry {
 	if bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
 		return nil
 	}
-	var h header
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &h); err != nil {
-		return []entry{{state: bad, problems: []problem{decodeProblem(err)}}}
+	h, e := decodeHeader(raw)
+	if e != nil {
+		return []entry{*e}
 	}
 	if strings.HasSuffix(h.Kind, "List") {
 		if e := decodeList(raw, h); e != nil {
@@ -91,6 +91,20 @@ func decode(text []byte, isJSON bool) []entry {
 		}
 	}
 	return []entry{decodeObject(raw, h)}
+}
+
+// decodeHeader parses the header of an object. It returns an entry if that fails. The
+// metadata of a kind of another group may have any form.
+func decodeHeader(raw []byte) (h header, failed *entry) {
+	err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &h)
+	if err == nil {
+		return h, nil
+	}
+	var t metav1.TypeMeta
+	if kjson.UnmarshalCaseSensitivePreserveInts(raw, &t) == nil && t.APIVersion != "" && ignored(groupOf(t.APIVersion), t.Kind) {
+		return h, &entry{state: foreign}
+	}
+	return h, &entry{state: bad, problems: []problem{decodeProblem(err)}}
 }
 
 // decodeList parses v1 List, and lists of one kind, whose items need not repeat it. It
@@ -110,14 +124,14 @@ func decodeList(raw []byte, h header) []entry {
 	}
 	entries := make([]entry, 0, len(list.Items))
 	for i, raw := range list.Items {
+		ih, failed := decodeHeader(raw)
+		if item != "" && ih.Kind == "" && ih.APIVersion == "" {
+			ih.Kind, ih.APIVersion = item, h.APIVersion
+		}
 		var e entry
-		var ih header
-		if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &ih); err != nil {
-			e = entry{state: bad, problems: []problem{decodeProblem(err)}}
+		if failed != nil {
+			e = *failed
 		} else {
-			if item != "" && ih.Kind == "" && ih.APIVersion == "" {
-				ih.Kind, ih.APIVersion = item, h.APIVersion
-			}
 			e = decodeObject(raw, ih)
 		}
 		for j := range e.problems {
@@ -128,19 +142,22 @@ func decodeList(raw []byte, h header) []entry {
 	return entries
 }
 
-// decodeObject parses one object that is not a list.
+// decodeObject parses one object that is not a list. Kinds of other API groups may have any
+// name, also that of a kind that is read.
 func decodeObject(raw []byte, h header) entry {
 	e := entry{key: key{name: model.Name{Name: h.Metadata.Name}}}
 	k, known := kinds[h.Kind]
 	if known {
 		e.key = keyOf(h)
 	}
-	group, _, _ := strings.Cut(h.APIVersion, "/")
+	group := groupOf(h.APIVersion)
 	switch {
 	case h.Kind == "":
 		e.fail(bad, "kind", "is missing; every document is an object with apiVersion and kind")
 	case h.APIVersion == "":
 		e.fail(bad, "apiVersion", "is missing; every document is an object with apiVersion and kind")
+	case ignored(group, h.Kind):
+		return entry{state: foreign}
 	case known && h.APIVersion == k.apiVersion:
 		e.state = good
 		var ok bool
@@ -152,14 +169,12 @@ func decodeObject(raw []byte, h header) entry {
 			e.object, e.state = n, good
 			e.problems = append(e.problems, problem{field: "spec", what: what})
 		}
-	case known:
+	case known: // another version, or a group of another kind that is read
 		e.fail(bad, "apiVersion", "%q is not read for kind %s; write %s", h.APIVersion, h.Kind, k.apiVersion)
 	case group == ownGroup && !readVersions[h.APIVersion]:
 		e.fail(foreign, "kind", "%s of %s is not served yet; the object is skipped", h.Kind, h.APIVersion)
 	case h.Kind == "Endpoints" && h.APIVersion == "v1":
 		e.fail(foreign, "kind", "Endpoints are not read; write a discovery.k8s.io/v1 EndpointSlice")
-	case ignored(h.APIVersion, h.Kind):
-		e.state = foreign
 	case readVersions[h.APIVersion]:
 		e.fail(bad, "kind", "%q is unknown in %s; the object is skipped", h.Kind, h.APIVersion)
 	default:

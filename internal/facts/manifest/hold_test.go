@@ -100,9 +100,9 @@ func TestForeignObjectsHoldNothing(t *testing.T) {
 	l := newLive(t)
 	foreign := "apiVersion: cert-manager.io/v1\nkind: Certificate\nmetadata: {name: a}\n"
 	l.write("m.yaml", service("a", "10.0.0.1"), foreign)
-	l.expect("a=10.0.0.1", "Certificate")
+	l.expect("a=10.0.0.1")
 	l.write("m.yaml", foreign)
-	l.expect("", "Certificate")
+	l.expect("")
 }
 
 func TestUnreadableFileHoldsItsObjects(t *testing.T) {

@@ -51,22 +51,17 @@ var readVersions = map[string]bool{
 	v1alpha1.SchemeGroupVersion.String():     true,
 }
 
-// ignoredGroups are Kubernetes' own groups that are ignored silently: a directory may
-// hold a whole application.
-var ignoredGroups = set("apps", "batch", "autoscaling", "policy",
-	"admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io",
-	"authentication.k8s.io", "authorization.k8s.io", "certificates.k8s.io",
-	"coordination.k8s.io", "events.k8s.io", "flowcontrol.apiserver.k8s.io",
-	"node.k8s.io", "rbac.authorization.k8s.io", "resource.k8s.io",
-	"scheduling.k8s.io", "storage.k8s.io")
+// readGroups holds the API groups of kinds; "" is the core group. All others are ignored
+// silently: a directory may hold a whole application and its custom resources.
+var readGroups = set(corev1.GroupName, discoveryv1.GroupName, networkingv1.GroupName, ownGroup)
 
 // ignoredKinds are ignored kinds of groups that contain a known kind. They are listed one
 // by one, so that a misspelled Service is reported.
-var ignoredKinds = set("v1/ConfigMap", "v1/Event", "v1/LimitRange",
-	"v1/PersistentVolume", "v1/PersistentVolumeClaim", "v1/PodTemplate",
-	"v1/ReplicationController", "v1/ResourceQuota", "v1/Secret", "v1/ServiceAccount",
-	"networking.k8s.io/v1/Ingress", "networking.k8s.io/v1/IngressClass",
-	"networking.k8s.io/v1/IPAddress", "networking.k8s.io/v1/ServiceCIDR")
+var ignoredKinds = set("/ConfigMap", "/Event", "/LimitRange",
+	"/PersistentVolume", "/PersistentVolumeClaim", "/PodTemplate",
+	"/ReplicationController", "/ResourceQuota", "/Secret", "/ServiceAccount",
+	"networking.k8s.io/Ingress", "networking.k8s.io/IngressClass",
+	"networking.k8s.io/IPAddress", "networking.k8s.io/ServiceCIDR")
 
 // clusterScoped holds the kinds without a namespace.
 var clusterScoped = set("Node", "Namespace", "DoNotTrackPolicy")
@@ -82,9 +77,18 @@ func set(members ...string) map[string]bool {
 	return m
 }
 
-func ignored(apiVersion, kind string) bool {
+// groupOf returns the API group of an apiVersion, "" for the core group.
+func groupOf(apiVersion string) string {
 	group, _, grouped := strings.Cut(apiVersion, "/")
-	return grouped && ignoredGroups[group] || ignoredKinds[apiVersion+"/"+kind]
+	if !grouped {
+		return ""
+	}
+	return group
+}
+
+// ignored reports whether objects of a kind are for other programs.
+func ignored(group, kind string) bool {
+	return !readGroups[group] || ignoredKinds[group+"/"+kind]
 }
 
 // endpointSlice converts a slice and reports a slice without a Service. From an API

@@ -114,6 +114,46 @@ metadata: {name: web}
 	}
 }
 
+// TestObjectsOfOtherGroupsAreIgnored has custom resources with the names of kinds that are
+// read, also as items and lists, with specs and metadata that those kinds do not have. An
+// API group is part of an object's type.
+func TestObjectsOfOtherGroupsAreIgnored(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", service("web", "10.96.0.1"))
+	var items []string
+	document := func(apiVersion, kind string) {
+		text := "{apiVersion: " + apiVersion + ", kind: " + kind + ", metadata: {name: web}, spec: {template: {}}}"
+		items = append(items, text)
+		write(t, dir, strings.ReplaceAll(apiVersion, "/", "-")+"-"+kind+".yaml", text+
+			"\n---\n{apiVersion: "+apiVersion+", kind: "+kind+"List, items: [{metadata: {name: web}, spec: 5}]}\n"+
+			"---\n{apiVersion: "+apiVersion+", kind: "+kind+", metadata: [7]}\n")
+	}
+	for kind := range kinds {
+		document("example.com/v1", kind)
+	}
+	document("serving.knative.dev/v1", "Service")
+	document("crd.projectcalico.org/v1", "Node")
+	document("crd.projectcalico.org/v1", "NetworkPolicy")
+	document("longhorn.io/v1beta2", "Node")
+	document("policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy")
+	document("cilium.io/v2", "CiliumNode")
+	write(t, dir, "list.yaml", "apiVersion: v1\nkind: List\nitems:\n- "+strings.Join(items, "\n- ")+
+		"\n- {apiVersion: v1, kind: Service, metadata: {name: last}, spec: {clusterIP: 10.96.0.2, ports: [{port: 80}]}}\n")
+	d, problems := load(t, dir)
+	if problems != nil {
+		t.Errorf("problems:\n%s", lines(problems))
+	}
+	if d.Unread != nil {
+		t.Errorf("unread: %+v", d.Unread)
+	}
+	if want := map[string]string{"web": "10.96.0.1", "last": "10.96.0.2"}; !cmp.Equal(ips(d), want) {
+		t.Error(cmp.Diff(want, ips(d)))
+	}
+	if len(d.Nodes)+len(d.NetworkPolicies)+len(d.Pods)+len(d.Slices)+len(d.Namespaces)+len(d.DoNotTrackPolicies) > 0 {
+		t.Errorf("delta: %+v", d)
+	}
+}
+
 // Each case is a document beside a valid one, which must serve regardless.
 func TestLoadReportsOneClearLine(t *testing.T) {
 	tests := map[string]struct{ text, want string }{
@@ -133,10 +173,13 @@ func TestLoadReportsOneClearLine(t *testing.T) {
 		"time in a list":    {"apiVersion: v1\nkind: Pod\nmetadata: {name: x, creationTimestamp: null}\nstatus: {conditions: [{type: A, lastTransitionTime: '2026-01-31T12:00:00Z'}, {type: B, lastTransitionTime: five}]}\n", `web.yaml, document 2 (Pod default/x): status.conditions[1].lastTransitionTime: "five" is not a time`},
 		"field":             {service("x", "10.96.0.09"), `web.yaml, document 2 (Service default/x): spec.clusterIP: "10.96.0.09" has a leading zero`},
 		"unknown kind":      {"apiVersion: v1\nkind: Sevice\n", `web.yaml, document 2: kind: "Sevice" is unknown in v1; the object is skipped`},
-		"foreign kind":      {"apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: x}\n", `web.yaml, document 2: kind: "CiliumNode" of "cilium.io/v2" is unknown; the object is skipped`},
 		"version":           {"apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}\n", `web.yaml, document 2 (EndpointSlice default/x): apiVersion: "discovery.k8s.io/v1beta1" is not read for kind EndpointSlice; write discovery.k8s.io/v1`},
 		"wrong group":       {"apiVersion: networking.k8s.io/v1\nkind: Service\nmetadata: {name: x}\n", `web.yaml, document 2 (Service default/x): apiVersion: "networking.k8s.io/v1" is not read for kind Service; write v1`},
 		"reserved":          {"apiVersion: policy.spillway.dev/v1\nkind: Untracked\nmetadata: {name: x}\n", `web.yaml, document 2: kind: Untracked of policy.spillway.dev/v1 is not served yet; the object is skipped`},
+		"next version":      {"apiVersion: policy.spillway.dev/v1beta1\nkind: DoNotTrackPolicy\nmetadata: {name: x}\n", `web.yaml, document 2 (DoNotTrackPolicy x): apiVersion: "policy.spillway.dev/v1beta1" is not read for kind DoNotTrackPolicy; write policy.spillway.dev/v1alpha1`},
+		"core version":      {"apiVersion: v2\nkind: Node\nmetadata: {name: x}\n", `web.yaml, document 2 (Node x): apiVersion: "v2" is not read for kind Node; write v1`},
+		"version in list":   {"apiVersion: v1\nkind: List\nitems: [{apiVersion: crd.projectcalico.org/v1, kind: Node, metadata: {name: x}}, {apiVersion: networking.k8s.io/v1beta1, kind: NetworkPolicy, metadata: {name: x}}]\n", `web.yaml, document 2 (NetworkPolicy default/x): items[1].apiVersion: "networking.k8s.io/v1beta1" is not read`},
+		"list version":      {"apiVersion: v2\nkind: ServiceList\nitems: []\n", `web.yaml, document 2: kind: "ServiceList" of "v2" is unknown; the object is skipped`},
 		"endpoints":         {"apiVersion: v1\nkind: Endpoints\nmetadata: {name: x}\n", `web.yaml, document 2: kind: Endpoints are not read; write a discovery.k8s.io/v1 EndpointSlice`},
 		"slice of nothing":  {"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nendpoints: []\n", `web.yaml, document 2 (EndpointSlice default/x): metadata.labels[kubernetes.io/service-name]: is missing; it names the Service that the endpoints belong to`},
 		"list item":         {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Node, metadata: {name: x}, spec: {podCIDRs: [10.0.0.0]}}]\n", `web.yaml, document 2 (Node x): items[0].spec.podCIDRs[0]: "10.0.0.0" is not a CIDR`},
