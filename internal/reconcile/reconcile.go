@@ -339,6 +339,9 @@ func (r *Reconciler) nextTurn() time.Time {
 			next = earlier(next, r.checksAt)
 		}
 	}
+	if !r.problems.next.IsZero() {
+		next = earlier(next, r.problems.next)
+	}
 	if r.queue.waiting() {
 		next = time.Time{}
 	}

@@ -139,6 +139,7 @@ func TestNothingIsLostWhenASyncFails(t *testing.T) {
 		if s := g.Status(); !s.PendingSince.IsZero() || len(s.Problems) != 0 {
 			t.Errorf("status after recovery: %+v", s)
 		}
+		g.after(2 * absentPeriod)
 		if n := strings.Count(g.log.String(), "no memory"); n != 2 {
 			t.Errorf("the error is in the log %d times, want once when it appears and once when it is gone:\n%s", n, g.log)
 		}

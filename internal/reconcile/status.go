@@ -1,9 +1,6 @@
 package reconcile
 
 import (
-	"cmp"
-	"context"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -63,7 +60,7 @@ func (r *Reconciler) publish() {
 	if ps := r.policies; ps != nil {
 		r.problems.set(fromPolicies, append(ps.problem(), ps.refused...))
 	}
-	r.problems.report()
+	r.problems.report(time.Now())
 	ports, failed := map[string]int{}, map[string]string{}
 	for i, bs := range r.syncs {
 		ports[bs.backend.Name()] = r.counters.perBackend[i]
@@ -87,78 +84,4 @@ func (r *Reconciler) publish() {
 	r.metrics.SetPorts(ports, unsupported)
 	r.metrics.SetProblems(len(r.problems.known))
 	r.metrics.SetNoLocalEndpoints(r.counters.internalDrop, r.counters.externalDrop)
-}
-
-// origin is the part of the agent that found a Problem.
-type origin int
-
-const (
-	fromSource origin = iota
-	fromIntent
-	fromBackends
-	fromHealthChecks
-	fromPolicies
-	fromServers
-	origins
-)
-
-// maxProblemLines bounds the log lines of one turn: ten thousand ports that do not fit a
-// map are one fault.
-const maxProblemLines = 20
-
-// problems holds the current Problems, and logs each once when it appears and once when it
-// is resolved.
-type problems struct {
-	log        *slog.Logger
-	onAppeared func(appeared []model.Problem) // nil: no callback
-	current    [origins][]model.Problem
-	known      []model.Problem // as last reported, sorted, each once
-}
-
-func (p *problems) set(o origin, ps []model.Problem) { p.current[o] = ps }
-
-// report logs what changed since the last report.
-func (p *problems) report() {
-	var now []model.Problem
-	for _, ps := range p.current {
-		now = append(now, ps...)
-	}
-	slices.SortFunc(now, compareProblems)
-	now = slices.Compact(now)
-	appeared := without(now, p.known)
-	p.each(slog.LevelWarn, "problem", "more problems", appeared)
-	if p.onAppeared != nil && len(appeared) > 0 {
-		p.onAppeared(appeared)
-	}
-	p.each(slog.LevelInfo, "problem resolved", "more problems resolved", without(p.known, now))
-	p.known = now
-}
-
-func (p *problems) each(level slog.Level, msg, more string, ps []model.Problem) {
-	for i, pr := range ps {
-		if i == maxProblemLines {
-			p.log.Log(context.Background(), level, more, "count", len(ps)-i)
-			return
-		}
-		attrs := []any{"where", pr.Where}
-		if pr.Field != "" {
-			attrs = append(attrs, "field", pr.Field)
-		}
-		p.log.Log(context.Background(), level, msg, append(attrs, "what", pr.What)...)
-	}
-}
-
-// without returns the elements of a that are not in b; both are sorted.
-func without(a, b []model.Problem) []model.Problem {
-	var out []model.Problem
-	for _, p := range a {
-		if _, found := slices.BinarySearchFunc(b, p, compareProblems); !found {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-func compareProblems(a, b model.Problem) int {
-	return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))
 }

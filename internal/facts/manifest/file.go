@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -191,6 +192,10 @@ func parse(name string, data []byte, prev *file) *file {
 	f.broken = lost.keys
 	f.unread = lost.tellsOfPolicies() && (prev == nil || prev.unread)
 	f.hold(prev, lost)
+	version := sha256.Sum256(data)
+	for i := range f.problems {
+		f.problems[i].Version = hex.EncodeToString(version[:8])
+	}
 	return f
 }
 

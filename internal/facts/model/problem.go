@@ -16,13 +16,17 @@ type ObjectRef struct {
 }
 
 // Problem describes an error in an input object, in the connection to the API server
-// or in a dataplane. Reconcile reports a Problem once when it appears and once when it
-// is resolved. Code decides by Object; Where, Field and What are for people only.
+// or in a dataplane. Reconcile reports a Problem once when it appears, once when it is
+// resolved, and each hour in between. Object, Where and Field identify it. What is for
+// people only, and may change while the Problem lasts.
 type Problem struct {
 	Object ObjectRef // the object that the Problem affects, if it affects one
 	Where  string    // "file.yaml, document 2", "Service ns/name" or "EndpointSlice ns/name"
 	Field  string    // "spec.clusterIPs[0]", "" if the whole object
 	What   string    // the error, and its remedy
+	// Version identifies the text that a person has written: the content of a manifest. With
+	// a new Version, another What is another error. "": What changes by itself.
+	Version string
 }
 
 // ServiceProblem returns a Problem about a Service, or about the host ports of a Pod.
