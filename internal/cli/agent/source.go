@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/klog/v2"
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
@@ -49,7 +48,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 		}
 		return &input{source: s, name: c.Manifests}, nil
 	}
-	klog.SetSlogLogger(log) // client-go's log
+	kube.LogClients(log)
 	contact := kube.NewContact()
 	access := kube.Access{
 		Contact:    contact,

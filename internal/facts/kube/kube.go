@@ -84,7 +84,7 @@ type Source struct {
 	unread    model.Unread      // as last delivered in Unread
 	uids      map[object]string // of objects with problems
 	faults    map[object][]model.Problem
-	lost      map[string]model.Problem // by kind: the reason why the watch fails
+	lost      map[string]*failures // by kind: the reasons why the watch fails
 	delivered []model.Problem
 	own       doNotTrack
 	// othersLogged says that the log has the Services of other proxies.
@@ -132,7 +132,7 @@ func New(cfg Config) (*Source, error) {
 		cfg:    cfg,
 		uids:   map[object]string{},
 		faults: map[object][]model.Problem{},
-		lost:   map[string]model.Problem{},
+		lost:   map[string]*failures{},
 	}
 	s.cfg.Nodes = cfg.Nodes.withDefaults()
 	s.own = newDoNotTrack()
@@ -151,7 +151,6 @@ var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Seco
 // request that the server refuses or does not answer is a problem.
 func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem)) error {
 	s.deliver = fn
-	// client-go logs the errors that this package reports as problems.
 	s.ctx = klog.NewContext(ctx, logr.FromSlogHandler(debugOnly{s.cfg.Logger.Handler()}))
 	s.mu.Lock()
 	for _, k := range s.kinds {
