@@ -54,6 +54,9 @@ type Config struct {
 	// made Client. nil: silence is no problem.
 	Contact *Contact
 
+	// Access made Client. A change of its files is a problem. nil: they are not read again.
+	Access *Access
+
 	Logger *slog.Logger // nil: nothing is logged
 }
 
@@ -85,6 +88,7 @@ type Source struct {
 	uids      map[object]string // of objects with problems
 	faults    map[object][]model.Problem
 	lost      map[string]*failures // by kind: the reasons why the watch fails
+	access    *accessFiles         // nil: not read again
 	delivered []model.Problem
 	own       doNotTrack
 	// othersLogged says that the log has the Services of other proxies.
@@ -134,6 +138,12 @@ func New(cfg Config) (*Source, error) {
 		faults: map[object][]model.Problem{},
 		lost:   map[string]*failures{},
 	}
+	if cfg.Access != nil {
+		var err error
+		if s.access, err = newAccessFiles(*cfg.Access); err != nil {
+			return nil, err
+		}
+	}
 	s.cfg.Nodes = cfg.Nodes.withDefaults()
 	s.own = newDoNotTrack()
 	s.others = otherNodes{unknown: map[string]bool{}, absent: map[string]bool{}, wake: make(chan struct{}, 1)}
@@ -161,6 +171,9 @@ func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem))
 	s.watchNodes()
 	s.watchOwnPolicies()
 	s.watchContact()
+	if s.access != nil {
+		s.wg.Go(func() { s.watchAccess(s.ctx) })
+	}
 	s.mu.Unlock()
 	<-ctx.Done()
 	s.wg.Wait()

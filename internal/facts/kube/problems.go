@@ -42,6 +42,9 @@ func (s *Source) problems() []model.Problem {
 	if p, ok := s.serverProblem(server); ok {
 		out = append(out, p)
 	}
+	if s.access != nil && s.access.wrong != nil {
+		out = append(out, *s.access.wrong)
+	}
 	if p, ok := s.missingNode(); ok {
 		out = append(out, p)
 	}
