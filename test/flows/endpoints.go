@@ -40,6 +40,23 @@ func endpointCases() []Case {
 			},
 		},
 		{
+			Name: "A pod may have the address of one that terminates on another node",
+			Objects: []Object{
+				Service{Type: corev1.ServiceTypeNodePort, Endpoints: []Endpoint{
+					{On: "a0", NotReady: true, NotServing: true, Terminating: true, ClaimNode: "b"}, {On: "a0"},
+				}},
+				Service{Name: "later", Endpoints: On("a0"), Slices: []Slice{
+					{Endpoints: []Endpoint{{On: "a0", NotReady: true, Terminating: true, ClaimNode: "b"}}},
+				}},
+			},
+			Flows: []Flow{
+				{From: "b1", To: ClusterIP, Want: OneOf(Kept, "a0")},
+				{From: "c1", To: ClusterIP, Want: OneOf(Kept, "a0")},
+				{From: "client0", To: NodePort("b"), Want: OneOf(KeptHere, "a0")},
+				{From: "b1", To: ClusterIP.Of("later"), Want: OneOf(Kept, "a0")},
+			},
+		},
+		{
 			Name: "With policy Local a node falls back to its own terminating endpoint",
 			Objects: []Object{Service{
 				Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, ExternalLocal: true, InternalLocal: true,

@@ -31,7 +31,8 @@ __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
  * Must this flow, which has bypassed netfilter, traverse it from now on? A policy may
  * select the pod since, or another pod may have its address. This marks both entries of the
  * flow. Replies go on bypassing netfilter until the client sends a packet: netfilter would
- * take the first reply for a new connection of the pod.
+ * take the first reply for a new connection of the pod. A pod of another node traverses
+ * netfilter there (needs_stack), also if a false EndpointSlice says that it is here.
  */
 static __always_inline int flow_must_traverse(struct flow *f, struct flow *entry,
 					      const struct packet *p)
@@ -41,7 +42,7 @@ static __always_inline int flow_must_traverse(struct flow *f, struct flow *entry
 	struct flow *reverse;
 	__u32 id;
 
-	if (!entry || (f->flags & (FLOW_REPLY | FLOW_SNAT)) ||
+	if (!entry || (f->flags & (FLOW_REPLY | FLOW_SNAT | FLOW_TO_POD)) != FLOW_TO_POD ||
 	    !pod_traverses_netfilter(&f->daddr, p->tuple.family))
 		return 0;
 	id = entry->backend;

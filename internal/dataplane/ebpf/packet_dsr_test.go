@@ -739,3 +739,22 @@ func BenchmarkPacketDSR(b *testing.B) {
 		})
 	})
 }
+
+// TestPacketDSRFalseSlice has an EndpointSlice, which may be false, name the receiving node as that
+// of the pod: netfilter here enforces nothing for a pod of another node.
+func TestPacketDSRFalseSlice(t *testing.T) {
+	d := newDSRNodes(t)
+	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
+		c := d.conn(p, 40000)
+		c.establish(t)
+		claim := func(now map[netip.Addr]traversal) {
+			d.first.traversing = now
+			d.first.onPods(attach.PodChanges{Deletes: []netip.Addr{p.far}}) // writes its entry
+		}
+		claim(map[netip.Addr]traversal{p.far: traversesForPolicy})
+		t.Cleanup(func() { claim(nil) })
+		c.later(t, d.first, 1)
+		c.ask(t, d.first, "P.", 'x')
+		c.answer(t, "P.", 'y')
+	})
+}
