@@ -81,7 +81,7 @@ func names(t *testing.T, manifests string) map[string]int {
 // One release may have two kinds of agents, for two kinds of nodes. Neither DaemonSet
 // selects the Pods of the other.
 func TestTwoDependenciesOfOneReleaseShareNoObject(t *testing.T) {
-	const common = "k8sServiceHost: 10.1.2.3, viewer: {enabled: false}, podMonitor: {enabled: true}, metrics: {bindAddress: 0.0.0.0}, dashboard: {enabled: true}, prometheusRule: {enabled: true}"
+	const common = "k8sServiceHost: 10.1.2.3, podMonitor: {enabled: true}, metrics: {bindAddress: 0.0.0.0}, dashboard: {enabled: true}, prometheusRule: {enabled: true}"
 	got, err := platform(t, "{edge: {nameOverride: edge, nodeSelector: {pool: edge}, "+common+"}, core: {fullnameOverride: core-proxy, nodeSelector: {pool: core}, "+common+"}}", "edge", "core")
 	if err != nil {
 		t.Fatal(err)

@@ -263,9 +263,6 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- if gt (len $name) 53 }}
 {{- fail (printf "nameOverride: %s: with the release's name it has %d letters, and names of Pods have room for 53: set a shorter fullnameOverride" .Values.nameOverride (len $name)) }}
 {{- end }}
-{{- if and .Values.viewer.enabled (ne $name .Release.Name) }}
-{{- fail (printf "nameOverride, fullnameOverride: %s: the policy for viewers knows agents by the release's name only: set viewer.enabled: false" $name) }}
-{{- end }}
 {{- end }}
 
 {{- /* What the schema cannot say in words that help. */ -}}
