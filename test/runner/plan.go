@@ -33,8 +33,8 @@ func (o options) plan() ([]step, error) {
 	return nil, fmt.Errorf("-only %s: use tests or checks", o.only)
 }
 
-// checks are the steps that need no test: installation and lint. They run one after the
-// other, beside the tests, which mostly wait.
+// checks are the steps that need no test: installation and lint. They run beside the tests,
+// which mostly wait. Where nothing is cached, the peers and the linters take longest to build.
 func (o options) checks() []step {
 	groups := []string{"generate", "lint", "test", "browser"}
 	peers := []string{"kube-proxy", "kube-apiserver", "kube-controller-manager"}
@@ -45,7 +45,7 @@ func (o options) checks() []step {
 	return []step{
 		{name: "packages", argv: append([]string{"hack/deps"}, groups...)},
 		{name: "peers", after: []string{"packages"}, argv: append([]string{"hack/peers"}, peers...)},
-		{name: "lint", after: []string{"peers"}, argv: []string{"make", "--no-print-directory", "lint"}},
+		{name: "lint", after: []string{"packages"}, argv: []string{"make", "--no-print-directory", "lint"}},
 		{name: "generated", after: []string{"lint"}, argv: []string{"hack/generated"}},
 	}
 }
@@ -68,6 +68,9 @@ var first = []string{
 	"internal/node/dnat",
 }
 
+// withPeers lists the packages whose tests run kube-apiserver, which may have to be built first.
+var withPeers = []string{"test/controlplane", "test/e2e", "test/flows"}
+
 // tests are the steps that run tests.
 func (o options) tests() ([]step, error) {
 	list, err := exec.Command("go", "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./...").Output()
@@ -76,7 +79,16 @@ func (o options) tests() ([]step, error) {
 	}
 	packages := strings.Fields(string(list))
 	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
-	stages := []step{o.goTest("ebpf", ".", o.packages, packages...)}
+	isWithPeers := func(pkg string) bool { return slices.Contains(withPeers, strings.TrimPrefix(pkg, module)) }
+	var peers []string
+	for _, pkg := range packages {
+		if isWithPeers(pkg) {
+			peers = append(peers, pkg)
+		}
+	}
+	later := o.goTest("ebpf-peers", ".", 2, peers...)
+	later.after = append(later.after, "peers")
+	stages := []step{later, o.goTest("ebpf", ".", o.packages, slices.DeleteFunc(packages, isWithPeers)...)}
 	stages = append(stages, o.dataplanes()...)
 	stages = append(stages, o.goTest("deploy", "test/deploy", 1, "./..."))
 	if o.all {
