@@ -67,9 +67,9 @@ lint: lint-prose ## check format, golangci-lint with vet and the dependency rule
 	$(BUF) lint api/proto
 	go test ./test/lint ./hack/reference
 
-# Vale parses Go with a library in C, so building it needs gcc.
+# Vale parses Go with a library in C and C++.
 lint-prose: ## check the prose of documents and Go comments
-	@command -v gcc >/dev/null || hack/deps lint
+	@command -v g++ >/dev/null || hack/deps lint
 	$(VALE) --output=line $$(git ls-files -co --exclude-standard '*.md' '*.go' ':!*_bpfe[bl].go' ':!*.pb.go' ':!*.connect.go')
 
 # Another nodejs than Debian's may be there, with its own npm.
