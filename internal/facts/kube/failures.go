@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
@@ -95,18 +96,26 @@ func (s *Source) observe(k watched) cache.ListerWatcher {
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			w, err := lw.WatchWithContext(ctx, o)
 			fromStart := o.SendInitialEvents != nil
-			switch {
-			case apierrors.IsInvalid(err) && fromStart:
-				// Not a watch that this server knows (WatchList); the Reflector lists.
-				s.cfg.Logger.Debug("Watch does not begin with a list", "kind", k.title())
-			case err != nil:
-				s.onRequestDone(ctx, k, "watch", err, nil)
-			default:
+			if err == nil {
 				return s.follow(ctx, k, w, fromStart), nil
 			}
+			s.onWatchFailed(ctx, k, err, fromStart)
 			return w, err
 		},
 	}
+}
+
+// onWatchFailed records the error of a watch. After one that begins with all objects
+// (WatchList), the Reflector lists, and that result counts: not every server has such
+// watches, and an old etcd makes it an internal error. Some errors make it repeat the watch
+// (cache.isWatchErrorRetriable).
+func (s *Source) onWatchFailed(ctx context.Context, k watched, err error, fromStart bool) {
+	repeats := errors.Is(err, errClosed) || utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)
+	if fromStart && !repeats {
+		s.cfg.Logger.Debug("Watch does not begin with a list", "kind", k.title(), "err", err)
+		return
+	}
+	s.onRequestDone(ctx, k, "watch", err, nil)
 }
 
 // openTime is how long a watch without events must stay open to count as a success.
@@ -127,8 +136,11 @@ func (s *Source) follow(ctx context.Context, k watched, w watch.Interface, fromS
 	}
 	known := false // the watch has succeeded or failed
 	done := func(err error) {
-		s.onRequestDone(ctx, k, "watch", err, func() { k.watching(fromStart) })
-		open, known = nil, true
+		if open, known = nil, true; err != nil {
+			s.onWatchFailed(ctx, k, err, fromStart)
+			return
+		}
+		s.onRequestDone(ctx, k, "watch", nil, func() { k.watching(fromStart) })
 	}
 	s.wg.Go(func() {
 		defer close(out)
@@ -196,9 +208,13 @@ func (s *Source) onRequestDone(ctx context.Context, k watched, verb string, err 
 	}
 	f := s.lost[k.title()]
 	switch {
+	case errors.Is(err, errClosed) && !s.closed[k.title()]:
+		s.closed[k.title()] = true // a server that ends closes each watch once
+		return
 	case err == nil && opened != nil:
 		opened()
 		delete(s.lost, k.title())
+		delete(s.closed, k.title())
 	case err == nil && f == nil:
 	case err == nil: // the watch may still fail
 		if f.list = nil; f.watch == nil {

@@ -88,6 +88,7 @@ type Source struct {
 	uids      map[object]string // of objects with problems
 	faults    map[object][]model.Problem
 	lost      map[string]*failures // by kind: the reasons why the watch fails
+	closed    map[string]bool      // by kind: the server has closed the last watch at once
 	access    *accessFiles         // nil: not read again
 	delivered []model.Problem
 	own       doNotTrack
@@ -137,6 +138,7 @@ func New(cfg Config) (*Source, error) {
 		uids:   map[object]string{},
 		faults: map[object][]model.Problem{},
 		lost:   map[string]*failures{},
+		closed: map[string]bool{},
 	}
 	if cfg.Access != nil {
 		var err error
