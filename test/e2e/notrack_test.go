@@ -578,7 +578,18 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	ask := func(from, to string, port int) bool { return within("10", from, to, port) }
 	denied := func(from, to string, port int) bool { return !within("1", from, to, port) }
 	node := e.Addr("a", false).String()
+	told := func(what string) {
+		t.Helper()
+		if ebpf {
+			return
+		}
+		await.True(t, "a line of the log: the policy "+what+" the pod", func() bool {
+			log, err := os.ReadFile(e.Agent("a").Log)
+			return err == nil && strings.Contains(string(log), `where="DoNotTrackPolicy cache" field=spec.ingress[0] what="`+what+" "+e.Addr("a0", false).String()+": it is an endpoint of Service caches/cache")
+		})
+	}
 	e.writeAll(t, "policy.yaml", policyYAML("cache", "", clientPods))
+	told("is not applied to")
 	e.forgetEntries(t)
 	if !ask("b0", cacheClusterIP, cachePort) || !ask("client0", node, cacheNodePort) {
 		t.Error("the Service does not answer beside a policy")
@@ -598,6 +609,7 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	defer cut.Close()
 	e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
 	await.True(t, "the end of the entry of a connection through the Service that is cut", func() bool { return e.entries(t, "a", cachePort) == 0 })
+	told("is applied with conntrack to")
 	if !ask("b0", cacheClusterIP, cachePort) {
 		t.Error("the Service does not answer a peer")
 	}
@@ -616,16 +628,6 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 		e.writeAll(t, "policy.yaml", policyYAML("given", "", ""))
 		if !ask("a1", cacheClusterIP, cachePort) {
 			t.Error("a port that eBPF gives away does not answer beside a policy")
-		}
-	}
-	log, err := os.ReadFile(e.Agent("a").Log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, what := range []string{"is not applied to ", "is applied with conntrack to "} {
-		told := strings.Contains(string(log), `where="DoNotTrackPolicy cache" field=spec.ingress[0] what="`+what+e.Addr("a0", false).String()+": it is an endpoint of Service caches/cache")
-		if !ebpf && !told {
-			t.Errorf("it is not told that the policy %s the pod", what)
 		}
 	}
 	if !ebpf {

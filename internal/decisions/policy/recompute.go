@@ -218,6 +218,9 @@ func (t *Tracker) collectRefusals() []Refusal {
 		if n := len(out); n > 0 && out[n-1].Policy == r.Policy && out[n-1].Field == r.Field && out[n-1].Reason == r.Reason {
 			more++
 		} else {
+			if p := t.policies[r.Policy]; p != nil {
+				r.Version = p.spec.Version
+			}
 			out = append(out, r)
 		}
 		last := i+1 == len(all) || all[i+1].Policy != r.Policy || all[i+1].Field != r.Field || all[i+1].Reason != r.Reason

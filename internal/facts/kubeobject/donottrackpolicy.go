@@ -1,6 +1,9 @@
 package kubeobject
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"net/netip"
 	"slices"
 
@@ -18,7 +21,7 @@ func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []
 	c.checkName(o.Name)
 	spec := field.NewPath("spec")
 	p := &model.DoNotTrackPolicy{
-		Name: o.Name, Created: o.CreationTimestamp.Time,
+		Name: o.Name, Version: versionOf(o.Spec), Created: o.CreationTimestamp.Time,
 		Track: o.Spec.Track,
 	}
 	if deny := o.Spec.Deny; deny != nil && *deny == "" {
@@ -45,6 +48,16 @@ func DoNotTrackPolicy(o *v1alpha1.DoNotTrackPolicy) (*model.DoNotTrackPolicy, []
 		return nil, c.problems
 	}
 	return p, c.problems
+}
+
+// versionOf identifies a spec.
+func versionOf(spec v1alpha1.DoNotTrackPolicySpec) string {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return "" // no spec: it has been decoded from JSON
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
 }
 
 // policySubject parses the selection of a policy. It refuses a selection of everything.

@@ -15,6 +15,7 @@ type Namespace struct {
 // of pods or nodes that bypasses conntrack.
 type DoNotTrackPolicy struct {
 	Name    string
+	Version string    // of the text that a person has written; see Problem
 	Created time.Time // creationTimestamp, zero if unset: the older of two contradicting policies applies
 	// Pods or Nodes selects the pods or nodes of the traffic; the other is nil.
 	Pods  *PodSelection
@@ -60,9 +61,12 @@ type PolicyRefusal struct {
 	Field   string // of the policy, "" for all of it
 	Reason  string // one word, as in a condition
 	Message string
+	Version string // of the policy
 }
 
 // Problem returns the refusal as a Problem.
 func (r PolicyRefusal) Problem() Problem {
-	return ClusterProblem(KindDoNotTrackPolicy, r.Policy, r.Field, r.Message)
+	p := ClusterProblem(KindDoNotTrackPolicy, r.Policy, r.Field, r.Message)
+	p.Version = r.Version
+	return p
 }

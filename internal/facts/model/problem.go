@@ -24,8 +24,9 @@ type Problem struct {
 	Where  string    // "file.yaml, document 2", "Service ns/name" or "EndpointSlice ns/name"
 	Field  string    // "spec.clusterIPs[0]", "" if the whole object
 	What   string    // the error, and its remedy
-	// Version identifies the text that a person has written: the content of a manifest. With
-	// a new Version, another What is another error. "": What changes by itself.
+	// Version identifies the text that a person has written: the content of a manifest, or
+	// the spec of a policy. With a new Version, another What is another error. "": What
+	// changes by itself.
 	Version string
 }
 
