@@ -37,7 +37,7 @@ func TestExitCodes(t *testing.T) {
 		{"a bad bind address", []string{"agent", "--healthz-bind-address", "here"}, 2, `--healthz-bind-address "here": not an address`},
 		{"a bad period", []string{"agent", "--iptables-sync-period", "0s"}, 2, "must be longer than 0"},
 		{"a node name that no Node has", []string{"agent", "--hostname-override", "a b"}, 2, `--hostname-override "a b": no Node can have this name`},
-		{"a node name in upper case", []string{"agent", "--hostname-override", "Node1"}, 2, `--hostname-override "Node1": no Node can have this name`},
+		{"a node name with an underscore", []string{"agent", "--hostname-override", "Node_1"}, 2, `--hostname-override "Node_1": no Node can have this name`},
 		{"flows beyond the kernel's limit", []string{"agent", "--conntrack-max-per-core", "2000000000"}, 2, "--conntrack-max-per-core 2000000000 on "},
 		{"too many flows at least", []string{"agent", "--conntrack-min", "2000000000"}, 2,
 			"--conntrack-min 2000000000: the table of 2000000000 flows needs 1061.7 GiB of kernel memory; the kernel allows 53687088 flows: give a smaller value"},
