@@ -98,7 +98,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 	endpoints := t.endpoints(p.id.Protocol, cs)
 	return &ServicePort{
 		ID:                p.id,
-		Frontends:         frontends(e.spec, e.plan.ranges[p.id.Family], held, r),
+		Frontends:         frontends(e.spec, t.own.withOwn(e.plan.ranges[p.id.Family], held), held, r),
 		Endpoints:         endpoints,
 		Weights:           weights,
 		ServingUnselected: servingUnselected(p.id.Protocol, cs),

@@ -231,6 +231,34 @@ func rangesOf(ranges []netip.Prefix, f model.Family) []netip.Prefix {
 	return canonicalPrefixes(out)
 }
 
+// withOwn returns source ranges. If they allow the node, they get the load balancer addresses
+// that the node has itself: packets from the node to such an address have it as source, and
+// kube-proxy allows it, too.
+func (o *ownNode) withOwn(ranges []netip.Prefix, held []addressRequest) []netip.Prefix {
+	var own []netip.Prefix
+	for _, c := range held {
+		if a := c.key.Addr; c.kind == LoadBalancerIP && o.has(a) {
+			own = append(own, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	if own == nil || !o.isIn(ranges) {
+		return ranges
+	}
+	return canonicalPrefixes(slices.Concat(ranges, own))
+}
+
+// isIn reports whether ranges have an address of the node: of its Node, or if that has none,
+// of the kernel.
+func (o *ownNode) isIn(ranges []netip.Prefix) bool {
+	addrs := o.named
+	if len(addrs) == 0 {
+		addrs = o.addrs
+	}
+	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool {
+		return slices.ContainsFunc(addrs, func(a netip.Addr) bool { return p.Contains(a.Unmap()) })
+	})
+}
+
 // needOf returns the traffic policies that these frontends use. Even with
 // externalTrafficPolicy Local, internal clients use all endpoints.
 func needOf(svc *model.Service, held []addressRequest) need {

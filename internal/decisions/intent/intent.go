@@ -58,7 +58,8 @@ type Frontend struct {
 	// endpoints, as in kube-proxy.
 	ExternalRoute, InternalRoute Route
 	// SourceRanges allows only clients from these prefixes; the dataplane drops packets of
-	// other clients. Nil allows all clients; an empty, non-nil list allows none.
+	// other clients. Nil allows all clients; an empty, non-nil list allows none. The list has
+	// the load balancer addresses that the node has itself, if it has the node: see withOwn.
 	SourceRanges []netip.Prefix
 }
 

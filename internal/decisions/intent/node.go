@@ -24,6 +24,7 @@ type ownNode struct {
 	stale   bool // node must be computed again
 	zone    string
 	kernel  []netip.Addr   // as SetNodeAddrs set them
+	named   []netip.Addr   // of its Node
 	addrs   []netip.Addr   // all its addresses, sorted
 	cidrs   []netip.Prefix // of the cluster; nil: compute cidrs and peers again
 	peers   []netip.Addr
@@ -178,19 +179,18 @@ func (t *Tracker) readdress() {
 		}
 	}
 	add(t.own.kernel)
-	if n := t.facts.ThisNode(); n != nil {
-		add(n.Addresses)
-	}
+	named := addresses(t.facts.ThisNode())
+	add(named)
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	addrs = slices.Compact(addrs)
-	if slices.Equal(addrs, t.own.addrs) {
+	if slices.Equal(addrs, t.own.addrs) && slices.Equal(named, t.own.named) {
 		return
 	}
 	for _, a := range slices.Concat(addrs, t.own.addrs) {
 		t.markAddressConflictsDirty(a)
 		t.markEndpointDirty(a)
 	}
-	t.own.addrs = addrs
+	t.own.named, t.own.addrs = named, addrs
 	t.own.stale = true
 	t.markHostPortsDirty()
 }

@@ -53,6 +53,43 @@ func TestNodeAddrs(t *testing.T) {
 	}
 }
 
+func TestSourceRangesWithTheNodeAllowLoadBalancerAddressesThatItHas(t *testing.T) {
+	own, node := "192.0.2.1", "192.168.0.1"
+	rows := []struct {
+		name   string
+		ranges []string
+		kernel []string
+		object []string // addresses of the Node
+		want   []string
+	}{
+		{"the node is in a range", []string{"192.168.0.0/16"}, []string{node, own}, []string{node}, []string{"192.0.2.1/32", "192.168.0.0/16"}},
+		{"it is in none", []string{"10.0.0.0/8"}, []string{node, own}, []string{node}, []string{"10.0.0.0/8"}},
+		{"only the bridge of its pods is", []string{"10.0.0.0/8"}, []string{node, own, "10.1.0.1"}, []string{node}, []string{"10.0.0.0/8"}},
+		{"it has not the address", []string{"192.168.0.0/16"}, []string{node}, []string{node}, []string{"192.168.0.0/16"}},
+		{"its Node is unknown", []string{"192.168.0.0/16"}, []string{node, own}, nil, []string{"192.0.2.1/32", "192.168.0.0/16"}},
+		{"there are no ranges", nil, []string{node, own}, []string{node}, nil},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			tr := New(Config{NodeName: here})
+			service := web(loadBalancer(own, "192.0.2.2"))
+			if row.ranges != nil {
+				from(row.ranges...)(service)
+			}
+			tr.Apply(delta(service, sliceOf("s", at("10.1.0.2", there))))
+			setNodeAddrs(tr, addrs(row.kernel...))
+			if row.object != nil {
+				tr.Apply(delta(&model.Node{Name: here, Addresses: addrs(row.object...)}))
+			}
+			for _, f := range tr.State().Ports[0].Frontends {
+				if got := stringsOf(f.SourceRanges); f.Kind == LoadBalancerIP && !equalStrings(got, row.want) {
+					t.Errorf("%s allows %v, want %v", f.Addr, got, row.want)
+				}
+			}
+		})
+	}
+}
+
 func TestLoopbackNodePorts(t *testing.T) {
 	v4, v6 := []model.Family{model.IPv4}, []model.Family{model.IPv6}
 	both := []model.Family{model.IPv4, model.IPv6}
