@@ -38,7 +38,32 @@ func affinityCases() []Case {
 				{Name: "without a0", Objects: []Object{svc(long, "b0", "c1")}, Flows: stickyFlows("b0", "c1")},
 			},
 		},
+		localAffinity(),
 		affinityExpires(),
+	}
+}
+
+// localAffinity changes the policy and the endpoints of a Service with affinity.
+func localAffinity() Case {
+	with := func(local bool, endpoints ...Endpoint) []Object {
+		return []Object{Service{
+			Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, ExternalLocal: local, Affinity: long, Endpoints: endpoints,
+		}}
+	}
+	flows := func(s Source, servers ...string) []Flow {
+		return []Flow{
+			{From: "client0", To: NodePort("a"), Want: Sticky(s, servers...)},
+			{From: "client1", To: LoadBalancer("a"), Want: Sticky(s, servers...)},
+		}
+	}
+	return Case{
+		Name:    "Affinity holds with policy Local, and ends with the endpoint's readiness",
+		Objects: with(true, On("a0", "a1", "b0")...), Flows: flows(Kept, "a0", "a1"),
+		Then: []Step{
+			{Name: "Cluster", Objects: with(false, On("a0", "a1", "b0")...), Flows: flows(KeptHere, "a0", "a1", "b0")},
+			{Name: "a0 is not ready", Objects: with(false, append(On("a1", "b0"), NotReady("a0")...)...), Flows: flows(KeptHere, "a1", "b0")},
+			{Name: "a1 terminates", Objects: with(false, append(On("b0"), Terminating("a1")...)...), Flows: flows(KeptHere, "b0")},
+		},
 	}
 }
 

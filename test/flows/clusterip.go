@@ -37,6 +37,16 @@ func clusterIPCases() []Case {
 		},
 		severalPorts(),
 		{
+			Name: "A port without a name leads to the slice's port without a name",
+			Objects: []Object{Service{
+				Type: corev1.ServiceTypeNodePort, Ports: []Port{{Protocol: udp, Port: 80, Target: 8080}}, Endpoints: []Endpoint{{On: "client1", NoNode: true}},
+			}},
+			Flows: []Flow{
+				{From: "a", To: ClusterIP, Want: OneOf(AnySource, "client1")},
+				{From: "client0", To: NodePort("a"), Want: OneOf(NodeSource, "client1")},
+			},
+		},
+		{
 			Name: "TCP and UDP of one port number have endpoints of their own",
 			Objects: []Object{Service{Slices: []Slice{
 				{Ports: []string{"tcp"}, Endpoints: On("a0")},

@@ -82,6 +82,33 @@ func nodePortCases() []Case {
 			},
 		},
 		{
+			Name:      "One NodePort number has a TCP and a UDP Service",
+			FilesOnly: "an API server gives a NodePort to one Service, and both protocols to ports of that one alone",
+			Objects: []Object{
+				Service{Name: "tcp", Type: corev1.ServiceTypeNodePort, Ports: []Port{{Name: "dns", Protocol: tcp, Port: 53, Target: 8080}}, Endpoints: On("a0")},
+				Service{Name: "udp", Type: corev1.ServiceTypeNodePort, SharePort: "tcp", Ports: []Port{{Name: "dns", Protocol: udp, Port: 53, Target: 8080}}, Endpoints: On("b0")},
+			},
+			Flows: []Flow{
+				{From: "client0", To: NodePort("a").Of("tcp"), Want: OneOf(KeptHere, "a0")},
+				{From: "client0", To: NodePort("a").Of("udp"), Want: OneOf(KeptHere, "b0")},
+			},
+		},
+		samePort("A client reaches one endpoint through two NodePorts from one port at once", false, "b0", 5380),
+		samePort("So does one whose address is kept", true, "a0", 5382),
+		{
+			Name:      "A node's address may be an external IP beside its NodePorts",
+			FilesOnly: "with an API server, nftables and iptables read the other Nodes a little after the Service",
+			Objects:   []Object{Service{Type: corev1.ServiceTypeNodePort, Take: []string{"a"}, Ports: port9080, Endpoints: On("a0")}},
+			Flows: []Flow{
+				{From: "client0", To: Address("a", 9080), Want: OneOf(KeptHere, "a0")},
+				{From: "b", To: Address("a", 9080), Want: OneOf(AnySource, "a0")},
+				{From: "a1", To: Address("a", 9080), Want: OneOf(AnySource, "a0")},
+				{From: "client0", To: NodePort("a"), Want: OneOf(KeptHere, "a0")},
+				{From: "client0", To: Address("a", 8080), Want: OneOf(Kept, "a")},
+				{From: "b", To: Address("a", 8080), Want: OneOf(AnySource, "a")},
+			},
+		},
+		{
 			Name:    "A client may come again from the same port",
 			Objects: []Object{np("a0", "b0")},
 			Flows: []Flow{
@@ -113,6 +140,21 @@ func nodePortCases() []Case {
 	}
 }
 
+var port9080 = []Port{{Name: "tcp", Protocol: tcp, Port: 9080, Target: 8080}, {Name: "udp", Protocol: udp, Port: 9080, Target: 8080}}
+
+// samePort has two Services of one endpoint, which a client asks in turn through two sockets that
+// have the same port: the endpoint must be able to tell them apart.
+func samePort(name string, local bool, host string, port int) Case {
+	one := Service{Name: "one", Type: corev1.ServiceTypeNodePort, ExternalLocal: local, Endpoints: On(host)}
+	two := one
+	two.Name = "two"
+	c := Case{Name: name, Objects: []Object{one, two}}
+	for _, s := range []string{"one", "two", "one", "two"} {
+		c.Flows = append(c.Flows, Flow{From: "client0", To: NodePort("a").Of(s), LocalPort: port, Keep: s, Want: OneOf(AnySource, host)})
+	}
+	return c
+}
+
 // externalCases are about externalIPs and load balancer addresses.
 func externalCases() []Case {
 	return []Case{
@@ -141,6 +183,7 @@ func externalCases() []Case {
 				{From: "b1", To: ExternalIP("b"), Want: OneOf(AnySource, "a0")},
 			},
 		},
+		sharedAddress(),
 		{
 			Name: "Load balancer addresses of mode Proxy are left to the load balancer",
 			Objects: []Object{Service{
@@ -171,5 +214,31 @@ func externalCases() []Case {
 				{From: "b1", To: ClusterIP, Want: OneOf(Kept, "a0")},
 			},
 		},
+	}
+}
+
+// sharedAddress has two Services with one address of a load balancer, as MetalLB gives it.
+func sharedAddress() Case {
+	service := func(name, share string, port int32, host string) Service {
+		return Service{Name: name, Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, ShareVia: share, Endpoints: On(host), Ports: []Port{
+			{Name: "tcp", Protocol: tcp, Port: port, Target: 8080}, {Name: "udp", Protocol: udp, Port: port, Target: 8080},
+		}}
+	}
+	restricted, local := service("restricted", "", 80, "a0"), service("local", "restricted", 81, "b0")
+	restricted.AllowFrom = []string{"client0"}
+	open := local
+	local.ExternalLocal = true
+	return Case{
+		Name:    "Services that share an address have their own source ranges and policies",
+		Objects: []Object{restricted, local},
+		Flows: []Flow{
+			{From: "client0", To: LoadBalancer("a").Of("restricted"), Want: OneOf(KeptHere, "a0")},
+			{From: "client1", To: LoadBalancer("a").Of("restricted"), Want: Drop},
+			{From: "client0", To: LoadBalancer("a").Of("local"), Want: Drop},
+			{From: "a1", To: LoadBalancer("a").Of("local"), Want: OneOf(AnySource, "b0")},
+		},
+		Then: []Step{{Name: "one is gone", Objects: []Object{open}, Flows: []Flow{
+			{From: "client1", To: LoadBalancer("a").Of("local"), Want: OneOf(KeptHere, "b0")},
+		}}},
 	}
 }

@@ -2,6 +2,7 @@ package flows
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -166,7 +167,7 @@ func (s *Scope) Address(t Target, services []Service, c Combo) (netip.AddrPort, 
 	case ToHealthCheck:
 		return netip.AddrPortFrom(s.plan.Addr(nodeAddr(t), c.IPv6()), uint16(s.healthCheckPort(owner))), nil
 	case ToExternalIP, ToLoadBalancer:
-		return netip.AddrPortFrom(s.ExternalIP(owner, t.Node, c.IPv6()), uint16(port.Port)), nil
+		return netip.AddrPortFrom(s.ExternalIP(cmp.Or(svc.ShareVia, owner), t.Node, c.IPv6()), uint16(port.Port)), nil
 	}
 	return netip.AddrPort{}, fmt.Errorf("resolve target: unknown kind %q", t.Kind)
 }
