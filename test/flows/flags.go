@@ -70,6 +70,16 @@ func FlagCases() []Case {
 			},
 		},
 		{
+			Name: "Health check ports are open on the addresses that the flag names and no others",
+			Objects: []Object{Service{
+				Type: corev1.ServiceTypeLoadBalancer, ExternalLocal: true, Via: []string{"a"}, Endpoints: On("a0"),
+			}},
+			Flows: []Flow{
+				{From: "client0", To: HealthCheck("a"), Want: Status(200)},
+				{From: "a", To: HealthCheck("a").On("bridge"), Want: Reject},
+			},
+		},
+		{
 			Name:    "A named proxy serves labeled Services",
 			Objects: []Object{labeled},
 			Flows: []Flow{
