@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"spillway.dev/spillway/internal/facts/model"
@@ -197,15 +198,26 @@ func endpoint(ep *discoveryv1.Endpoint, addr netip.Addr, namespace string, hints
 }
 
 // targetPod names the Pod behind an endpoint. A reference without a namespace means the
-// slice's.
+// slice's. The API server checks neither; a text that no Pod can have as its name means none.
 func targetPod(ref *corev1.ObjectReference, namespace string) model.Name {
-	if ref == nil || ref.Kind != "Pod" || ref.Name == "" {
+	if ref == nil || ref.Kind != "Pod" || ref.Name == "" || !mayBeName(ref.Name) || !mayBeName(ref.Namespace) {
 		return model.Name{}
 	}
 	if ref.Namespace != "" && ref.Namespace != namespace {
 		namespace = Shared(ref.Namespace)
 	}
 	return model.Name{Namespace: namespace, Name: ref.Name}
+}
+
+// mayBeName reports whether a text has the length and the characters of names. It is fast, since
+// there may be a million endpoints.
+func mayBeName(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c <= ' ' || c >= 0x7f {
+			return false
+		}
+	}
+	return len(s) <= validation.DNS1123SubdomainMaxLength
 }
 
 // WeightAnnotation gives the endpoints of a slice a weight.

@@ -194,3 +194,28 @@ func TestAReportIsOneLineWhateverItQuotes(t *testing.T) {
 		t.Errorf("%q", c.problems[0])
 	}
 }
+
+// TestTextThatIsNotUTF8 is of fields that the API server does not check: a protobuf message with
+// such a text cannot be sent, and the agent's API answers with those of all namespaces at once.
+func TestTextThatIsNotUTF8(t *testing.T) {
+	const bad = "a\xffb"
+	s, _ := Service(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "s", Annotations: map[string]string{"spillway.dev/local-redirect": bad}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
+	})
+	if got := s.Annotations["spillway.dev/local-redirect"]; got != "a\ufffdb" {
+		t.Errorf("annotation %q", got)
+	}
+	for _, ref := range []corev1.ObjectReference{
+		{Kind: "Pod", Name: bad}, {Kind: "Pod", Name: "p", Namespace: bad}, {Kind: "Pod", Name: "\x1b[2J"},
+		{Kind: "Pod", Name: strings.Repeat("a", 254)},
+	} {
+		slice, _ := EndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "n", Name: "s-1", Labels: map[string]string{discoveryv1.LabelServiceName: "s"}},
+			AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, TargetRef: &ref}},
+		})
+		if got := slice.Endpoints[0].Pod; got != (model.Name{}) {
+			t.Errorf("%.40q is taken for a Pod", got)
+		}
+	}
+}

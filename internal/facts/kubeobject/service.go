@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -76,14 +77,15 @@ func (c *checker) bounded(spec *field.Path, s *model.Service) {
 }
 
 // ownAnnotations returns the annotations that are read, nil if there are none. The others
-// may have 256 KiB, in each of thousands of Services.
+// may have 256 KiB, in each of thousands of Services. The API server checks no value, and
+// no message of the agent's API can have one that is not UTF-8.
 func ownAnnotations(all map[string]string) (out map[string]string) {
 	for key, value := range all {
 		if strings.HasPrefix(key, model.AnnotationPrefix) {
 			if out == nil {
 				out = map[string]string{}
 			}
-			out[key] = clip(value)
+			out[key] = strings.ToValidUTF8(clip(value), string(unicode.ReplacementChar))
 		}
 	}
 	return out
