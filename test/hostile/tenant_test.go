@@ -2,11 +2,14 @@ package hostile
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -218,3 +221,49 @@ metadata: {name: another}
 spec: {podCIDRs: [10.250.0.0/24, "fd00:250::/64"]}
 status: {addresses: [{type: InternalIP, address: 203.0.113.250}, {type: InternalIP, address: "2001:db8::250"}]}
 `
+
+// TestATenantOpensNoPortOfANode: a policy denies clients a port of a node. A Service of another
+// namespace names that address and port in externalIPs. It is not served there, and the policy
+// holds nevertheless.
+func TestATenantOpensNoPortOfANode(t *testing.T) {
+	e := start(t, "hostile-open")
+	var server net.Listener
+	e.Do(t, receiver, func() (err error) {
+		server, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", ":10250")
+		return err
+	})
+	defer server.Close()
+	e.writeAll(t, "policy.yaml", []byte(`apiVersion: policy.spillway.dev/v1alpha1
+kind: DoNotTrackPolicy
+metadata: {name: kubelet}
+spec:
+  nodeSelector: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: Exists}]}
+  deny: others
+  ingress: [{ports: [{protocol: TCP, port: 10250}], from: [{ipBlock: {cidr: 192.0.2.77/32}}]}]
+`))
+	for _, v := range variants[:2] {
+		dst := netip.AddrPortFrom(e.addr(receiver, v), 10250)
+		await.True(t, "the policy denies clients the port", func() bool { return e.reaches(t, honest, dst) != nil })
+		e.writeAll(t, "tenant.yaml", fmt.Appendf(nil, `apiVersion: v1
+kind: Service
+metadata: {namespace: tenant, name: s}
+spec: {clusterIP: %q, externalIPs: [%q], ports: [{protocol: TCP, port: 10250}]}
+`, greedyIP(v.v6, 0), dst.Addr()))
+		await.True(t, "the node has the Service", func() bool { return strings.Contains(e.status(t), dst.String()) })
+		if e.reaches(t, honest, dst) == nil {
+			t.Errorf("%s: a client reaches %s, which the policy denies", v, dst)
+		}
+	}
+}
+
+// reaches returns why a host cannot connect.
+func (e *env) reaches(t *testing.T, from string, dst netip.AddrPort) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	conn, err := e.MustHost(t, from).Dial(ctx, "tcp", dst.String())
+	if err == nil {
+		conn.Close()
+	}
+	return err
+}

@@ -585,3 +585,28 @@ func TestANewPeerWaitsUntilNothingTranslates(t *testing.T) {
 		t.Errorf("targets after the rules: %s, want %s", targets(tr.State()), want)
 	}
 }
+
+// TestAServiceOpensNoNode: any author of a Service can name the node's address in externalIPs, and
+// may not even be served there.
+func TestAServiceOpensNoNode(t *testing.T) {
+	const node = "192.0.2.1"
+	rule := model.PolicyRule{Ports: []model.PortRange{tcp(10250, 10250)}, Peers: []model.PolicyPeer{{Block: netip.MustParsePrefix("198.51.100.1/32")}}}
+	policy := &model.DoNotTrackPolicy{Name: "kubelet", Nodes: labeled("a", "b"), DenyOthers: true, Ingress: []model.PolicyRule{rule}}
+	svc := &model.Service{Name: model.Name{Namespace: "tenant", Name: "s"}, ExternalIPs: []netip.Addr{netip.MustParseAddr(node)},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 10250}}}
+	for _, netfilter := range []bool{false, true} {
+		tr := New(Config{NodeName: "here", Netfilter: netfilter})
+		tr.SetNodeAddrs(svc.ExternalIPs)
+		tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(policy),
+			Nodes:    map[string]*model.Node{"here": {Name: "here", Labels: map[string]string{"a": "b"}}},
+			Services: map[model.Name]*model.Service{svc.Name: svc}})
+		s := tr.State()
+		v := s.Verdicts[s.Targets[Target{Ingress, svc.ExternalIPs[0], model.TCP, 10250, 10250}]]
+		if v == nil || !v.Deny || !v.Track {
+			t.Errorf("netfilter %t: the verdict is %+v, want one that tracks and denies", netfilter, v)
+		}
+		if n := len(tr.Refusals()); n != 1 {
+			t.Errorf("netfilter %t: %d refusals, want one", netfilter, n)
+		}
+	}
+}

@@ -97,7 +97,9 @@ func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []heldRule, ref
 		held = append(held, p)
 		for _, r := range p.rules {
 			in := t.natAt(addr, r)
-			deniesYet := in.what != "" && !in.early && r.Deny && r.Side == Ingress
+			// Any author of a Service or a slice can be the cause, so what others may not reach stays
+			// closed. A Service may also not be served where it has an address.
+			deniesYet := in.what != "" && r.Deny && r.Side == Ingress
 			if in.what != "" {
 				refused = append(refused, in.refusal(addr, r, deniesYet))
 			}
@@ -116,13 +118,16 @@ func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
 	if r.Deny {
 		open = " (others are not denied there)"
 	}
+	if in.early {
+		if deniesYet {
+			what = "denies only what eBPF does not translate at"
+		}
+		out.Reason = NotSeen
+		out.Message = fmt.Sprintf("%s %s: %s, which eBPF translates before a policy sees the packet; select the pods behind it", what, addr, in.what)
+		return out
+	}
 	if deniesYet {
 		what, open = "is applied with conntrack to", " (others are denied there)"
-	}
-	if in.early {
-		out.Reason = NotSeen
-		out.Message = fmt.Sprintf("%s %s: %s, which eBPF translates before a policy sees the packet%s; select the pods behind it", what, addr, in.what, open)
-		return out
 	}
 	out.Message = fmt.Sprintf("%s %s: %s, and netfilter cannot translate packets that are not tracked%s; "+
 		"leave the port out, or %s", what, addr, in.what, open, in.instead)
