@@ -128,7 +128,9 @@ func (t *Tracker) EndpointOf(proto model.Protocol, at netip.AddrPort, limit int)
 }
 
 // PodAt returns the pod that has an address, and its node, as far as Pods and EndpointSlices
-// name them. Several pods share the address of a node: then it names none.
+// name them. Several pods share the address of a node: then it names none. The author of a slice
+// can name any pod and node, so a pod of another namespace than the slice's does not count, nor
+// does what slices disagree about.
 func (t *Tracker) PodAt(addr netip.Addr) (pod model.Name, node string) {
 	addr = addr.Unmap()
 	if pods := t.facts.PodsAt(addr); len(pods) > 0 {
@@ -138,12 +140,21 @@ func (t *Tracker) PodAt(addr netip.Addr) (pod model.Name, node string) {
 		}
 		return pod, node
 	}
-	for _, s := range t.facts.SlicesAt(addr) {
-		if e := endpointAt(s, addr); e != nil {
-			if node != "" && pod != e.Pod {
-				return model.Name{}, node
-			}
-			pod, node = e.Pod, e.Node
+	for i, s := range t.facts.SlicesAt(addr) {
+		e := endpointAt(s, addr)
+		named := e.Pod
+		if named.Namespace != s.Object.Namespace {
+			named = model.Name{}
+		}
+		if i == 0 {
+			pod, node = named, e.Node
+			continue
+		}
+		if pod != named {
+			pod = model.Name{}
+		}
+		if node != e.Node {
+			node = ""
 		}
 	}
 	return pod, node

@@ -135,13 +135,21 @@ func TestPodAt(t *testing.T) {
 	}
 	named := at("10.1.0.9", there)
 	named.Pod = name("elsewhere")
-	tr := newTracker(web(), pod("one", here, "10.1.0.1"), pod("host-a", here, "192.0.2.1"), pod("host-b", here, "192.0.2.1"), sliceOf("s", named))
+	foreign, disputed, again := named, named, named
+	foreign.Addr, disputed.Addr, again.Addr = addr("10.1.0.7"), addr("10.1.0.6"), addr("10.1.0.6")
+	foreign.Pod = model.Name{Namespace: "kube-system", Name: "coredns"}
+	again.Pod, again.Node = model.Name{Namespace: "tenant", Name: "mine"}, ""
+	tenant := sliceOf("t", again)
+	tenant.Namespace, tenant.Service.Namespace = "tenant", "tenant"
+	tr := newTracker(web(), pod("one", here, "10.1.0.1"), pod("host-a", here, "192.0.2.1"), pod("host-b", here, "192.0.2.1"), sliceOf("s", named, foreign, disputed), tenant)
 	for at, want := range map[string][2]string{
 		"10.1.0.1":        {"ns/one", here},
 		"::ffff:10.1.0.1": {"ns/one", here},
 		"192.0.2.1":       {"/", here},
 		"10.1.0.9":        {"ns/elsewhere", there},
 		"10.1.0.8":        {"/", ""},
+		"10.1.0.7":        {"/", there}, // a slice names a pod of another namespace
+		"10.1.0.6":        {"/", ""},    // two slices disagree
 	} {
 		if pod, node := tr.PodAt(addr(at)); pod.String() != want[0] || node != want[1] {
 			t.Errorf("%s: %s on %q, want %v", at, pod, node, want)
