@@ -30,8 +30,9 @@ func (c *candidate) lastResort() bool {
 // serviceSlices is the slices of one Service, sorted by name so that equal facts give equal
 // results, and an index of their ports.
 type serviceSlices struct {
-	slices []*store.Slice
-	ports  []map[portKey][]uint16 // nil: few ports, searched linearly
+	slices  []*store.Slice
+	ports   []map[portKey][]uint16 // nil: few ports, searched linearly
+	weights weightsKnown
 }
 
 // portKey is what a slice's port and a Service's port have in common; the numbers differ

@@ -18,7 +18,7 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 	}
 	problems := append(slices.Clone(e.plan.problems), t.redirectProblems(e)...)
 	var others []model.Problem // of other Services, which must not displace those of this one
-	t.healthy = t.healthy[:0]
+	t.healthy, t.near = t.healthy[:0], t.near[:0]
 	from, near := newServiceSlices(of, len(e.plan.ports)), t.slicesNear(e)
 	left := maxEndpoints
 	ports := make([]*ServicePort, 0, len(e.plan.ports))
@@ -51,7 +51,7 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 				problems = append(problems, problem)
 			}
 		}
-		if left -= max(len(t.candidates), sp.allShares(), len(sp.Table)); left < 0 {
+		if left -= max(len(t.candidates)+len(t.near), sp.allShares(), len(sp.Table)); left < 0 {
 			problems = append(problems, tooManyEndpoints(e.name, len(ports)))
 			break
 		}
@@ -94,7 +94,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 	if e.starts != nil {
 		e.starts.readySince(p.id, before, cs, t.now)
 	}
-	weights, allZero := t.weights(e, p.id, cs)
+	weights, allZero := t.weights(e, p.id, cs, &from.weights)
 	endpoints := t.endpoints(p.id.Protocol, cs)
 	return &ServicePort{
 		ID:                p.id,

@@ -109,25 +109,78 @@ type endpointClaim struct {
 // address and port. Slices of the Service's own namespace come first. A Service's own endpoint
 // (for example an ingress controller in the node's network) is reachable either way.
 func (t *Tracker) endpointAt(k addressKey, but model.Name, ofPod bool) (first endpointClaim) {
-	for _, s := range t.facts.SlicesAt(k.Addr) {
-		found := endpointClaim{s.Object, ofPod || s.Object.Service.Namespace == but.Namespace || ofAPIServers(s.Object)}
-		if s.Object.Service == but || !hasPort(s.Object, k) {
+	for _, s := range t.claimsAt(k.Addr) {
+		if s.Service == but || !s.hasPort(k) {
 			continue
 		}
-		if first.slice == nil || cmp.Or(
-			trueFirst(found.believed, first.believed),
-			found.slice.Service.Compare(first.slice.Service),
-			found.slice.Name.Compare(first.slice.Name),
-		) < 0 {
-			first = found
+		if ofPod || s.Service.Namespace == but.Namespace || ofAPIServers(s.EndpointSlice) {
+			return endpointClaim{s.EndpointSlice, true}
+		}
+		if first.slice == nil {
+			first.slice = s.EndpointSlice
 		}
 	}
 	return first
 }
 
+// claim is a slice with an endpoint of an address.
+type claim struct {
+	*model.EndpointSlice
+	ports map[socket]struct{} // nil: few ports, searched linearly
+}
+
 // hasPort reports whether the endpoints of a slice have the port of a key.
-func hasPort(s *model.EndpointSlice, k addressKey) bool {
-	return slices.ContainsFunc(s.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol })
+func (c *claim) hasPort(k addressKey) bool {
+	if c.ports != nil {
+		_, found := c.ports[socket{k.Protocol, k.Port}]
+		return found
+	}
+	return slices.ContainsFunc(c.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol })
+}
+
+// claims are the slices at the addresses that one call of Changes asks for. It asks once for
+// each port of each Service there.
+type claims struct {
+	at    map[netip.Addr][]claim
+	ports map[*model.EndpointSlice]map[socket]struct{} // of slices with many
+}
+
+// claimsAt returns the slices with an endpoint of an address, sorted by Service and name.
+func (t *Tracker) claimsAt(a netip.Addr) []claim {
+	if list, known := t.claims.at[a]; known {
+		return list
+	}
+	var list []claim
+	for _, s := range t.facts.SlicesAt(a) {
+		list = append(list, claim{s.Object, t.claims.portsOf(s.Object)})
+	}
+	slices.SortFunc(list, func(a, b claim) int {
+		return cmp.Or(a.Service.Compare(b.Service), a.Name.Compare(b.Name))
+	})
+	if t.claims.at == nil {
+		t.claims.at = map[netip.Addr][]claim{}
+	}
+	t.claims.at[a] = list
+	return list
+}
+
+// portsOf returns the ports of a slice; nil if it has few.
+func (c *claims) portsOf(s *model.EndpointSlice) map[socket]struct{} {
+	if len(s.Ports) < manyPorts {
+		return nil
+	}
+	if set := c.ports[s]; set != nil {
+		return set
+	}
+	set := make(map[socket]struct{}, len(s.Ports))
+	for _, p := range s.Ports {
+		set[socket{p.Protocol, p.Port}] = struct{}{}
+	}
+	if c.ports == nil {
+		c.ports = map[*model.EndpointSlice]map[socket]struct{}{}
+	}
+	c.ports[s] = set
+	return set
 }
 
 // markNodePortConflictsDirty marks the Services dirty whose address may conflict with a

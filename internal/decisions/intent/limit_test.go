@@ -68,6 +68,64 @@ func TestTheEndpointsOfOneServiceAreBounded(t *testing.T) {
 	}
 }
 
+// TestEndpointsOfARedirectAreBounded: the Service that another one redirects to counts too.
+func TestEndpointsOfARedirectAreBounded(t *testing.T) {
+	const each = 1000
+	svcPorts, slicePorts := manyPortsOf(maxEndpoints/each + 100)
+	near := manyEndpoints(each)
+	for i := range near {
+		near[i].Node = here
+	}
+	tr := newTracker(web(ports(svcPorts...), func(s *model.Service) { s.Annotations = map[string]string{LocalRedirectAnnotation: "cache"} }),
+		web(called("cache"), clusterIPs("10.96.0.2")), ofService(withPorts(sliceOf("c", near...), slicePorts...), "cache"))
+	sum := 0
+	for _, sp := range tr.State().Ports {
+		sum += len(sp.Endpoints)
+	}
+	if sum != maxEndpoints/each*each {
+		t.Errorf("%d endpoints, want %d", sum, maxEndpoints/each*each)
+	}
+}
+
+// TestEachEndpointIsWeighedOnce: a Service may have thousands of ports, and 64 patterns of pods.
+func TestEachEndpointIsWeighedOnce(t *testing.T) {
+	svc := web(func(s *model.Service) {
+		s.Annotations = map[string]string{BalanceAnnotation: "weighted", WeightsAnnotation: "a*=5"}
+	})
+	svcPorts, slicePorts := manyPortsOf(2)
+	svc.Ports = svcPorts
+	a, b := at("10.1.0.1", there, pod("a")), at("10.1.0.2", there, pod("b"))
+	tr := newTracker(svc, withPorts(sliceOf("s", a, b), slicePorts...))
+	e := tr.services[svc.Name]
+	from := newServiceSlices(tr.slicesOf(e), len(e.plan.ports))
+	for i, want := range []uint16{5, 5} {
+		p := &e.plan.ports[i]
+		sp, _ := tr.decidePort(e, p, p.requests, from, nil, nil)
+		if sp == nil || !slices.Equal(sp.Weights, []uint16{want, 1}) {
+			t.Errorf("port %d: %+v", i, sp)
+		}
+		e.plan.weights.rules[0].weight = 7 // what the next port would find by comparing again
+	}
+}
+
+// TestSlicesAtAnAddressAreReadOnce: a Service asks at each of its ports, and slices of anyone may
+// name its address.
+func TestSlicesAtAnAddressAreReadOnce(t *testing.T) {
+	_, slicePorts := manyPortsOf(manyPorts)
+	tr := newTracker(withPorts(sliceOf("many", at("192.0.2.1", there)), slicePorts...), sliceOf("few", at("192.0.2.1", there)))
+	first := tr.claimsAt(addr("192.0.2.1"))
+	if len(first) != 2 || first[0].ports != nil || len(first[1].ports) != manyPorts {
+		t.Fatalf("claims %+v", first)
+	}
+	if again := tr.claimsAt(addr("192.0.2.1")); &again[0] != &first[0] {
+		t.Error("the slices are read for each port")
+	}
+	tr.Apply(delta(ofService(sliceOf("new", at("192.0.2.1", there)), "other")))
+	if now := tr.claimsAt(addr("192.0.2.1")); len(now) != 3 {
+		t.Errorf("after a change: %d claims, want 3", len(now))
+	}
+}
+
 // TestPortsShareTheirSourceRanges: a copy for each port would be gigabytes.
 func TestPortsShareTheirSourceRanges(t *testing.T) {
 	svcPorts, _ := manyPortsOf(2)

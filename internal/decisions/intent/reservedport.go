@@ -67,8 +67,8 @@ func (t *Tracker) reserved(k addressKey) string {
 	}) {
 		return "this agent"
 	}
-	for _, s := range t.facts.SlicesAt(k.Addr) {
-		if ofAPIServers(s.Object) && hasPort(s.Object, k) {
+	for _, s := range t.claimsAt(k.Addr) {
+		if ofAPIServers(s.EndpointSlice) && s.hasPort(k) {
 			return "the API server"
 		}
 	}

@@ -46,6 +46,7 @@ type Tracker struct {
 	dirty      []*service     // to decide again
 	slices     []*store.Slice // buffers of one decision
 	nearSlices []*store.Slice
+	claims     claims         // of one call of Changes
 	candidates []candidate
 	near       []candidate
 	healthy    []netip.Addr
@@ -180,7 +181,7 @@ func (t *Tracker) Changes() Changes {
 		}
 	}
 	clear(t.dirty)
-	t.dirty = t.dirty[:0]
+	t.dirty, t.claims = t.dirty[:0], claims{}
 
 	slices.SortFunc(c.Upserts, comparePorts)
 	slices.SortFunc(c.Deletes, PortID.Compare)

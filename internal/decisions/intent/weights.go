@@ -90,6 +90,26 @@ func parseWeight(entry string) (rule weightRule, err error) {
 	return rule, nil
 }
 
+// weightsKnown are weights of endpoints in one decision: thousands of ports have the same
+// endpoints, and comparing patterns takes microseconds.
+type weightsKnown map[*model.Endpoint]uint8
+
+// of returns the weight of an endpoint that has one of w.
+func (k *weightsKnown) of(w *weightsAsked, c *candidate) uint8 {
+	if w == nil || len(w.rules) == 0 {
+		return w.of(c)
+	}
+	weight, found := (*k)[c.ep]
+	if !found {
+		if *k == nil {
+			*k = weightsKnown{}
+		}
+		weight = w.of(c)
+		(*k)[c.ep] = weight
+	}
+	return weight
+}
+
 // of returns the weight of an endpoint: the Service's, else its slice's, else 1.
 func (w *weightsAsked) of(c *candidate) uint8 {
 	if w == nil {
@@ -108,13 +128,13 @@ func (w *weightsAsked) of(c *candidate) uint8 {
 
 // weights returns ServicePort.Weights for the candidates that some policy uses. allZero
 // says that they are equal because none is above 0.
-func (t *Tracker) weights(e *service, id PortID, cs []candidate) (out []uint16, allZero bool) {
+func (t *Tracker) weights(e *service, id PortID, cs []candidate, known *weightsKnown) (out []uint16, allZero bool) {
 	if e.plan.weights == nil && e.starts == nil {
 		return nil, false
 	}
 	for i := range cs {
 		if c := &cs[i]; c.selected() {
-			out = append(out, uint16(e.plan.weights.of(c)))
+			out = append(out, uint16(known.of(e.plan.weights, c)))
 		}
 	}
 	if len(out) == 0 {
