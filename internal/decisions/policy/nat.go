@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -56,6 +57,46 @@ func (x *natIndex) addNodePort(k natKey, by int) {
 	}
 }
 
+// Any author of a slice can name 20,000 ports of 1,000 endpoints, and no rule can meet most of
+// them. Of a slice with more than allTranslated endpoints, each counted once per port, the Tracker
+// knows those that rules are about, and maxTranslated at most. A rule for a port that none was
+// about before does not wait until the kernel has such a slice no more. Beyond maxTranslated, a
+// rule may leave connections through the slice's own Service without conntrack, and break them.
+const (
+	allTranslated = 1 << 10
+	maxTranslated = 1 << 16
+)
+
+func isLarge(s *model.EndpointSlice) bool { return len(s.Ports)*len(s.Endpoints) > allTranslated }
+
+// portSet has the ports that rules are about.
+type portSet map[model.Protocol]*[1 << 16]bool
+
+func (t *Tracker) portsOfRules() portSet {
+	out := portSet{}
+	for _, p := range t.policies {
+		for _, r := range p.rules {
+			for _, ports := range r.ports {
+				if out[ports.Protocol] == nil {
+					out[ports.Protocol] = new([1 << 16]bool)
+				}
+				for n := int(ports.First); n <= int(ports.Last); n++ {
+					out[ports.Protocol][n] = true
+				}
+			}
+		}
+	}
+	return out
+}
+
+func (s portSet) has(proto model.Protocol, port uint16) bool {
+	return s[proto] != nil && s[proto][port]
+}
+
+func (s portSet) equal(o portSet) bool {
+	return maps.EqualFunc(s, o, func(a, b *[1 << 16]bool) bool { return *a == *b })
+}
+
 // translated returns for each port of a Service whether netfilter translates its packets.
 func (t *Tracker) translated(s *model.Service) []bool {
 	out := make([]bool, len(s.Ports))
@@ -90,10 +131,17 @@ func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
 // countSlice adds or removes the endpoints of a slice. of is its Service; nil if that is not
 // known.
 func (t *Tracker) countSlice(s *model.EndpointSlice, of *model.Service, by int) {
+	service, left, large := t.translation(of), maxTranslated, isLarge(s)
 	for _, port := range s.Ports {
-		translated, instead := t.endpointPort(of, &port)
+		if large && !t.rulePorts.has(port.Protocol, port.Port) {
+			continue
+		}
+		translated, instead := service.endpointPort(&port)
 		if !translated {
 			continue
+		}
+		if left -= len(s.Endpoints); left < 0 {
+			break
 		}
 		k := natKey{proto: port.Protocol, port: port.Port, what: fmt.Sprintf("it is an endpoint of Service %s", s.Service), instead: instead}
 		for i := range s.Endpoints {
@@ -104,20 +152,47 @@ func (t *Tracker) countSlice(s *model.EndpointSlice, of *model.Service, by int) 
 	}
 }
 
-// endpointPort returns whether netfilter translates to a port of a Service's slice, and the
-// remedy if a policy matches it.
-func (t *Tracker) endpointPort(s *model.Service, port *model.EndpointPort) (translated bool, instead string) {
-	if s == nil {
-		return t.cfg.ProxyName != "", t.instead(nil, nil)
+// translation says which ports of a Service's slices netfilter translates to.
+type translation struct {
+	tracker    *Tracker
+	of         *model.Service // nil: not known
+	translated []bool         // of its ports
+	ports      map[translatedPort]int
+}
+
+// translatedPort is what ports of a Service and of its slices have in common.
+type translatedPort struct {
+	name  string
+	proto model.Protocol
+}
+
+func (t *Tracker) translation(of *model.Service) translation {
+	out := translation{tracker: t, of: of}
+	if of == nil {
+		return out
 	}
-	ports := t.translated(s)
-	for i := range s.Ports {
-		if p := &s.Ports[i]; p.Name == port.Name && p.Protocol == port.Protocol {
-			return ports[i], t.instead(s, p)
+	out.translated, out.ports = t.translated(of), make(map[translatedPort]int, len(of.Ports))
+	for i := range of.Ports {
+		p := translatedPort{of.Ports[i].Name, of.Ports[i].Protocol}
+		if _, found := out.ports[p]; !found {
+			out.ports[p] = i
 		}
 	}
+	return out
+}
+
+// endpointPort returns whether netfilter translates to a port of a slice, and the remedy if a
+// policy matches it.
+func (s *translation) endpointPort(port *model.EndpointPort) (translated bool, instead string) {
+	t := s.tracker
+	if s.of == nil {
+		return t.cfg.ProxyName != "", t.instead(nil, nil)
+	}
+	if i, found := s.ports[translatedPort{port.Name, port.Protocol}]; found {
+		return s.translated[i], t.instead(s.of, &s.of.Ports[i])
+	}
 	// The Service serves no port there; the program that translates may disagree.
-	return t.cfg.Netfilter || s.ProxyName != t.cfg.ProxyName && t.cfg.ProxyName != "", t.instead(nil, nil)
+	return t.cfg.Netfilter || s.of.ProxyName != t.cfg.ProxyName && t.cfg.ProxyName != "", t.instead(nil, nil)
 }
 
 // countService adds or removes the addresses of a Service.
@@ -239,6 +314,14 @@ func (t *Tracker) countServices(by int) {
 	}
 	for s := range t.facts.Slices() {
 		t.countSlice(s.Object, t.facts.Service(s.Object.Service), by)
+	}
+}
+
+func (t *Tracker) countLargeSlices(by int) {
+	for s := range t.facts.Slices() {
+		if isLarge(s.Object) {
+			t.countSlice(s.Object, t.facts.Service(s.Object.Service), by)
+		}
 	}
 }
 

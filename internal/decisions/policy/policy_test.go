@@ -610,3 +610,49 @@ func TestAServiceOpensNoNode(t *testing.T) {
 		}
 	}
 }
+
+// TestALargeSliceIsKnownWhereRulesAre: any author of slices can name 20,000 ports of 1,000
+// endpoints, and an entry for each is gigabytes.
+func TestALargeSliceIsKnownWhereRulesAre(t *testing.T) {
+	svc := &model.Service{Name: model.Name{Namespace: "tenant", Name: "s"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}}
+	slice := &model.EndpointSlice{Name: svc.Name, Service: svc.Name, Family: model.IPv4}
+	for i := range uint16(100) {
+		svc.Ports = append(svc.Ports, model.ServicePort{Name: fmt.Sprint("p", i), Protocol: model.TCP, Port: 1 + i})
+		slice.Ports = append(slice.Ports, model.EndpointPort{Name: fmt.Sprint("p", i), Protocol: model.TCP, Port: 1000 + i})
+	}
+	for i := range byte(100) {
+		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, i}), Ready: true})
+	}
+	tr := New(Config{NodeName: "here", Netfilter: true})
+	tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(cache("a", 1001, 1002, "")), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
+		Services: map[model.Name]*model.Service{svc.Name: svc}, Slices: map[model.Name]*model.EndpointSlice{slice.Name: slice}})
+	check := func(when string, want int, refused ...string) {
+		t.Helper()
+		n := 0
+		for _, keys := range tr.nat.at {
+			for k := range keys {
+				if !k.frontend {
+					n++
+				}
+			}
+		}
+		var got []string
+		for _, r := range tr.Refusals() {
+			got = append(got, r.Policy)
+		}
+		if n != want || !slices.Equal(got, refused) {
+			t.Errorf("%s: %d entries, %q refused; want %d, %q", when, n, got, want, refused)
+		}
+	}
+	check("two ports", 200, "a")
+	tr.Apply(model.Delta{DoNotTrackPolicies: policiesOf(cache("b", 1050, 1050, ""))})
+	check("three ports", 300, "a", "b")
+	tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"a": nil}})
+	check("one port", 100, "b")
+	tr.Apply(model.Delta{Slices: map[model.Name]*model.EndpointSlice{slice.Name: nil}})
+	tr.ServicesWritten()
+	check("without the slice", 0)
+	if n := len(tr.pendingRemoval.at); n != 0 {
+		t.Errorf("%d addresses wait for their removal", n)
+	}
+}

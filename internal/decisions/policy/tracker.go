@@ -26,6 +26,7 @@ type Tracker struct {
 	nat            natIndex
 	pendingRemoval natIndex // entries deleted from nat that the kernel may still have
 	outgoing       []*rule  // of all policies
+	rulePorts      portSet  // of all policies
 
 	dirty        map[netip.Addr]struct{} // addresses to recompute
 	natStale     []*rule

@@ -19,6 +19,7 @@ func (t *Tracker) onPolicy(name string, old, spec *model.DoNotTrackPolicy) {
 		first := len(t.policies) == 0
 		t.policies[name] = p
 		if first && old == nil {
+			t.rulePorts = t.portsOfRules()
 			t.countAll()
 		}
 		for _, r := range p.rules {
@@ -30,7 +31,13 @@ func (t *Tracker) onPolicy(name string, old, spec *model.DoNotTrackPolicy) {
 		t.markPolicyDirty(name)
 	}
 	if len(t.policies) == 0 {
-		t.nat, t.pendingRemoval = newNATIndex(), newNATIndex()
+		t.nat, t.pendingRemoval, t.rulePorts = newNATIndex(), newNATIndex(), nil
+		return
+	}
+	if now := t.portsOfRules(); !now.equal(t.rulePorts) {
+		t.countLargeSlices(-1)
+		t.rulePorts = now
+		t.countLargeSlices(1)
 	}
 }
 
