@@ -49,18 +49,37 @@ func ebpfConfig(c Config) (ebpf.Config, error) {
 			return ebpf.Config{}, fmt.Errorf("find cgroup2: %w", err)
 		}
 	}
+	cfg := mapsConfig(c)
+	cfg.CgroupRoot = root
+	cfg.WatchNAT = func(changed func(bool, string)) (func(), error) {
+		w, err := dnat.Watch(dnat.Config{Translated: c.Takeover.Translated}, changed)
+		if err != nil {
+			return nil, err
+		}
+		return func() { _ = w.Close() }, nil
+	}
+	return cfg, nil
+}
+
+// mapsConfig is the configuration without what opening looks for in the kernel: enough for the sizes
+// of the maps.
+func mapsConfig(c Config) ebpf.Config {
 	return ebpf.Config{
-		BPFFS: c.BPFFS, CgroupRoot: root, SocketHooks: c.SocketHooks, Bypass: c.Bypass, Log: c.Log,
-		FlowTableSize: c.FlowTableSize, MaxSourceRanges: c.MaxSourceRanges, Timeouts: c.Timeouts,
+		BPFFS: c.BPFFS, SocketHooks: c.SocketHooks, Bypass: c.Bypass, Log: c.Log,
+		FlowTableSize: c.FlowTableSize, MaxFrontends: c.MaxFrontends, MaxEndpoints: c.MaxEndpoints, MaxSourceRanges: c.MaxSourceRanges, Timeouts: c.Timeouts,
 		EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.DSRKeys, DSRPort: c.DSRPort, XDP: c.XDP, TCPLiberal: c.TCPLiberal, LeavePrevious: c.LeavePrevious, LoadAll: c.DropsCapabilities, SCTP: c.SCTP, Refused: c.Refused,
 		FlowEvents: c.FlowEvents, FlowEventsSample: c.FlowEventsSample, FlowEventsRate: c.FlowEventsRate,
 		ServiceMetrics: c.ServiceMetrics, ServiceMetricsTop: c.ServiceMetricsTop,
-		WatchNAT: func(changed func(bool, string)) (func(), error) {
-			w, err := dnat.Watch(dnat.Config{Translated: c.Takeover.Translated}, changed)
-			if err != nil {
-				return nil, err
-			}
-			return func() { _ = w.Close() }, nil
-		},
-	}, nil
+	}
+}
+
+// FitMaps sets the sizes of eBPF's maps that are 0, and returns the kernel memory of the maps at
+// start: see ebpf.Config.Fit. Both are in bytes.
+func (c *Config) FitMaps(memory uint64, flows uint32) (bytes uint64, err error) {
+	m := mapsConfig(*c)
+	if err := m.Fit(memory, flows); err != nil {
+		return 0, err
+	}
+	c.FlowTableSize, c.MaxFrontends, c.MaxEndpoints = m.FlowTableSize, m.MaxFrontends, m.MaxEndpoints
+	return m.Memory()
 }

@@ -31,7 +31,10 @@ type Config struct {
 	Bypass            string
 	ServiceCounters   bool
 	VerifyPartialSync string
+	// Sizes of eBPF's maps; 0: its defaults. FitMaps sets them.
 	FlowTableSize     uint32
+	MaxFrontends      uint32
+	MaxEndpoints      uint32
 	MaxSourceRanges   uint32 // --max-source-ranges; 0: the dataplane's default
 	Timeouts          ebpf.Timeouts
 	TCPLiberal        bool
@@ -75,12 +78,13 @@ type proxyMode struct {
 	// nil: there are none.
 	drained func(context.Context, Config) error
 	// capacity is what the dataplane carries of Services.
-	capacity intent.Capacity
+	capacity func(Config) intent.Capacity
 }
 
 var proxyModes = []proxyMode{
 	{
-		name: "ebpf", open: openEBPF, capacity: (&ebpf.Config{}).Capacity(),
+		name: "ebpf", open: openEBPF,
+		capacity: func(c Config) intent.Capacity { m := mapsConfig(c); return m.Capacity() },
 		cleanup: func(_ context.Context, c Config) error {
 			return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Linger: reconcile.Linger, Log: c.Log})
 		},
@@ -93,7 +97,7 @@ var proxyModes = []proxyMode{
 		},
 	},
 	{
-		name: "nftables", netfilter: true, capacity: nftables.Capacity,
+		name: "nftables", netfilter: true, capacity: func(Config) intent.Capacity { return nftables.Capacity },
 		open: func(ctx context.Context, c Config) (dataplane.Backend, error) {
 			return nftables.New(ctx, nftables.Config{Beside: c.Mode != "nftables", ServiceCounters: c.ServiceCounters, BeforeRemoval: c.Takeover.KeepTranslating, Log: c.Log})
 		},
@@ -102,7 +106,7 @@ var proxyModes = []proxyMode{
 		},
 	},
 	{
-		name: "iptables", netfilter: true, capacity: iptables.Capacity,
+		name: "iptables", netfilter: true, capacity: func(Config) intent.Capacity { return iptables.Capacity },
 		open: func(ctx context.Context, c Config) (dataplane.Backend, error) {
 			return iptables.New(ctx, iptables.Config{Log: c.Log, VerifyPartialSync: c.VerifyPartialSync})
 		},
@@ -121,7 +125,7 @@ func UsesNetfilter(mode string) bool {
 func Capacity(c Config) (capacity intent.Capacity) {
 	for _, m := range proxyModes {
 		if m.name == c.Mode {
-			capacity = m.capacity
+			capacity = m.capacity(c)
 		}
 	}
 	if c.MaxSourceRanges > 0 {

@@ -134,6 +134,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	build := cli.Build()
 	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
 		"proxyMode", a.cfg.ProxyMode, "source", in.name, "bpffs", a.cfg.BPFFS)
+	a.cfg.logMapSizes(log)
 	metrics := telemetry.NewMetrics(build)
 	metrics.SetFeature(kubeproxyconfig.GateExternalIPs, a.cfg.AllowExternalIPs)
 	status := &lateStatus{}

@@ -83,6 +83,7 @@ type Config struct {
 	maglevSeed      string
 	nodePortCIDRs   []netip.Prefix
 	nodePortPrimary bool
+	maps            mapSizes // with --proxy-mode ebpf
 	client          kube.Access
 	fields          map[string]string // of --config, by the flag that their values replace
 	remarks         []string          // about --config and kube-proxy's flags, for the log
@@ -251,6 +252,9 @@ func (c *Config) validate() error {
 		return err
 	}
 	if err := c.validatePaths(); err != nil {
+		return err
+	}
+	if err := c.fitMaps(readMemory()); err != nil {
 		return err
 	}
 	if err := c.intent().Validate(); err != nil {
@@ -433,7 +437,7 @@ func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 	return proxymode.Config{
 		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
 		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
-		FlowTableSize: uint32(c.Conntrack.flows()), MaxSourceRanges: c.MaxSourceRanges, Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
+		FlowTableSize: c.maps.flows, MaxFrontends: c.maps.frontends, MaxEndpoints: c.maps.endpoints, MaxSourceRanges: c.MaxSourceRanges, Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
 		LeavePrevious: c.LeavePrevious, DropsCapabilities: c.DropCapabilities, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.maglevSeed, DSRKeys: c.dsrKeys, DSRPort: c.DSRPort, XDP: c.XDP,
 		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
 		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,

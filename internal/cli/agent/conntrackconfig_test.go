@@ -17,15 +17,19 @@ import (
 )
 
 func TestConntrackFlagsSizeTheFlowTable(t *testing.T) {
+	cores := uint64(runtime.NumCPU())
+	both := map[string]bool{"conntrack-max-per-core": true, "conntrack-min": true}
 	for _, c := range []struct {
 		cfg  ConntrackConfig
 		want uint64
 	}{
-		{ConntrackConfig{MaxPerCore: 0, Min: 5}, ebpf.DefaultFlowTableSize},
-		{ConntrackConfig{MaxPerCore: 1000, Min: 1 << 20}, 1 << 20},
-		{ConntrackConfig{MaxPerCore: 1, Min: 1}, minFlows},
-		{ConntrackConfig{MaxPerCore: 1, Min: minFlows}, minFlows},
-		{ConntrackConfig{MaxPerCore: 1 << 20, Min: 5}, uint64(runtime.NumCPU()) << 20},
+		{ConntrackConfig{MaxPerCore: 0, Min: 5, given: both}, ebpf.DefaultFlowTableSize},
+		{ConntrackConfig{MaxPerCore: 1000, Min: 1 << 20, given: both}, 1 << 20},
+		{ConntrackConfig{MaxPerCore: 1, Min: 1, given: both}, minFlows},
+		{ConntrackConfig{MaxPerCore: 1, Min: minFlows, given: both}, minFlows},
+		{ConntrackConfig{MaxPerCore: 1 << 20, Min: 5, given: both}, cores << 20},
+		{ConntrackConfig{MaxPerCore: 1 << 20, Min: 131072}, maxDefaultFlows}, // as on 512 cores
+		{ConntrackConfig{MaxPerCore: maxPerCore, Min: 131072}, min(max(cores*32768, 131072), 524288)},
 	} {
 		if got := c.cfg.flows(); got != c.want {
 			t.Errorf("%+v: %d flows, want %d", c.cfg, got, c.want)

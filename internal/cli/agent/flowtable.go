@@ -15,11 +15,17 @@ import (
 // smaller table a new flow can lose an entry at once.
 const minFlows = 4096
 
+// maxDefaultFlows is the largest flow table without a flag: that of 16 cores.
+const maxDefaultFlows = 16 * maxPerCore
+
+// maxPerCore is kube-proxy's default.
+const maxPerCore = 32768
+
 // addFlowTableFlags binds kube-proxy's flags for conntrack. They set the size and timeouts of
 // the eBPF dataplane's flow table.
 func (c *ConntrackConfig) addFlowTableFlags(f *pflag.FlagSet) {
 	d := ebpf.DefaultTimeouts
-	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", 32768, fmt.Sprintf("Flows kept for each core, at least %d in all. 0: %d in all, and --conntrack-min is ignored.", minFlows, ebpf.DefaultFlowTableSize))
+	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", maxPerCore, fmt.Sprintf("Flows kept for each core, at least %d in all. If neither this nor --conntrack-min is given: %d in all at most, and fewer on a node, or in a container, with little memory. 0: likewise %d, and --conntrack-min is ignored.", minFlows, maxDefaultFlows, ebpf.DefaultFlowTableSize))
 	f.Int32Var(&c.Min, "conntrack-min", 131072, fmt.Sprintf("Least number of flows kept; never below %d.", minFlows))
 	f.DurationVar(&c.TCPEstablished, "conntrack-tcp-timeout-established", d.TCPEstablished, "Timeout for idle TCP connections.")
 	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "Timeout for TCP connections that one side has closed.")
@@ -42,33 +48,38 @@ func (c *ConntrackConfig) validateFlowTable() error {
 			return cli.UsageErrorf("%s %v: must be a second or longer, or 0 for the default", flag, d)
 		}
 	}
-	return c.validateFlows(ebpf.MaxFlowTableSize, machineMemory())
+	return c.validateFlows(ebpf.MaxFlowTableSize)
 }
 
-// validateFlows refuses a table that the kernel would refuse (with E2BIG, without the
-// name of a flag). It also refuses a table that does not fit into memory, in bytes. The
-// kernel allocates the whole table at once.
-func (c *ConntrackConfig) validateFlows(most, memory uint64) error {
-	n := c.flows()
-	size := n * ebpf.FlowBytes
-	if n <= most && size <= memory {
-		return nil
+// validateFlows refuses a table that the kernel would refuse, with E2BIG and without the name of a
+// flag.
+func (c *ConntrackConfig) validateFlows(most uint64) error {
+	if n := c.flows(); n > most {
+		return cli.UsageErrorf("%s: the table of %d flows needs %s of kernel memory; the kernel allows %d flows: give a smaller value", c.flowsFlag(), n, inGiB(n*ebpf.FlowBytes), most)
 	}
-	flag := fmt.Sprintf("--conntrack-min %d", c.Min)
-	if c.MaxPerCore == 0 {
-		flag = "--conntrack-max-per-core 0"
-	} else if perCore := uint64(c.MaxPerCore) * uint64(runtime.NumCPU()); perCore >= uint64(c.Min) {
-		flag = fmt.Sprintf("--conntrack-max-per-core %d on %d cores", c.MaxPerCore, runtime.NumCPU())
-	}
-	limit := fmt.Sprintf("this machine has %s", inGiB(memory))
-	if n > most {
-		limit = fmt.Sprintf("the kernel allows %d flows", most)
-	}
-	return cli.UsageErrorf("%s: the table of %d flows needs %s of kernel memory; %s: give a smaller value", flag, n, inGiB(size), limit)
+	return nil
 }
 
-// flows is the size of the flow table.
-func (c *ConntrackConfig) flows() uint64 { return max(c.askedFlows(), minFlows) }
+// flowsFlag returns the flag that determines the size of the flow table.
+func (c *ConntrackConfig) flowsFlag() string {
+	if perCore := uint64(c.MaxPerCore) * uint64(runtime.NumCPU()); perCore >= uint64(c.Min) {
+		return fmt.Sprintf("--conntrack-max-per-core %d on %d cores", c.MaxPerCore, runtime.NumCPU())
+	}
+	return fmt.Sprintf("--conntrack-min %d", c.Min)
+}
+
+// flows is the size of the flow table, or without a flag the size that memory may reduce.
+func (c *ConntrackConfig) flows() uint64 {
+	if !c.flowsGiven() {
+		return min(c.askedFlows(), maxDefaultFlows)
+	}
+	return max(c.askedFlows(), minFlows)
+}
+
+// flowsGiven reports whether flags, or a file, request a size.
+func (c *ConntrackConfig) flowsGiven() bool {
+	return c.MaxPerCore > 0 && (c.given["conntrack-max-per-core"] || c.given["conntrack-min"])
+}
 
 // askedFlows returns the size that the flags request, even if it is too small.
 func (c *ConntrackConfig) askedFlows() uint64 {
@@ -81,7 +92,7 @@ func (c *ConntrackConfig) askedFlows() uint64 {
 // remark describes how the flow table differs from the requested one; "" if it does not.
 func (c *ConntrackConfig) remark() string {
 	asked := c.askedFlows()
-	if asked == c.flows() {
+	if asked >= c.flows() {
 		return ""
 	}
 	return fmt.Sprintf("--conntrack-max-per-core %d and --conntrack-min %d request a table of %d flows; it has %d, the minimum",

@@ -223,7 +223,7 @@ func load(cfg *Config, features kernel.Features) (*objects, error) {
 		coll, err := newCollection(spec, opts)
 		if err != nil {
 			o.close()
-			return nil, fmt.Errorf("load eBPF programs: %w", oneLine(err))
+			return nil, fmt.Errorf("load eBPF programs: %w", cfg.withMemory(oneLine(err)))
 		}
 		for name, p := range coll.Programs {
 			o.programs[name] = p
@@ -312,28 +312,7 @@ func configure(specs []*ebpf.CollectionSpec, cfg *Config, features kernel.Featur
 				}
 			}
 		}
-		for name, size := range map[string]uint32{
-			tcMapFlows:        2 * (cfg.FlowTableSize + cfg.unconfirmed()),
-			tcMapUnconfirmed:  cfg.unconfirmed() + cfg.oneWay(),
-			tcMapFrontends:    cfg.MaxFrontends + cfg.MaxEndpoints,
-			tcMapServices:     cfg.MaxFrontends,
-			tcMapBackends:     cfg.MaxEndpoints,
-			tcMapSlots:        slotsOf * cfg.MaxEndpoints,
-			tcMapSourceRanges: orDefault(cfg.MaxSourceRanges, DefaultMaxSourceRanges),
-			tcMapPortFilter:   cfg.filterWords(),
-
-			tcMapEvents:      cfg.eventsSize(),
-			tcMapHandshakes:  cfg.handshakes(),
-			tcMapFlowBytes:   cfg.countedFlows(),
-			tcMapLoads:       cfg.loads(),
-			tcMapDsrPaths:    cfg.dsrPaths(),
-			tcMapDsrCarriers: cfg.dsrPaths(),
-			tcMapSynProofs:   cfg.synProofs(),
-		} {
-			if m := spec.Maps[name]; m != nil {
-				m.MaxEntries = size
-			}
-		}
+		setSizes(spec, cfg)
 	}
 	return nil
 }
