@@ -30,6 +30,12 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 				problems = append(problems, conflict(e.name, c, holder))
 				continue
 			}
+			if t.leavesToNode(c) {
+				if p := leftToNode(e.name, c); !slices.Contains(problems, p) { // once for all ports
+					problems = append(problems, p)
+				}
+				continue
+			}
 			found, ofOthers, served := t.addressConflicts(e, p.id, c)
 			problems = append(problems, found...)
 			others = append(others, ofOthers...)

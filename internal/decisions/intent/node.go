@@ -23,7 +23,7 @@ type ownNode struct {
 	problem *model.Problem
 	stale   bool // node must be computed again
 	zone    string
-	kernel  []netip.Addr   // as SetNodeAddrs set them
+	kernel  []netip.Addr   // as SetNodeAddrs set them, sorted
 	named   []netip.Addr   // of its Node
 	addrs   []netip.Addr   // all its addresses, sorted
 	cidrs   []netip.Prefix // of the cluster; nil: compute cidrs and peers again

@@ -115,7 +115,9 @@ func (t *Tracker) Apply(d model.Delta) Changes {
 // SetNodeAddrs sets the node's own addresses as the kernel has them, complete each time.
 // It ignores loopback and link-local addresses.
 func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) {
-	t.own.kernel = slices.Clone(addrs)
+	before := t.own.kernel
+	t.own.kernel = slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)
+	t.markClusterIPsDirty(differing(before, t.own.kernel))
 	t.readdress()
 }
 

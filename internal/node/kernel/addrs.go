@@ -19,9 +19,14 @@ var nativeEndian = nl.NativeEndian()
 
 const addrsCoalesce = 50 * time.Millisecond
 
+// proxyDevices are devices to which another proxy gives the addresses of all Services: kube-proxy in
+// mode ipvs, and kube-router. They are not the node's own addresses, and remain after the proxy
+// has ended.
+var proxyDevices = []string{"kube-ipvs0", "kube-dummy-if"}
+
 // Addrs lists the addresses of the calling thread's network namespace, sorted and without
-// duplicates. It omits loopback and link-local addresses, and addresses that duplicate
-// address detection has not cleared.
+// duplicates. It omits loopback and link-local addresses, addresses that duplicate
+// address detection has not cleared, and those of Services on the device of another proxy.
 func Addrs() ([]netip.Addr, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -115,8 +120,17 @@ func ownAddrs(h *netlink.Handle) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
+	others := map[int]bool{}
+	for _, name := range proxyDevices {
+		if link, err := h.LinkByName(name); err == nil {
+			others[link.Attrs().Index] = true
+		}
+	}
 	var addrs []netip.Addr
 	for _, a := range list {
+		if others[a.LinkIndex] {
+			continue
+		}
 		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
 			continue
 		}

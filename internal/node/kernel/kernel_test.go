@@ -333,6 +333,15 @@ func TestWatchAddrs(t *testing.T) {
 		must(t, netlink.AddrAdd(d0, a))
 	}
 	waitFor(t, lists, "192.0.2.1", "2001:db8::1")
+	d1, err := netlink.LinkByName("d1")
+	must(t, err)
+	must(t, netlink.LinkSetName(d1, "kube-ipvs0")) // of kube-proxy's mode ipvs
+	for dev, cidr := range map[netlink.Link]string{d1: "10.96.0.1/32", d0: "192.0.2.2/24"} {
+		a, err := netlink.ParseAddr(cidr)
+		must(t, err)
+		must(t, netlink.AddrAdd(dev, a))
+	}
+	waitFor(t, lists, "192.0.2.1", "192.0.2.2", "2001:db8::1")
 	must(t, netlink.LinkDel(d0))
 	waitFor(t, lists)
 }
