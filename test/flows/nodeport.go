@@ -214,6 +214,19 @@ func externalCases() []Case {
 				{From: "b1", To: ClusterIP, Want: OneOf(Kept, "a0")},
 			},
 		},
+		{
+			Name: "Source ranges of one family close the other",
+			Objects: []Object{Service{
+				Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"},
+				AllowFrom: []string{"client0"}, AllowFamily: "4", Endpoints: On("a0"),
+			}},
+			Flows: []Flow{
+				{From: "client0", To: LoadBalancer("a"), Only: []Combo{TCP4, UDP4}, Want: OneOf(KeptHere, "a0")},
+				{From: "client0", To: LoadBalancer("a"), Only: []Combo{TCP6, UDP6}, Want: Drop},
+				{From: "client1", To: LoadBalancer("a"), Want: Drop},
+				{From: "client1", To: NodePort("a"), Want: OneOf(KeptHere, "a0")},
+			},
+		},
 	}
 }
 

@@ -37,7 +37,9 @@ type Service struct {
 	// ProxyMode makes load balancer addresses of ipMode Proxy.
 	ProxyMode bool
 	// AllowFrom are the hosts in loadBalancerSourceRanges.
-	AllowFrom    []string
+	AllowFrom []string
+	// AllowFamily is the only family ("4" or "6") of AllowFrom that counts; "" is both.
+	AllowFamily  string
 	Distribution string
 	Annotations  map[string]string
 	ProxyName    string // label service.kubernetes.io/service-proxy-name

@@ -97,6 +97,9 @@ func (s Service) addresses(sc *Scope, o *corev1.Service) {
 		spec.ClusterIPs = append(spec.ClusterIPs, s.clusterIP(sc, v6))
 		for _, host := range s.AllowFrom {
 			addr := sc.plan.Addr(host, v6)
+			if s.AllowFamily != "" && v6 != (s.AllowFamily == "6") {
+				continue
+			}
 			spec.LoadBalancerSourceRanges = append(spec.LoadBalancerSourceRanges, fmt.Sprintf("%s/%d", addr, addr.BitLen()))
 		}
 	}
