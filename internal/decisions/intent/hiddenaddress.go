@@ -90,9 +90,13 @@ func hiddenBy(at endpointClaim, pod string) string {
 }
 
 // nodePortsAt lists what the node would serve at an address and port without the Service
-// that has this address.
+// that has this address. An address may be that of a NodePort: any of the node's.
 func nodePortsAt(k addressKey) []addressKey {
-	out := []addressKey{{Family: model.FamilyOf(k.Addr), Protocol: k.Protocol, Port: k.Port}}
+	wide := addressKey{Family: k.Family, Protocol: k.Protocol, Port: k.Port}
+	if k.Addr.IsValid() {
+		wide.Family = model.FamilyOf(k.Addr)
+	}
+	out := []addressKey{wide}
 	if k.Protocol == model.TCP {
 		out = append(out, addressKey{Port: k.Port})
 	}

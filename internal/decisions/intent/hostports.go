@@ -120,6 +120,9 @@ func (t *Tracker) hostPortConflicts(e *service, c addressRequest) (out []model.P
 		return []model.Problem{model.ServiceProblem(e.name, c.field(),
 			fmt.Sprintf("hostIP %s is not an address of this node, and is not served; use one that other machines reach, or none", c.key.Addr))}, false
 	}
+	if holder := t.nodePortHolder(c.key); holder != (PortID{}) {
+		return []model.Problem{conflict(e.name, c, holder)}, false
+	}
 	for _, a := range addrs {
 		if !c.key.Addr.IsValid() && model.FamilyOf(a) != c.key.Family {
 			continue
@@ -131,6 +134,21 @@ func (t *Tracker) hostPortConflicts(e *service, c addressRequest) (out []model.P
 		}
 	}
 	return nil, true
+}
+
+// nodePortHolder returns the Service that has the port of a host port as a NodePort or
+// healthCheckNodePort; the zero PortID for none. Its key is another one if the host port has a
+// hostIP, or if it is a healthCheckNodePort, and dataplanes would find that of the host port first.
+func (t *Tracker) nodePortHolder(k addressKey) PortID {
+	if k.Addr.IsValid() && !t.servesNodePorts(k.Addr) {
+		return PortID{}
+	}
+	for _, wide := range nodePortsAt(k) {
+		if list := t.addresses.requesters[wide]; len(list) > 0 && !list[0].ofPod() {
+			return list[0].id()
+		}
+	}
+	return PortID{}
 }
 
 // appendHeld adds a request that is served. Where NodePorts are served on loopback, a host port
@@ -150,17 +168,27 @@ func (t *Tracker) appendHeld(held []addressRequest, c addressRequest) []addressR
 	return held
 }
 
-// markHostPortDirty marks the Pods dirty that have an address and port as a host port of all
-// the node's addresses.
+// markHostPortDirty marks the Pods dirty that have an address and port, or a healthCheckNodePort, as
+// a host port of all the node's addresses.
 func (t *Tracker) markHostPortDirty(k addressKey) {
-	if !t.cfg.HostPorts || !t.own.has(k.Addr) {
+	if !t.cfg.HostPorts || k.Family != 0 || k.Addr.IsValid() && !t.own.has(k.Addr) {
 		return
 	}
-	for _, c := range t.addresses.requesters[addressKey{Family: model.FamilyOf(k.Addr), Protocol: k.Protocol, Port: k.Port}] {
-		if c.ofPod() {
-			t.markDirty(c.service)
+	for _, wide := range hostPortsAt(k) {
+		for _, c := range t.addresses.requesters[wide] {
+			if c.ofPod() {
+				t.markDirty(c.service)
+			}
 		}
 	}
+}
+
+// hostPortsAt lists the keys of host ports that an address and port, or a healthCheckNodePort, hides.
+func hostPortsAt(k addressKey) []addressKey {
+	if k.Addr.IsValid() {
+		return []addressKey{{Family: model.FamilyOf(k.Addr), Protocol: k.Protocol, Port: k.Port}}
+	}
+	return []addressKey{{Family: model.IPv4, Protocol: model.TCP, Port: k.Port}, {Family: model.IPv6, Protocol: model.TCP, Port: k.Port}}
 }
 
 // markHostPortsDirty makes Changes decide all host ports again.

@@ -206,3 +206,49 @@ func TestHostPortsThatAreNotServed(t *testing.T) {
 	gone.Changes()
 	wantServed(t, "the node loses the address", gone)
 }
+
+// TestAHostIPTakesNoNodePort of a Service: the Service has the port at all of the node's addresses.
+func TestAHostIPTakesNoNodePort(t *testing.T) {
+	tr := newHostPortTracker()
+	at := netip.MustParseAddr("192.168.0.1")
+	tr.Apply(delta(withHostPorts("p", model.HostPort{Protocol: model.TCP, Host: 30080, IP: at}, model.HostPort{Protocol: model.TCP, Host: 32000, IP: at})))
+	pod := []string{"ns/pod/p:30080/TCP/IPv4 192.168.0.1:30080 local/cluster 10.1.0.5:31080", "ns/pod/p:32000/TCP/IPv4 192.168.0.1:32000 local/cluster 10.1.0.5:33000"}
+	wantServed(t, "without a Service", tr, pod...)
+
+	s := web()
+	s.Type, s.Ports[0].NodePort = model.NodePort, 30080
+	tr.Apply(delta(s))
+	wantServed(t, "with a NodePort", tr, pod[1], "ns/web:80/TCP/IPv4 10.96.0.1:80 reject/reject", "ns/web:80/TCP/IPv4 node:30080 reject/reject")
+	wantProblem(t, "with a NodePort", tr, "192.168.0.1:30080/TCP is already taken by Service ns/web")
+
+	s = web()
+	s.Type, s.ExternalLocal, s.HealthCheckNodePort = model.LoadBalancer, true, 32000
+	tr.Apply(delta(s))
+	wantServed(t, "with a healthCheckNodePort", tr, pod[0], "ns/web:80/TCP/IPv4 10.96.0.1:80 reject/reject")
+
+	tr.Apply(withoutService("web"))
+	wantServed(t, "without the Service", tr, pod...)
+}
+
+// TestAHostPortTakesNoHealthCheckNodePort of a Service, at all of the node's addresses.
+func TestAHostPortTakesNoHealthCheckNodePort(t *testing.T) {
+	tr := newHostPortTracker()
+	p := withHostPorts("p", model.HostPort{Protocol: model.TCP, Host: 32000}, model.HostPort{Protocol: model.UDP, Host: 32001})
+	p.IPs = p.IPs[:1]
+	tr.Apply(delta(p))
+	pod := []string{"ns/pod/p:32000/TCP/IPv4 node:32000 local/cluster 10.1.0.5:33000", "ns/pod/p:32001/UDP/IPv4 node:32001 local/cluster 10.1.0.5:33001"}
+	wantServed(t, "without a Service", tr, pod...)
+	for _, port := range []uint16{32000, 32001} {
+		s := web()
+		s.Type, s.ExternalLocal, s.HealthCheckNodePort = model.LoadBalancer, true, port
+		tr.Apply(delta(s))
+		left := pod
+		if port == 32000 {
+			left = pod[1:]
+			wantProblem(t, "with a healthCheckNodePort", tr, "Pod ns/p: hostPort 32000/TCP: NodePort 32000/TCP (IPv4) is already taken by Service ns/web")
+		}
+		wantServed(t, fmt.Sprint("with healthCheckNodePort ", port), tr, append(slices.Clone(left), "ns/web:80/TCP/IPv4 10.96.0.1:80 reject/reject")...)
+		tr.Apply(withoutService("web"))
+		wantServed(t, "without the Service", tr, pod...)
+	}
+}
