@@ -59,7 +59,8 @@ type Backend struct {
 	uplinks       map[int]attach.Uplink
 	pods          map[netip.Addr]attach.Pod
 	traversing    map[netip.Addr]traversal
-	untracking    bool // untracked_ports has entries
+	unwritten     map[netip.Addr]tcPod // entries of pods that did not fit
+	untracking    bool                 // untracked_ports has entries
 	snatPorts     []uint16
 	clusterRanges map[tcRangeKey]bool
 	xfrm          []kernel.XfrmPolicy // IPsec policies of this network namespace

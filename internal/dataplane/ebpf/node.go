@@ -213,11 +213,7 @@ func (b *Backend) writeTraversing(before, n *intent.Node) error {
 			changed[a] = traversing[a]
 		}
 	}
-	var errs []error
-	for a := range changed {
-		errs = append(errs, b.writePod(a))
-	}
-	return firstOf(errs)
+	return b.writePods(maps.Keys(changed))
 }
 
 // firstOf returns the first error, and how many others there are: they have one cause.
@@ -344,7 +340,8 @@ func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
 	}
 }
 
-// replaceMap makes a small map equal to want. It does not write correct entries.
+// replaceMap makes a small map equal to want. It does not write correct entries, and removes others
+// first: they may take the room. An error of one entry holds up no other.
 func replaceMap[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
 	var key K
 	var value V
@@ -356,19 +353,16 @@ func replaceMap[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
 	if err := it.Err(); err != nil {
 		return err
 	}
-	for k, v := range want {
-		if old, ok := have[k]; !ok || old != v {
-			if err := m.Put(k, v); err != nil {
-				return err
-			}
-		}
-	}
+	var errs []error
 	for k := range have {
 		if _, ok := want[k]; !ok {
-			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return err
-			}
+			errs = append(errs, remove(m, k))
 		}
 	}
-	return nil
+	for k, v := range want {
+		if old, ok := have[k]; !ok || old != v {
+			errs = append(errs, m.Put(k, v))
+		}
+	}
+	return firstOf(errs)
 }

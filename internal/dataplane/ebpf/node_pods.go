@@ -1,8 +1,10 @@
 package ebpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -39,10 +41,8 @@ func (b *Backend) onPods(c attach.PodChanges) {
 		delete(b.pods, a)
 		changed = append(changed, a)
 	}
-	for _, a := range changed {
-		if err := b.writePod(a); err != nil {
-			b.cfg.Log.Error("Write pod", "address", a, "err", err)
-		}
+	if err := b.writePods(slices.Values(changed)); err != nil {
+		b.cfg.Log.Error("Write pods", "err", err)
 	}
 }
 
@@ -66,11 +66,42 @@ func (b *Backend) forgetPods(known map[netip.Addr]attach.Pod) error {
 	return it.Err()
 }
 
-// writePod writes the entry of one pod address: its device, its MACs, and whether its
-// packets must traverse netfilter. The entry has the device even without the MACs,
-// because the programs check the device of a source address.
-func (b *Backend) writePod(a netip.Addr) error {
-	var pod tcPod
+// writePods writes the entries of addresses, and those that did not fit before. Removals make
+// room. The addresses of Pods come before those that pods have taken.
+func (b *Backend) writePods(changed iter.Seq[netip.Addr]) error {
+	var errs []error
+	puts := maps.Clone(b.unwritten)
+	if puts == nil {
+		puts = map[netip.Addr]tcPod{}
+	}
+	for a := range changed {
+		delete(puts, a)
+		if pod := b.podEntry(a); pod != (tcPod{}) {
+			puts[a] = pod
+		} else if err := remove(b.m(tcMapPods), addrKey(a)); err != nil {
+			errs = append(errs, fmt.Errorf("remove pod %s: %w", a, err))
+		}
+	}
+	b.unwritten = map[netip.Addr]tcPod{}
+	ofOthers := func(a netip.Addr) int {
+		if b.traversing[a] == mayBypass && (b.node == nil || !hasAddr(b.node.KnownPods, a)) {
+			return 1
+		}
+		return 0
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(puts), func(x, y netip.Addr) int { return cmp.Or(ofOthers(x)-ofOthers(y), x.Compare(y)) }) {
+		if err := b.m(tcMapPods).Put(addrKey(a), puts[a]); err != nil {
+			b.unwritten[a] = puts[a]
+			errs = append(errs, full("pod", a, err))
+		}
+	}
+	return firstOf(errs)
+}
+
+// podEntry returns the entry of one pod address: its device, its MACs, and whether its
+// packets must traverse netfilter; zero for none. The entry has the device even without the
+// MACs, because the programs check the device of a source address.
+func (b *Backend) podEntry(a netip.Addr) (pod tcPod) {
 	var flags tcPodFlags
 	p, known := b.pods[a]
 	contested := known && p.Ifindex == 0
@@ -91,17 +122,5 @@ func (b *Backend) writePod(a netip.Addr) error {
 		flags &^= tcPodFlagsPOD_DENY_RULE_ONLY
 	}
 	pod.Flags = uint32(flags)
-	var err error
-	if flags == 0 && pod.Ifindex == 0 {
-		err = b.m(tcMapPods).Delete(addrKey(a))
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = nil
-		}
-	} else {
-		err = b.m(tcMapPods).Put(addrKey(a), pod)
-	}
-	if err != nil {
-		return fmt.Errorf("write pod %s: %w", a, err)
-	}
-	return nil
+	return pod
 }

@@ -103,8 +103,10 @@ type Refusal struct {
 
 const (
 	// maxUnnamed is the maximum number of addresses of an interface that no Pod object
-	// names. It prevents one pod from filling the maps.
-	maxUnnamed = 256
+	// names. It prevents one pod from filling the maps. Together the interfaces have at most
+	// maxUnnamedOfNode of them, with equal shares: half of what the map pods has room for.
+	maxUnnamed       = 256
+	maxUnnamedOfNode = 8192
 	// maxAddrs is the maximum number of addresses read from a pod's interface.
 	maxAddrs = 1024
 	// maxReports is the maximum number of reported refused claims of one interface.
@@ -204,6 +206,10 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 	owners := make(map[netip.Addr]owner, len(t.claims))
 	refused := make(map[refusalKey]*refusal)
 	unnamed := make(map[int]int)
+	tooMany := func(p *podPort) bool {
+		unnamed[p.ifindex]++
+		return unnamed[p.ifindex] > min(maxUnnamed, maxUnnamedOfNode/len(t.ports))
+	}
 	for _, a := range t.byPrecedence() {
 		fact := t.fact(a)
 		var left []claim
@@ -225,9 +231,14 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 			}
 		}
 		winner, lost := t.choose(a, left, fact)
-		if winner != nil && fact != PodHere {
-			if unnamed[winner.port.ifindex]++; unnamed[winner.port.ifindex] > maxUnnamed {
-				winner, lost = nil, ReasonTooMany
+		if winner != nil && fact != PodHere && tooMany(winner.port) {
+			winner, lost = nil, ReasonTooMany
+		}
+		if lost == ReasonContested {
+			for i := range left { // each claimer pays for the entry
+				if tooMany(left[i].port) {
+					lost = ReasonTooMany
+				}
 			}
 		}
 		for i := range left {
