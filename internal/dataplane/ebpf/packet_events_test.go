@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
@@ -22,6 +23,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/await"
 )
 
 func reportAll(c *Config) { c.FlowEvents = EventsAll }
@@ -552,6 +554,56 @@ func TestPacketServiceMetrics(t *testing.T) {
 		if n.m(name).NextKey(nil, &key) == nil {
 			t.Errorf("%s has an entry", name)
 		}
+	}
+}
+
+// TestPacketFullServiceCounters has the Services of a tenant fill the maps of counters. Others are
+// served, and what is not counted is reported. When the Services are deleted, others are counted.
+func TestPacketFullServiceCounters(t *testing.T) {
+	n := newEventNode(t, func(c *Config) { c.FlowEvents, c.ServiceMetrics = EventsOff, true })
+	n.checksComplete = false // see TestPacketAnswers
+	counters, refusals := n.m(tcMapServiceCounters), n.m(tcMapServiceRefusals)
+	const theirs = 1 << 30 // ids of the tenant's Services, whose names are forgotten after their deletion
+	for i := range counters.MaxEntries() {
+		// The kernel allocates memory of CPUs in batches, and refuses entries meanwhile.
+		await.NoError(t, func() error { return counters.Put(theirs+i, make([]tcServiceCounts, ebpf.MustPossibleCPU())) })
+	}
+	for i := range refusals.MaxEntries() {
+		key := tcRefusalKey{Service: theirs + i, Verdict: uint32(tcVerdictREJECTED_RST)}
+		await.NoError(t, func() error { return refusals.Put(key, make([]uint64, ebpf.MustPossibleCPU())) })
+	}
+	p := plans["IPv4"]
+	web, empty := service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), service(p, protoUDP)
+	n.serve(t, web, empty)
+	ask := func(port uint16) {
+		t.Helper()
+		n.open(t, p, port).talk(t, "P.", "<P.")
+		n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, port), dst: ap(p.clusterIP, 80)})
+	}
+	counted := func() (connections, refused uint64) {
+		t.Helper()
+		all, err := n.ServiceCounters()
+		ok(t, err)
+		if c := all[web.ID]; c != nil {
+			connections = c.Connections
+		}
+		if c := all[empty.ID]; c != nil {
+			refused = c.Refused["rejected_icmp"]
+		}
+		return connections, refused
+	}
+	uncounted := func() uint64 {
+		return sumPerCPU(n.m(tcMapEventCounts), int(tcEventCountEVENT_COUNTS))[tcEventCountSERVICES_UNCOUNTED]
+	}
+	ask(40000)
+	if connections, refused := counted(); connections != 0 || refused != 0 || uncounted() < 2 {
+		t.Errorf("%d connections and %d refusals are counted, %d are reported as not counted; want none and all", connections, refused, uncounted())
+	}
+	ok(t, n.sweep(t.Context()))
+	before := uncounted()
+	ask(40001)
+	if connections, refused := counted(); connections != 1 || refused != 1 || uncounted() != before {
+		t.Errorf("%d connections and %d refusals are counted when there is room, %d more are not; want one each", connections, refused, uncounted()-before)
 	}
 }
 

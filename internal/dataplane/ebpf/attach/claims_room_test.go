@@ -33,7 +33,9 @@ func TestPodsCannotFillTheMap(t *testing.T) {
 		p.addrs = append(p.addrs, podAddr{addr: a})
 		table.paths.known[pathKey{addr: a}] = path{devices: []int{1000}}
 	}
-	at := func(i int) netip.Addr { return netip.AddrFrom16([16]byte{0: 0xfd, 12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}) }
+	at := func(i int) netip.Addr {
+		return netip.AddrFrom16([16]byte{0: 0xfd, 12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})
+	}
 	for i := range pods {
 		own := at(1<<20 + i)
 		named[own] = true
