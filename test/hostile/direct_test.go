@@ -112,12 +112,18 @@ var directVariants = []variant{{false, "elsewhere"}, {true, "elsewhere"}}
 // node.
 func startDirect(t *testing.T, name, forwarding string) (*env, *suite.File) {
 	t.Helper()
+	e := start(t, name, "--forwarding", forwarding, "--dsr-key-file", secretFile(t))
+	return e, e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
+}
+
+// secretFile writes the secret for agents.
+func secretFile(t *testing.T) string {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	e := start(t, name, "--forwarding", forwarding, "--dsr-key-file", file)
-	return e, e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
+	return file
 }
 
 // TestForgedAnnouncements has a host of the LAN, a pod beside the endpoint and one of another node

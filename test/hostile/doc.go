@@ -15,4 +15,6 @@
 // have 1,024 SNAT ports and a flow table of 4,096 entries, so that a flood is
 // short. A scenario that a dataplane does not promise names the dataplanes that
 // do.
+//
+// Tenants write objects of their own namespace beside the Services of others.
 package hostile

@@ -72,8 +72,14 @@ func start(t *testing.T, name string, flags ...string) *env {
 // startIn is start with a network of pods.
 func startIn(t *testing.T, network, name string, flags ...string) *env {
 	t.Helper()
-	spec := topology.DefaultSpec(name)
-	spec.Clients, spec.PodsPerNode, spec.Conntrack, spec.PodNetwork = 3, 6, true, network
+	return startOf(t, topology.Spec{Name: name, PodNetwork: network}, flags...)
+}
+
+// startOf is start with a network of pods, and with a CNI that masquerades.
+func startOf(t *testing.T, cni topology.Spec, flags ...string) *env {
+	t.Helper()
+	spec := topology.DefaultSpec(cni.Name)
+	spec.Clients, spec.PodsPerNode, spec.Conntrack, spec.PodNetwork, spec.Masquerade = 3, 6, true, cni.PodNetwork, cni.Masquerade
 	h := harness.Start(t, cluster.Config{
 		Spec: spec, NoAgents: true,
 		Flags: map[string][]string{"": append(flags, "--conntrack-max-per-core=1", fmt.Sprintf("--conntrack-min=%d", flowEntries))},
