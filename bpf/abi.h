@@ -119,6 +119,8 @@ struct backend {
  * source_ranges: prefixes of clients that a Service allows.
  * cluster_ranges: prefixes of pods, addresses of other nodes, and the selectors of IPsec
  * policies.
+ * route_mtus: by device, the MTU of routes that have one, in bytes; 0: the route has none, but a
+ * wider one has.
  */
 #define RANGE_PODS 0
 #define RANGE_PEERS 0xffffffff
@@ -128,7 +130,7 @@ struct backend {
 
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */
-	/* source_ranges: a Service. cluster_ranges: RANGE_*. untracked_blocks: a rule */
+	/* source_ranges: a Service. cluster_ranges: RANGE_*. untracked_blocks: a rule. route_mtus: an ifindex */
 	__u32 scope;
 	__u32 family;
 	struct addr addr;

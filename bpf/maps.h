@@ -100,6 +100,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } untracked_blocks SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 14);
+	__type(key, struct range_key);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} route_mtus SEC(".maps");
+
 /* Maps that the programs write. */
 LRU(flows, struct tuple, struct flow, 1 << 19);
 ARRAY(unconfirmed, BPF_MAP_TYPE_ARRAY, struct tuple, 1 << 16);

@@ -6,6 +6,8 @@
 #include "../parse/packet.h"
 #include "pod.h"
 
+#define IP_MAX_MTU 0xffff
+
 struct next_hop {
 	enum next_hop_kind kind;
 	__u32 ifindex;
@@ -99,11 +101,31 @@ static __always_inline int next_hop_pod(const struct addr *daddr, __u8 family, s
 	return 1;
 }
 
+/*
+ * Lowers an MTU, in bytes, to that of the node's own route to an address by a device. The kernel
+ * forwards by it, locked or not (ip_dst_mtu_maybe_forward, ip6_dst_mtu_maybe_forward). The FIB lookup
+ * knows it only if it is locked, or an IPv4 one with net.ipv4.ip_forward_use_pmtu.
+ */
+static __always_inline __u32 route_mtu(const struct addr *daddr, __u8 family, __u32 ifindex,
+				       __u32 mtu)
+{
+	struct range_key key = {
+		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
+		.scope = ifindex,
+		.family = family,
+		.addr = *daddr,
+	};
+	__u32 *own = bpf_map_lookup_elem(&route_mtus, &key);
+
+	return own && *own && *own < mtu ? *own : mtu;
+}
+
 /* Looks up the route in the FIB. Does not change the packet. */
 __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
 			      const struct addr *saddr,
 			      const struct addr *daddr, struct next_hop *hop)
 {
+	__u32 size, mtu = IP_MAX_MTU;
 	struct bpf_fib_lookup *fib;
 	long ret;
 
@@ -116,29 +138,34 @@ __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
 		hop->kind = NEXT_HOP_TTL_EXCEEDED;
 		return 0;
 	}
-	fib_fill(fib, skb->ifindex, packet_size(skb, p), p, saddr, daddr);
+	size = packet_size(skb, p);
+	fib_fill(fib, skb->ifindex, size, p, saddr, daddr);
 	ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
 	if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-		if (p->flags & PACKET_DF) {
-			hop->kind = NEXT_HOP_TOO_BIG;
-			hop->mtu = fib->mtu_result;
-			return 0;
-		}
-		/*
-		 * A tunnel fragments the outer packet. Without a tunnel, the stack would
-		 * fragment.
-		 */
+		/* This result is without the device. */
+		mtu = fib->mtu_result;
 		fib_fill(fib, skb->ifindex, 0, p, saddr, daddr);
 		ret = bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
-		/* This result is about the device's MTU. The route itself is valid. */
+		/* This one is about the device's MTU. The route itself is valid. */
 		if (ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 			ret = BPF_FIB_LKUP_RET_SUCCESS;
+	} else if (ret == BPF_FIB_LKUP_RET_SUCCESS) {
+		mtu = fib->mtu_result; /* not with an unknown neighbor */
 	}
 	if (ret == BPF_FIB_LKUP_RET_SUCCESS || ret == BPF_FIB_LKUP_RET_NO_NEIGH) {
 		bool known = ret == BPF_FIB_LKUP_RET_SUCCESS;
 
-		/* The FIB returns the MTU only for a lookup with a length. */
-		hop->mtu = known ? fib->mtu_result : 0;
+		mtu = route_mtu(daddr, p->tuple.family, fib->ifindex, mtu);
+		/*
+		 * A tunnel fragments the outer packet. Without a tunnel, the stack would
+		 * fragment.
+		 */
+		if (size > mtu && p->flags & PACKET_DF) {
+			hop->kind = NEXT_HOP_TOO_BIG;
+			hop->mtu = mtu;
+			return 0;
+		}
+		hop->mtu = known ? mtu : 0;
 		next_hop_neigh(hop, fib, known);
 	} else if (ret == BPF_FIB_LKUP_RET_NOT_FWDED || ret == BPF_FIB_LKUP_RET_FWD_DISABLED) {
 		hop->kind = NEXT_HOP_STACK;

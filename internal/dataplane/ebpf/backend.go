@@ -64,6 +64,7 @@ type Backend struct {
 	snatPorts     []uint16
 	clusterRanges map[tcRangeKey]bool
 	xfrm          []kernel.XfrmPolicy // IPsec policies of this network namespace
+	routesLeftOut bool                // route_mtus has no room for all routes
 	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
 }
 
@@ -121,11 +122,14 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		ForceClsact: cfg.ForceClsact,
 		XDP:         b.objects.xdp(&cfg),
 		OnUplinks:   b.onUplinks,
+		OnRouteMTUs: b.onRouteMTUs,
 		OnPods:      b.onPods,
 		Facts:       b.fact,
 		Owners:      maps.Clone(b.pods),
 		OnRefused:   b.onRefused,
 		OnError:     b.onInterfaceError,
+
+		MaxRouteMTUs: int(b.m(tcMapRouteMtus).MaxEntries()),
 	})
 	if err != nil {
 		b.rollback.close()

@@ -40,7 +40,7 @@ var agentMaps = []string{
 	tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends, tcMapPods, tcMapNodeAddrs,
 	tcMapUplinks, tcMapL3Devices, tcMapUntrackedPorts, tcMapUntrackedPods, tcMapUntrackedBlocks,
 	tcMapNodeSettings, tcMapSnatPorts, tcMapPortFilter, tcMapSourceRanges, tcMapClusterRanges, tcMapUnhookedCgroups,
-	tcMapDsrCarriers,
+	tcMapDsrCarriers, tcMapRouteMtus,
 }
 
 // dryRunFlows is the size of a DryRun's flow table. It gets at most dryRunCopies entries.

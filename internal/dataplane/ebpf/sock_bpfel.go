@@ -64,6 +64,7 @@ const (
 	sockMapOutcomes         = "outcomes"
 	sockMapPods             = "pods"
 	sockMapPortFilter       = "port_filter"
+	sockMapRouteMtus        = "route_mtus"
 	sockMapServiceCounters  = "service_counters"
 	sockMapServiceRefusals  = "service_refusals"
 	sockMapServices         = "services"
@@ -213,6 +214,7 @@ type sockMapSpecs struct {
 	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
+	RouteMtus       *ebpf.MapSpec `ebpf:"route_mtus"`
 	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
 	Services        *ebpf.MapSpec `ebpf:"services"`
@@ -316,6 +318,7 @@ type sockMaps struct {
 	Outcomes        *ebpf.Map `ebpf:"outcomes"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
+	RouteMtus       *ebpf.Map `ebpf:"route_mtus"`
 	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
 	Services        *ebpf.Map `ebpf:"services"`
@@ -365,6 +368,7 @@ func (m *sockMaps) Close() error {
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
+		m.RouteMtus,
 		m.ServiceCounters,
 		m.ServiceRefusals,
 		m.Services,

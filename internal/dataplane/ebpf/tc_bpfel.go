@@ -615,6 +615,7 @@ const (
 	tcMapOutcomes              = "outcomes"
 	tcMapPods                  = "pods"
 	tcMapPortFilter            = "port_filter"
+	tcMapRouteMtus             = "route_mtus"
 	tcMapScratches             = "scratches"
 	tcMapServiceCounters       = "service_counters"
 	tcMapServiceRefusals       = "service_refusals"
@@ -773,6 +774,7 @@ type tcMapSpecs struct {
 	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
+	RouteMtus       *ebpf.MapSpec `ebpf:"route_mtus"`
 	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
 	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
@@ -899,6 +901,7 @@ type tcMaps struct {
 	Outcomes        *ebpf.Map `ebpf:"outcomes"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
+	RouteMtus       *ebpf.Map `ebpf:"route_mtus"`
 	Scratches       *ebpf.Map `ebpf:"scratches"`
 	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
@@ -949,6 +952,7 @@ func (m *tcMaps) Close() error {
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
+		m.RouteMtus,
 		m.Scratches,
 		m.ServiceCounters,
 		m.ServiceRefusals,

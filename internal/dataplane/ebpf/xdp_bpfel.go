@@ -41,6 +41,7 @@ const (
 	xdpMapOutcomes         = "outcomes"
 	xdpMapPods             = "pods"
 	xdpMapPortFilter       = "port_filter"
+	xdpMapRouteMtus        = "route_mtus"
 	xdpMapScratches        = "scratches"
 	xdpMapServiceCounters  = "service_counters"
 	xdpMapServiceRefusals  = "service_refusals"
@@ -168,6 +169,7 @@ type xdpMapSpecs struct {
 	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
+	RouteMtus       *ebpf.MapSpec `ebpf:"route_mtus"`
 	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
 	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
@@ -271,6 +273,7 @@ type xdpMaps struct {
 	Outcomes        *ebpf.Map `ebpf:"outcomes"`
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
+	RouteMtus       *ebpf.Map `ebpf:"route_mtus"`
 	Scratches       *ebpf.Map `ebpf:"scratches"`
 	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
@@ -321,6 +324,7 @@ func (m *xdpMaps) Close() error {
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
+		m.RouteMtus,
 		m.Scratches,
 		m.ServiceCounters,
 		m.ServiceRefusals,

@@ -76,6 +76,10 @@ type Config struct {
 	// OnUplinks, if set, receives all external devices after each change, before
 	// programs are attached to a new one.
 	OnUplinks func(map[int]Uplink)
+	// OnRouteMTUs, if set, receives the MTUs of all routes after each change, before programs are
+	// attached. There are at most MaxRouteMTUs.
+	OnRouteMTUs  func(RouteMTUs)
+	MaxRouteMTUs int
 	// OnPods, if set, receives the pods of the node: all at the first Sync, then the
 	// changes.
 	OnPods func(PodChanges)
@@ -144,6 +148,9 @@ type Attacher struct {
 	failed  map[string]string // reported errors, by interface name
 	pending dirty             // events of pods that wait for the next pass
 	took    time.Duration     // by the last pass over interfaces
+
+	routeMTUs  map[RouteKey]uint32 // as last reported
+	routesTook time.Duration       // to read them
 
 	podsTold time.Time
 }
@@ -422,7 +429,7 @@ func dropAll(hk hooks) error {
 func (a *Attacher) Run(ctx context.Context) error {
 	resync := time.NewTimer(resyncInterval)
 	defer resync.Stop()
-	var interfaces, pods <-chan time.Time
+	var interfaces, pods, mtus <-chan time.Time
 	reports := time.NewTimer(0)
 	defer reports.Stop()
 	for {
@@ -437,10 +444,16 @@ func (a *Attacher) Run(ctx context.Context) error {
 			if pods == nil {
 				pods = time.After(podWait)
 			}
+			if mtus == nil {
+				mtus = time.After(a.mtuWait())
+			}
 			continue
 		case <-interfaces:
 			interfaces = nil
 			again = a.pass(false)
+		case <-mtus:
+			mtus = nil
+			a.mtuPass()
 		case <-pods:
 			pods = nil
 			a.podPass()

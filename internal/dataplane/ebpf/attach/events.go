@@ -41,6 +41,8 @@ type events struct {
 	watchNeigh map[int]bool // interfaces whose neighbors matter
 	watchAddrs []netip.Addr // addresses whose routes matter, sorted
 	neighs     bool         // own receives events of neighbors
+	mtuRoutes  prefixes     // destinations of routes with an MTU
+	mtus       bool         // MTUs of routes may have changed
 
 	wake chan struct{}
 }
@@ -121,9 +123,11 @@ func (n *events) addOwn(m kernel.News) bool {
 		n.dirty.links = true
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		covers := n.noteRoute(m.Data)
+		mtus := n.mtuMatters(m.Data)
+		n.mtus = n.mtus || mtus
 		if n.routeMatters(m.Data) {
 			n.dirty.routes = true
-		} else if !covers {
+		} else if !covers && !mtus {
 			return false
 		}
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:

@@ -155,12 +155,10 @@ func (a *Attacher) listDevices(links []netlink.Link, addrs map[int][]netlink.Add
 	if !reread && a.routes.wide != nil {
 		return devices, nil
 	}
-	rs, err := listRoutes(a.h)
-	if err != nil {
+	if err := a.readRoutes(); err != nil {
 		return nil, err
 	}
-	a.routes = rs
-	return listDevices(links, addrs, rs), nil
+	return listDevices(links, addrs, a.routes), nil
 }
 
 // reportPods reads pods with events and calls OnPods with the differences.

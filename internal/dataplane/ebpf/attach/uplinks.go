@@ -1,8 +1,6 @@
 package attach
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -27,22 +25,20 @@ type routes struct {
 	defaultV6 int
 }
 
-func listRoutes(h *netlink.Handle) (routes, error) {
+// listRoutes adds the MTUs of routes that have one to mtus.
+func listRoutes(h *netlink.Handle, mtus *mtuRoutes) (routes, error) {
 	res := routes{wide: make(map[int]bool)}
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		best := -1
-		err := h.RouteListFilteredIter(family, &netlink.Route{}, 0, func(r netlink.Route) bool {
-			res.add(family, &r, &best)
-			return true
-		})
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return res, fmt.Errorf("list routes: %w", err)
+	best := map[int]int{netlink.FAMILY_V4: -1, netlink.FAMILY_V6: -1}
+	err := eachRoute(h, func(family int, r *netlink.Route) {
+		res.add(family, r, best)
+		if r.MTU > 0 {
+			mtus.add(family, r)
 		}
-	}
-	return res, nil
+	})
+	return res, err
 }
 
-func (rs *routes) add(family int, r *netlink.Route, best *int) {
+func (rs *routes) add(family int, r *netlink.Route, best map[int]int) {
 	if r.Type != unix.RTN_UNICAST {
 		return
 	}
@@ -65,8 +61,8 @@ func (rs *routes) add(family int, r *netlink.Route, best *int) {
 	for _, oif := range oifs {
 		rs.wide[oif] = true
 	}
-	if ones == 0 && len(oifs) > 0 && (*best < 0 || r.Priority < *best) {
-		*best = r.Priority
+	if ones == 0 && len(oifs) > 0 && (best[family] < 0 || r.Priority < best[family]) {
+		best[family] = r.Priority
 		if family == netlink.FAMILY_V4 {
 			rs.defaultV4 = oifs[0]
 		} else {
