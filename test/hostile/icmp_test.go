@@ -18,8 +18,11 @@ import (
 var icmpScenarios = []scenario{
 	{name: "Datagrams to a port without endpoints", run: unanswered, places: []string{"here"}},
 	{name: "An ICMP error to another address than the quoted one", run: misdirectedError},
-	{name: "TCP segments to be cut that exceed the route's MTU", run: largeSegments, places: []string{"elsewhere"}},
-	{name: "Datagrams to be cut that exceed the route's MTU", run: largeDatagrams, places: []string{"elsewhere"}},
+	{name: "TCP segments to be cut that exceed the route's MTU", run: largeSegments(false), places: []string{"elsewhere"}},
+	{name: "TCP segments to be cut that exceed the route's locked MTU", run: largeSegments(true), places: []string{"elsewhere"}},
+	{name: "Datagrams to be cut that exceed the route's MTU", run: largeDatagrams(3, false), places: []string{"elsewhere"}},
+	{name: "Datagrams to be cut that exceed the route's locked MTU", run: largeDatagrams(3, true), places: []string{"elsewhere"}},
+	{name: "A datagram that exceeds the route's MTU", run: largeDatagrams(1, false), places: []string{"elsewhere"}},
 }
 
 // mostErrors is how many ICMP errors one sender gets for a burst: a kernel sends
@@ -90,12 +93,15 @@ func (p packet) quote() ([]byte, error) {
 }
 
 // routeMTU is that of the route to the other node's pods. It leaves room for no
-// segment that a client cuts for its own Ethernet.
-const routeMTU = 1400
+// segment that a client cuts for its own Ethernet, and for none of datagramSize.
+const (
+	routeMTU     = 1280
+	datagramSize = 1400
+)
 
 // narrowRoute gives the receiving node's route to the endpoint an MTU until the
-// test ends.
-func (e *env) narrowRoute(t *testing.T, v variant) {
+// test ends. A kernel forwards by it, locked or not: ip_forward, ip6_forward.
+func (e *env) narrowRoute(t *testing.T, v variant, locked bool) {
 	t.Helper()
 	set := func(mtu int) error {
 		routes, err := netlink.RouteList(nil, map[bool]int{false: netlink.FAMILY_V4, true: netlink.FAMILY_V6}[v.v6])
@@ -104,54 +110,79 @@ func (e *env) narrowRoute(t *testing.T, v variant) {
 		}
 		for _, r := range routes {
 			if r.Dst != nil && r.Gw != nil && !r.Dst.IP.IsUnspecified() && r.Dst.Contains(e.addr("b0", v).AsSlice()) {
-				r.MTU, r.MTULock = mtu, mtu != 0 // a forwarding kernel goes by locked values only
+				r.MTU, r.MTULock = mtu, mtu != 0 && locked
 				return netlink.RouteReplace(&r)
 			}
 		}
 		return fmt.Errorf("node %s has no route to b0", receiver)
 	}
 	e.Do(t, receiver, func() error { return set(routeMTU) })
-	t.Cleanup(func() { e.Do(t, receiver, func() error { return set(0) }) })
+	t.Cleanup(func() {
+		e.Do(t, receiver, func() error { return set(0) })
+		for _, client := range []string{honest, outsider} { // what they have learned
+			e.Output(t, client, "ip", "-4", "route", "flush", "cache")
+			e.Output(t, client, "ip", "-6", "route", "flush", "cache")
+		}
+	})
 }
 
 func isTooBig(p packet) bool {
 	return p.proto == "icmp" && (p.icmpType == 3 && p.icmpCode == 4 && p.dst.Addr().Is4() || p.icmpType == 2 && p.dst.Addr().Is6())
 }
 
-// largeSegments: a client hands its device many segments at once, which are only
-// cut behind the node.
-func largeSegments(t *testing.T, e *env, v variant) {
-	e.narrowRoute(t, v)
-	tooBig := e.capture(t, honest, isTooBig)
-	c := e.mustConnect(t, v, e.nodePort(t, v.place, "tcp", v))
-	if err := c.askText(strings.Repeat("y", 30_000)); err != nil {
-		t.Error(err)
-	}
-	if len(tooBig.wait(1)) == 0 {
-		t.Error("the client gets no ICMP error for segments that are too big")
+// awaitTooBig calls send until an ICMP error with the route's MTU has come. A node may need a
+// moment to know that MTU.
+func awaitTooBig(t *testing.T, tooBig *capture, send func() error) {
+	t.Helper()
+	await.NoError(t, func() error {
+		if err := send(); err != nil {
+			return err
+		}
+		if len(tooBig.packets()) == 0 {
+			return fmt.Errorf("no ICMP error for packets of more than %d bytes", routeMTU)
+		}
+		return nil
+	})
+	for _, p := range tooBig.packets() {
+		if p.mtu != routeMTU {
+			t.Errorf("an ICMP error has MTU %d, want %d", p.mtu, routeMTU)
+		}
 	}
 }
 
-// largeDatagrams is largeSegments with UDP_SEGMENT.
-func largeDatagrams(t *testing.T, e *env, v variant) {
-	e.narrowRoute(t, v)
-	tooBig := e.capture(t, outsider, isTooBig)
-	host, err := e.Host(outsider)
-	if err != nil {
-		t.Fatal(err)
+// largeSegments: a client hands its device many segments at once, which are only
+// cut behind the node.
+func largeSegments(locked bool) func(t *testing.T, e *env, v variant) {
+	return func(t *testing.T, e *env, v variant) {
+		e.narrowRoute(t, v, locked)
+		tooBig := e.capture(t, honest, isTooBig)
+		c := e.mustConnect(t, v, e.nodePort(t, v.place, "tcp", v))
+		awaitTooBig(t, tooBig, func() error { return c.askText(strings.Repeat("y", 30_000)) })
 	}
-	conn, err := host.Dial(t.Context(), string(v.combo("udp")), e.nodePort(t, v.place, "udp", v).String())
-	if err != nil {
-		t.Fatal(err)
+}
+
+// largeDatagrams is largeSegments with UDP_SEGMENT, or with single datagrams.
+func largeDatagrams(number int, locked bool) func(t *testing.T, e *env, v variant) {
+	return func(t *testing.T, e *env, v variant) {
+		e.narrowRoute(t, v, locked)
+		tooBig := e.capture(t, outsider, isTooBig)
+		host, err := e.Host(outsider)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := host.Dial(t.Context(), string(v.combo("udp")), e.nodePort(t, v.place, "udp", v).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := control(conn, cutInto(datagramSize, v)); err != nil {
+			t.Fatal(err)
+		}
+		awaitTooBig(t, tooBig, func() error {
+			_, _ = conn.Write(make([]byte, number*datagramSize)) // an error is what the one before led to
+			return nil
+		})
 	}
-	defer conn.Close()
-	if err := control(conn, cutInto(1400, v)); err != nil {
-		t.Fatal(err)
-	}
-	await.True(t, "an ICMP error for a datagram that is too big", func() bool {
-		_, _ = conn.Write(make([]byte, 3*1400))
-		return len(tooBig.packets()) > 0
-	})
 }
 
 // cutInto has the kernel cut what is written into datagrams of a size, which must

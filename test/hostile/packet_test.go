@@ -30,6 +30,7 @@ type packet struct {
 
 	icmpType, icmpCode uint8  // of an ICMP error
 	quoted             []byte // of an ICMP error: the packet that it is about
+	mtu                uint32 // of an ICMP error about a packet that is too big
 }
 
 // sender sends frames from a host, with any source address.
@@ -329,10 +330,11 @@ func decode(frame []byte) packet {
 			src, dst = p.ports(src, dst, uint16(l.SrcPort), uint16(l.DstPort))
 		case *layers.ICMPv4:
 			p.proto, p.icmpType, p.icmpCode, p.quoted = "icmp", l.TypeCode.Type(), l.TypeCode.Code(), l.Payload
+			p.mtu = uint32(l.Seq)
 		case *layers.ICMPv6:
 			p.proto, p.icmpType, p.icmpCode = "icmp", l.TypeCode.Type(), l.TypeCode.Code()
 			if len(l.Payload) >= 4 {
-				p.quoted = l.Payload[4:]
+				p.quoted, p.mtu = l.Payload[4:], binary.BigEndian.Uint32(l.Payload)
 			}
 		}
 	}
