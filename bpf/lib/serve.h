@@ -33,6 +33,28 @@ static __noinline struct frontend *frontend_of_socket(struct __sk_buff *skb,
 	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family).fe;
 }
 
+/*
+ * Returns the frontend that a pod's TCP socket asked for, if the SYN goes to the endpoint that the
+ * connect hook chose. The caller has found that no Service has this endpoint any more. The socket
+ * keeps the old endpoint's address, but its handshake can be with another endpoint.
+ */
+static __noinline struct frontend *frontend_of_connection(struct __sk_buff *skb,
+							       const struct tuple *t)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct connection *c;
+
+	if (!sk)
+		return NULL;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk)
+		return NULL;
+	c = bpf_sk_storage_get(&connections, sk, NULL, 0);
+	if (!c || !addr_equal(&c->endpoint, &t->daddr) || c->endpoint_port != t->dport)
+		return NULL;
+	return frontend_lookup(&c->service, c->service_port, t->proto, t->family).fe;
+}
+
 /* What happens to a packet of no flow. */
 enum decision {
 	NOT_OURS,
@@ -94,6 +116,8 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 	if (!is_service(match.fe) && hook == FROM_POD &&
 	    t->proto == IPPROTO_UDP)
 		asked = frontend_of_socket(skb, t);
+	if (!match.fe && hook == FROM_POD && packet_syn(p))
+		asked = frontend_of_connection(skb, t);
 	found->by_socket = asked != NULL;
 	found->fe = asked ? asked : match.fe;
 	if (!found->fe && match.node_addr)

@@ -145,14 +145,14 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 
 /*
  * Addresses the frame of a pod's translated packet to the node, whose stack must route it. A
- * connected UDP socket sends to the endpoint that it had first. If that is on the same bridge,
- * the frame has its address, and the bridge would forward it to that pod.
+ * connected socket sends to the endpoint that it had first. If that is on the same bridge, the frame
+ * has its address, and the bridge would forward it to that pod.
  */
 static __noinline int frame_for_node(struct __sk_buff *skb, const struct packet *p)
 {
 	struct pod *pod;
 
-	if (p->tuple.proto != IPPROTO_UDP)
+	if (p->tuple.proto == IPPROTO_SCTP)
 		return 0;
 	pod = pod_lookup(&p->tuple.saddr, p->tuple.family);
 	if (!pod || !(pod->flags & POD_REACHABLE))

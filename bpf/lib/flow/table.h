@@ -441,6 +441,17 @@ static __always_inline int flow_endpoint_gone(const struct flow *f)
 	return backend && !bpf_map_lookup_elem(&backends, &backend);
 }
 
+/*
+ * Does a client repeat its SYN to an endpoint that was removed? Then the SYN starts a new flow. Until
+ * the client has acknowledged an answer there is no connection to keep: the endpoint has not
+ * answered, or its answer was lost.
+ */
+static __always_inline int syn_lost_endpoint(const struct flow *f, const struct packet *p)
+{
+	return packet_syn(p) && !(f->flags & FLOW_REPLY) && f->state <= FLOW_SYN_RECV &&
+	       flow_endpoint_gone(f);
+}
+
 /* Does a datagram of the same second as the last one leave the state of its flow as it is? */
 static __always_inline int udp_plain(const struct flow *f, const struct settings *s)
 {
@@ -502,7 +513,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		/* Of a run with keys. This one saw nothing that tells whether it is over. */
 		return MISS_STALE;
 	} else if (!tcp_plain(f, p)) {
-		if (flow_reopens(f, p))
+		if (flow_reopens(f, p) || syn_lost_endpoint(f, p))
 			return MISS_STALE;
 		counts = flow_tcp(skb, f, p, s);
 		if (counts == TCP_RENEWS)
