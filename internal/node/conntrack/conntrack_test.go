@@ -62,6 +62,7 @@ func entries(t testing.TB, c *Conn, f Filter) []string {
 func TestADumpGivesEveryEntryAndTheFilterIsTheKernels(t *testing.T) {
 	netnstest.Enter(t)
 	c := open(t)
+	const confirmed = 1 << 3 // IPS_CONFIRMED, which every planted entry has
 	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4000", "10.96.0.10:53", "10.244.0.2:53")
 	plant(t, unix.IPPROTO_UDP, "192.0.2.1:4001", "10.96.0.11:53", "10.96.0.11:53")
 	plant(t, unix.IPPROTO_UDP, "[fd00::1]:4000", "[fd96::10]:53", "[fd00::2]:53")
@@ -88,6 +89,8 @@ func TestADumpGivesEveryEntryAndTheFilterIsTheKernels(t *testing.T) {
 		{"one IPv6 destination", Filter{Protocol: unix.IPPROTO_UDP, OrigDst: netip.MustParseAddrPort("[fd96::10]:53")}, []string{
 			"udp [fd00::1]:4000 -> [fd96::10]:53, answers from [fd00::2]:53"}},
 		{"assured", Filter{Status: Assured}, nil},
+		{"confirmed and not answered", Filter{Protocol: unix.IPPROTO_TCP, Status: confirmed, Unset: SeenReply}, []string{
+			"tcp 192.0.2.1:4000 -> 10.96.0.10:53, answers from 10.244.0.2:53"}},
 	} {
 		if got := entries(t, c, row.filter); !slices.Equal(got, row.want) {
 			t.Errorf("%s:\n%s\nwant:\n%s", row.name, strings.Join(got, "\n"), strings.Join(row.want, "\n"))
@@ -102,6 +105,20 @@ func TestADumpGivesEveryEntryAndTheFilterIsTheKernels(t *testing.T) {
 		}
 		if n != len(row.want) {
 			t.Errorf("%s: the kernel gave %d entries, want %d", row.name, n, len(row.want))
+		}
+	}
+}
+
+func TestAFilterOfUnsetBits(t *testing.T) {
+	f := Filter{Status: DstNAT, Unset: SeenReply}
+	for status, want := range map[Status]bool{DstNAT: true, DstNAT | SrcNAT: true, DstNAT | SeenReply: false, SeenReply: false, 0: false} {
+		if got := f.passes(&Entry{Status: status}); got != want {
+			t.Errorf("status %#x passes: %t", status, got)
+		}
+	}
+	for _, bad := range []Filter{{Unset: SeenReply}, {Status: SeenReply, Unset: SeenReply}} {
+		if bad.Validate() == nil {
+			t.Errorf("%+v is valid", bad)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 type Filter struct {
 	Protocol uint8          // IPPROTO_*; 0: any
 	Status   Status         // bits that must be set
+	Unset    Status         // bits that must not be set; only with Status
 	OrigDst  netip.AddrPort // destination of the original direction, of a Protocol that is not 0; the zero value: any
 }
 
@@ -26,11 +27,14 @@ func (f Filter) Validate() error {
 	if f.OrigDst.IsValid() && f.Protocol == 0 {
 		return errors.New("conntrack filter: a port without a protocol")
 	}
+	if f.Unset != 0 && (f.Status == 0 || f.Status&f.Unset != 0) {
+		return errors.New("conntrack filter: the bits of Unset need others in Status")
+	}
 	return nil
 }
 
 func (f Filter) passes(e *Entry) bool {
-	return (f.Protocol == 0 || e.Protocol == f.Protocol) && e.Status&f.Status == f.Status &&
+	return (f.Protocol == 0 || e.Protocol == f.Protocol) && e.Status&(f.Status|f.Unset) == f.Status &&
 		(!f.OrigDst.IsValid() || e.Orig.Dst == f.OrigDst)
 }
 
@@ -49,7 +53,7 @@ func (f Filter) attrs(family uint8) []*nl.RtAttr {
 	var out []*nl.RtAttr
 	if f.Status != 0 {
 		out = append(out, nl.NewRtAttr(ctaStatus, nl.BEUint32Attr(uint32(f.Status))),
-			nl.NewRtAttr(ctaStatusMask, nl.BEUint32Attr(uint32(f.Status))))
+			nl.NewRtAttr(ctaStatusMask, nl.BEUint32Attr(uint32(f.Status|f.Unset))))
 	}
 	if f.Protocol == 0 {
 		return out

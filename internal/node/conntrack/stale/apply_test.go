@@ -82,7 +82,7 @@ func lookAgain(t *testing.T, r *Reconciler) {
 }
 
 func TestOnlyChangesThatCanMakeAnEntryStaleReadTheTable(t *testing.T) {
-	tcp := func() *intent.ServicePort { p := port4(epB); p.ID.Protocol = model.TCP; return p }
+	sctp := func() *intent.ServicePort { p := port4(epB); p.ID.Protocol = model.SCTP; return p }
 	moved := port4(epA)
 	moved.Frontends = slices.Clone(moved.Frontends)
 	moved.Frontends[1].Port = 30054
@@ -95,8 +95,8 @@ func TestOnlyChangesThatCanMakeAnEntryStaleReadTheTable(t *testing.T) {
 		{"nothing", intent.Changes{}, 0},
 		{"the same port again", intent.Changes{Upserts: []*intent.ServicePort{kept}}, 0},
 		{"one more endpoint", upserts(port4(epA, epB)), 0},
-		{"a TCP port", upserts(tcp()), 0},
-		{"a TCP port gone", intent.Changes{Deletes: []intent.PortID{tcp().ID}}, 0},
+		{"an SCTP port", upserts(sctp()), 0},
+		{"an SCTP port gone", intent.Changes{Deletes: []intent.PortID{sctp().ID}}, 0},
 		{"another endpoint", upserts(port4(epB)), 4}, // ClusterIP, NodePort, ExternalIP, LoadBalancerIP
 		{"another NodePort", upserts(moved), 2},      // the old and the new
 		{"gone", intent.Changes{Deletes: []intent.PortID{kept.ID}}, 4},

@@ -16,7 +16,7 @@ const maxExact = 4
 
 // scan checks the entries of frontends and deletes stale ones.
 func (r *Reconciler) scan(ctx context.Context, checks map[frontend]check) error {
-	l := scan{r: r, checks: checks, serving: map[*intent.ServicePort]map[netip.AddrPort]struct{}{}}
+	l := scan{r: r, checks: checks, serving: servingSets{}}
 	for _, f := range r.filters(checks) {
 		if err := r.cfg.Table.Dump(ctx, f, l.check); err != nil {
 			return err
@@ -61,24 +61,30 @@ func (r *Reconciler) filters(checks map[frontend]check) []conntrack.Filter {
 type scan struct {
 	r       *Reconciler
 	checks  map[frontend]check
-	serving map[*intent.ServicePort]map[netip.AddrPort]struct{} // cache of servingSet
-	err     error                                               // the first delete that failed
+	serving servingSets
+	err     error // the first delete that failed
 }
+
+// servingSets is a cache of servingSet.
+type servingSets map[*intent.ServicePort]map[netip.AddrPort]struct{}
 
 // check deletes an entry if it is stale. It does so during the dump, so that any number
 // of stale entries needs no memory.
 func (l *scan) check(e *conntrack.Entry) bool {
-	if !l.stale(e) {
-		return true
+	if l.stale(e) {
+		l.delete(e)
 	}
+	return true
+}
+
+func (l *scan) delete(e *conntrack.Entry) {
 	if err := l.r.cfg.Table.Delete(e); err != nil {
 		if l.err == nil {
 			l.err = err
 		}
-		return true
+		return
 	}
 	l.r.deleted.Add(1)
-	return true
 }
 
 // stale reports whether an entry is stale. It is false if the original destination is

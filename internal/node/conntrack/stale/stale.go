@@ -1,14 +1,15 @@
-// Package stale deletes stale conntrack entries of UDP Services. Netfilter applies NAT
-// rules only to the first packet of a flow; later packets follow the entry. A UDP client
-// may keep its source port. Its packets then continue to go to a removed endpoint, or to
-// a Service address that was not translated yet.
+// Package stale deletes stale conntrack entries of Services. Netfilter applies NAT rules
+// only to the first packet of a flow; later packets follow the entry. A UDP client may keep
+// its source port. Its packets then continue to go to a removed endpoint, or to a Service
+// address that was not translated yet. So do the SYNs of a TCP client that gets no answer.
 //
 //	intent.Changes ──Apply──> which frontends may have stale entries
 //	                               │
 //	     conntrack ────Dump────────┴──> judge ──stale──> Delete
 //
-// Entries of TCP and SCTP stay, as with kube-proxy. A RST, an ABORT or a timeout ends
-// such a connection, and a new connection gets a new entry.
+// Entries of SCTP, and of TCP connections that were answered, stay. A RST, an ABORT or a
+// timeout ends such a connection, and a new connection gets a new entry. Those of unanswered
+// TCP handshakes with removed endpoints are deleted: see handshakes.
 //
 // An entry whose original destination is a frontend is valid while its replies come from
 // an endpoint that serves the Service port. Traffic policy and topology apply only to
@@ -90,6 +91,8 @@ type Reconciler struct {
 	// first check.
 	again map[frontend]recheck
 
+	handshakes handshakes
+
 	now func() time.Time // the time, except in tests
 
 	deleted atomic.Uint64
@@ -115,6 +118,8 @@ func New(cfg Config) (*Reconciler, error) {
 		dirty:     map[frontend]*intent.ServicePort{},
 		again:     map[frontend]recheck{},
 		now:       time.Now,
+
+		handshakes: newHandshakes(),
 	}, nil
 }
 
@@ -127,12 +132,27 @@ func (r *Reconciler) Apply(ctx context.Context, c intent.Changes) error {
 	}
 	for _, id := range c.Deletes {
 		r.remove(id)
+		r.handshakes.remove(id)
 	}
 	for _, p := range c.Upserts {
-		if p.ID.Protocol == model.UDP {
+		switch {
+		case p.ID.Protocol == model.UDP:
 			r.upsert(p)
+		case p.ID.Protocol == model.TCP && !r.cfg.TranslatedOnly:
+			r.handshakes.upsert(p)
 		}
 	}
+	return errors.Join(r.applyUDP(ctx), r.applyTCP(ctx))
+}
+
+func (r *Reconciler) applyTCP(ctx context.Context) error {
+	if err := r.scanHandshakes(ctx); err != nil {
+		return fmt.Errorf("delete conntrack entries of handshakes: %w", err)
+	}
+	return nil
+}
+
+func (r *Reconciler) applyUDP(ctx context.Context) error {
 	now := r.now()
 	checks := r.due(now)
 	if len(checks) == 0 {
@@ -185,6 +205,7 @@ func (r *Reconciler) due(now time.Time) map[frontend]check {
 // Recheck returns when Apply has to be called again, even with empty Changes. Zero: it
 // does not have to.
 func (r *Reconciler) Recheck() (at time.Time) {
+	at = r.handshakes.recheck()
 	for _, a := range r.again {
 		if at.IsZero() || a.at.Before(at) {
 			at = a.at
@@ -303,7 +324,7 @@ func (r *Reconciler) Collect(ch chan<- prometheus.Metric) {
 }
 
 var deletedDesc = prometheus.NewDesc("spillway_conntrack_stale_entries_deleted_total",
-	"Conntrack entries of UDP Services that were deleted because their endpoint no longer serves.", nil, nil)
+	"Conntrack entries of UDP flows and of unanswered TCP handshakes that were deleted because their endpoint no longer serves.", nil, nil)
 
-// protocol is the only protocol whose entries are checked.
+// protocol is the protocol of the flows whose entries are checked.
 const protocol = unix.IPPROTO_UDP
