@@ -7,8 +7,9 @@
  *           <- recvfrom() shows service           recvmsg4/6
  *           <- getpeername() shows service        getpeername4/6
  *
- * The last four programs are loaded if they are wanted: two report flows and count handshakes,
- * and the iterators list sockets whose endpoint was removed, and those that a load counts.
+ * The last five programs are loaded if they are wanted: two report flows and count handshakes, and
+ * the iterators list sockets whose endpoint was removed, those of the node that are in a handshake
+ * with such an endpoint, and those that a load counts.
  */
 #include "lib/socket.h"
 
@@ -79,6 +80,13 @@ SEC("iter/bpf_sk_storage_map")
 int lost_sockets(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
 	lost_report(ctx);
+	return 0;
+}
+
+SEC("iter/bpf_sk_storage_map")
+int lost_handshakes(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	handshake_report(ctx);
 	return 0;
 }
 

@@ -9,6 +9,7 @@
 #define SPILLWAY_SOCKET_LOST_H
 
 #include "lookup/endpoint.h"
+#include "lookup/service.h"
 #include "sock.h"
 
 /* Clears the record of an earlier connect(). Most sockets have none. */
@@ -55,13 +56,23 @@ static __always_inline void lost_ends(struct lost_socket *s, struct sock *sk)
 	s->peer_port = BPF_CORE_READ(sk, __sk_common.skc_dport);
 }
 
+/* Completes the record of a socket, and writes it. */
+static __always_inline void lost_write(struct bpf_iter__bpf_sk_storage_map *ctx,
+				       struct sock *sk, struct lost_socket *s, struct net *net)
+{
+	s->cookie = bpf_get_socket_cookie(sk);
+	s->ifindex = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if);
+	s->netns_cookie = BPF_CORE_READ(net, net_cookie);
+	s->netns_inode = BPF_CORE_READ(net, ns.inum);
+	bpf_seq_write(ctx->meta->seq, s, sizeof(*s));
+}
+
 /* Writes a record if the socket is still connected to an endpoint that was removed. */
 static __always_inline void lost_report(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
 	struct socket_backend *r = ctx->value;
 	struct lost_socket s = {};
 	struct sock *sk = ctx->sk;
-	struct net *net;
 	__u8 state;
 
 	if (!sk || !r)
@@ -78,12 +89,33 @@ static __always_inline void lost_report(struct bpf_iter__bpf_sk_storage_map *ctx
 	/* The socket was closed or disconnected, or the translated connect() has failed. */
 	if (!s.local_port || !addr_equal(&s.peer, &r->addr) || s.peer_port != r->port)
 		return;
-	s.cookie = bpf_get_socket_cookie(sk);
-	s.ifindex = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if);
+	lost_write(ctx, sk, &s, BPF_CORE_READ(sk, __sk_common.skc_net.net));
+}
+
+/*
+ * Writes a record if a TCP socket of the node waits for the answer of an endpoint that no Service has
+ * any more. No program sees its SYNs on the way, so they cannot be led to another endpoint: see
+ * frontend_of_connection in serve.h for the sockets of pods.
+ */
+static __always_inline void handshake_report(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct connection *c = ctx->value;
+	struct lost_socket s = {};
+	struct sock *sk = ctx->sk;
+	struct net *net;
+
+	if (!sk || !c || BPF_CORE_READ(sk, __sk_common.skc_state) != BPF_TCP_SYN_SENT)
+		return;
 	net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
-	s.netns_cookie = BPF_CORE_READ(net, net_cookie);
-	s.netns_inode = BPF_CORE_READ(net, ns.inum);
-	bpf_seq_write(ctx->meta->seq, &s, sizeof(s));
+	if (BPF_CORE_READ(net, net_cookie) != host_netns_cookie)
+		return;
+	s.proto = IPPROTO_TCP;
+	s.family = c->endpoint.w[1] | c->endpoint.w[2] | c->endpoint.w[3] ? FAMILY_V6 : FAMILY_V4;
+	lost_ends(&s, sk);
+	if (!addr_equal(&s.peer, &c->endpoint) || s.peer_port != c->endpoint_port)
+		return;
+	if (!frontend_exact(&s.peer, s.peer_port, IPPROTO_TCP, s.family))
+		lost_write(ctx, sk, &s, net);
 }
 
 #endif

@@ -83,6 +83,7 @@ func (c *Config) selectSocketPrograms(sock *ebpf.CollectionSpec, f kernel.Featur
 		{udp, udp && c.BalanceByLoad, sockProgSockRelease, sockVarUdpEndsSeen},
 		{c.BalanceByLoad && f.SocketIterators, false, sockProgCountedSockets, ""},
 		{ends, ends, sockProgLostSockets, sockVarEndSockets},
+		{f.SocketIterators, false, sockProgLostHandshakes, ""},
 	} {
 		if !p.wanted {
 			delete(sock.Programs, p.program)

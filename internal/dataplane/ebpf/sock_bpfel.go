@@ -90,6 +90,7 @@ const (
 	sockProgCountedSockets  = "counted_sockets"
 	sockProgGetpeername4    = "getpeername4"
 	sockProgGetpeername6    = "getpeername6"
+	sockProgLostHandshakes  = "lost_handshakes"
 	sockProgLostSockets     = "lost_sockets"
 	sockProgRecvmsg4        = "recvmsg4"
 	sockProgRecvmsg6        = "recvmsg6"
@@ -176,6 +177,7 @@ type sockProgramSpecs struct {
 	CountedSockets *ebpf.ProgramSpec `ebpf:"counted_sockets"`
 	Getpeername4   *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	Getpeername6   *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	LostHandshakes *ebpf.ProgramSpec `ebpf:"lost_handshakes"`
 	LostSockets    *ebpf.ProgramSpec `ebpf:"lost_sockets"`
 	Recvmsg4       *ebpf.ProgramSpec `ebpf:"recvmsg4"`
 	Recvmsg6       *ebpf.ProgramSpec `ebpf:"recvmsg6"`
@@ -437,6 +439,7 @@ type sockPrograms struct {
 	CountedSockets *ebpf.Program `ebpf:"counted_sockets"`
 	Getpeername4   *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6   *ebpf.Program `ebpf:"getpeername6"`
+	LostHandshakes *ebpf.Program `ebpf:"lost_handshakes"`
 	LostSockets    *ebpf.Program `ebpf:"lost_sockets"`
 	Recvmsg4       *ebpf.Program `ebpf:"recvmsg4"`
 	Recvmsg6       *ebpf.Program `ebpf:"recvmsg6"`
@@ -453,6 +456,7 @@ func (p *sockPrograms) Close() error {
 		p.CountedSockets,
 		p.Getpeername4,
 		p.Getpeername6,
+		p.LostHandshakes,
 		p.LostSockets,
 		p.Recvmsg4,
 		p.Recvmsg6,

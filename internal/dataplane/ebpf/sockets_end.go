@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -19,9 +20,10 @@ import (
 )
 
 // Sockets that a connect hook has translated keep their endpoint. If the endpoint dies
-// without a packet, they hang until TCP gives up, and UDP sockets for ever. The agent ends
-// them. It identifies a socket by the record of the connect hook and by its cookie: an
-// address alone may belong to another endpoint by now.
+// without a packet, they hang until TCP gives up, and UDP sockets for ever. With
+// Config.EndSockets, the agent ends them. It always ends the node's own TCP sockets whose SYN has no
+// answer: their processes can connect again at once. It identifies a socket by the record of the
+// connect hook and by its cookie: an address alone may belong to another endpoint by now.
 
 const (
 	// endGrace is the time from the removal of an endpoint to the walk over all sockets. The
@@ -58,31 +60,32 @@ var socketsEndedDesc = prometheus.NewDesc("spillway_sockets_ended_total",
 
 // socketEnds ends sockets. A nil *socketEnds ends none.
 type socketEnds struct {
-	log    *slog.Logger
-	walker *link.Iter
-	here   *kernel.SocketDestroyer // of the agent's own network namespace
-	netns  kernel.NetnsID
-	wanted chan struct{}
-	warned bool
-	counts [2][endOutcomes]atomic.Uint64 // TCP, UDP
+	log        *slog.Logger
+	sockets    *link.Iter              // of removed endpoints; nil without Config.EndSockets
+	handshakes *link.Iter              // of the node's own sockets with removed endpoints
+	here       *kernel.SocketDestroyer // of the agent's own network namespace
+	netns      kernel.NetnsID
+	wanted     chan struct{}
+	warned     bool
+	counts     [2][endOutcomes]atomic.Uint64 // TCP, UDP
 }
 
 // openSocketEnds returns nil, and logs the reason, if the kernel lacks support.
 func (b *Backend) openSocketEnds() *socketEnds {
-	if !b.cfg.EndSockets || b.cfg.SocketHooks == HooksOff {
+	if b.cfg.SocketHooks == HooksOff {
 		return nil
 	}
 	e, err := newSocketEnds(b.objects, b.cfg.Log)
-	if err != nil {
+	if err != nil && b.cfg.EndSockets {
 		b.cfg.Log.Warn("Sockets of removed endpoints are not ended", "reason", err)
-		return nil
+	} else if err != nil {
+		b.cfg.Log.Info("The node's own handshakes with removed endpoints are not ended", "reason", err)
 	}
 	return e
 }
 
 func newSocketEnds(o *objects, log *slog.Logger) (*socketEnds, error) {
-	program := o.programs[sockProgLostSockets]
-	if program == nil {
+	if o.programs[sockProgLostHandshakes] == nil {
 		return nil, kernel.ProbeSocketIterators()
 	}
 	if err := kernel.ProbeSocketDestroy(); err != nil {
@@ -96,19 +99,40 @@ func newSocketEnds(o *objects, log *slog.Logger) (*socketEnds, error) {
 	if e.here, err = kernel.OpenSocketDestroyer(); err != nil {
 		return nil, err
 	}
-	e.walker, err = link.AttachIter(link.IterOptions{Program: program, Map: o.maps[sockMapSocketBackends]})
+	e.sockets, err = attachIter(o, sockProgLostSockets, sockMapSocketBackends)
+	if err == nil {
+		e.handshakes, err = attachIter(o, sockProgLostHandshakes, sockMapConnections)
+	}
 	if err != nil {
-		_ = e.here.Close()
-		return nil, fmt.Errorf("attach iterator of sockets: %w", err)
+		e.close()
+		return nil, err
 	}
 	return e, nil
 }
 
-func (e *socketEnds) close() {
-	if e != nil {
-		_ = e.walker.Close()
-		_ = e.here.Close()
+// attachIter returns nil if the program is not loaded.
+func attachIter(o *objects, program, of string) (*link.Iter, error) {
+	p := o.programs[program]
+	if p == nil {
+		return nil, nil
 	}
+	i, err := link.AttachIter(link.IterOptions{Program: p, Map: o.maps[of]})
+	if err != nil {
+		return nil, fmt.Errorf("attach iterator %s: %w", program, err)
+	}
+	return i, nil
+}
+
+func (e *socketEnds) close() {
+	if e == nil {
+		return
+	}
+	for _, i := range []*link.Iter{e.sockets, e.handshakes} {
+		if i != nil {
+			_ = i.Close()
+		}
+	}
+	_ = e.here.Close()
 }
 
 // want requests a walk and does not wait for it.
@@ -161,23 +185,28 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// endSockets ends the connected sockets whose endpoint no Service has any more. known is
-// false if another walk is necessary.
+// endSockets ends the node's sockets in a handshake with an endpoint that no Service has any more,
+// and with Config.EndSockets all connected sockets of such an endpoint. known is false if another
+// walk is necessary.
 func (b *Backend) endSockets(ctx context.Context) (known bool, err error) {
-	lost, all, err := b.ends.walk()
+	known, err = b.endThose(ctx, b.ends.handshakes, (*portTable).removed)
+	if err != nil || b.ends.sockets == nil {
+		return known, err
+	}
+	more, err := b.endThose(ctx, b.ends.sockets, (*portTable).gone)
+	return known && more, err
+}
+
+// endThose ends the sockets that an iterator lists and whose endpoint is gone.
+func (b *Backend) endThose(ctx context.Context, list *link.Iter, judge func(*portTable) (gone func(tcFrontendKey) bool, known bool)) (known bool, err error) {
+	lost, all, err := listSockets(list)
 	if err != nil || len(lost) == 0 {
 		return true, err
 	}
 	b.portsMu.Lock()
-	gone, known := b.ports.gone()
+	gone, known := judge(b.ports)
 	if known {
-		kept := lost[:0]
-		for _, s := range lost {
-			if gone(lostEndpoint(&s)) {
-				kept = append(kept, s)
-			}
-		}
-		lost = kept
+		lost = slices.DeleteFunc(lost, func(s sockLostSocket) bool { return !gone(lostEndpoint(&s)) })
 	}
 	b.portsMu.Unlock()
 	if !known || len(lost) == 0 {
@@ -193,11 +222,21 @@ func lostEndpoint(s *sockLostSocket) tcFrontendKey {
 	return key
 }
 
+// removed returns a function that reports whether no port has an endpoint. It is valid until the
+// table changes. known is false after a restart, before the first update.
+func (t *portTable) removed() (removed func(tcFrontendKey) bool, known bool) {
+	if t.byID == nil || len(t.orphans) > 0 {
+		return nil, false
+	}
+	return func(key tcFrontendKey) bool { return t.endpoints.refs[key] == 0 }, true
+}
+
 // gone returns a function that reports whether an endpoint neither serves nor terminates,
 // in any port. It is valid until the table changes. known is false while the decision about
 // a port is unknown, as after a restart or after a failed write.
 func (t *portTable) gone() (gone func(tcFrontendKey) bool, known bool) {
-	if t.byID == nil || len(t.orphans) > 0 {
+	removed, known := t.removed()
+	if !known {
 		return nil, false
 	}
 	lingering := map[tcFrontendKey]struct{}{}
@@ -211,14 +250,13 @@ func (t *portTable) gone() (gone func(tcFrontendKey) bool, known bool) {
 	}
 	return func(key tcFrontendKey) bool {
 		_, lingers := lingering[key]
-		return !lingers && t.endpoints.refs[key] == 0
+		return !lingers && removed(key)
 	}, true
 }
 
-// walk returns the connected sockets of all network namespaces whose endpoint is not in the
-// map of endpoints. all is false if there are more.
-func (e *socketEnds) walk() (lost []sockLostSocket, all bool, err error) {
-	r, err := e.walker.Open()
+// listSockets returns the sockets that an iterator lists. all is false if there are more.
+func listSockets(list *link.Iter) (lost []sockLostSocket, all bool, err error) {
+	r, err := list.Open()
 	if err != nil {
 		return nil, false, fmt.Errorf("walk over sockets: %w", err)
 	}

@@ -159,7 +159,7 @@ func (n *eventNode) endAddressReused(t *testing.T, p *plan) {
 	n.serve(t, both(p)...)
 	n.serve(t, both(p, 8080)...)
 	newer := n.connected(t, domainOf(p), protoUDP, to)
-	lost, all, err := n.ends.walk()
+	lost, all, err := listSockets(n.ends.sockets)
 	ok(t, err)
 	if !all || !slices.ContainsFunc(lost, isSocket(t, older)) || slices.ContainsFunc(lost, isSocket(t, newer)) {
 		t.Fatalf("lost sockets %+v, want the older one", lost)
