@@ -34,25 +34,29 @@ static __noinline struct frontend *frontend_of_socket(struct __sk_buff *skb,
 }
 
 /*
- * Returns the frontend that a pod's TCP socket asked for, if the SYN goes to the endpoint that the
- * connect hook chose. The caller has found that no Service has this endpoint any more. The socket
- * keeps the old endpoint's address, but its handshake can be with another endpoint.
+ * Finds the Service that a pod's TCP socket asked for, if the packet goes to the endpoint that the
+ * connect hook chose. For a SYN to an endpoint that no Service has any more: the socket keeps its
+ * address, but the handshake can be with another endpoint. Returns 1, and the Service's address in
+ * pair.holder_key. A global function: the verifier checks it once.
  */
-static __noinline struct frontend *frontend_of_connection(struct __sk_buff *skb,
-							       const struct tuple *t)
+__noinline int connection_asked(struct __sk_buff *skb)
 {
+	struct scratch *m = get_scratch();
 	struct bpf_sock *sk = skb->sk;
 	struct connection *c;
 
-	if (!sk)
-		return NULL;
+	if (!m || !sk)
+		return 0;
 	sk = bpf_sk_fullsock(sk);
 	if (!sk)
-		return NULL;
+		return 0;
 	c = bpf_sk_storage_get(&connections, sk, NULL, 0);
-	if (!c || !addr_equal(&c->endpoint, &t->daddr) || c->endpoint_port != t->dport)
-		return NULL;
-	return frontend_lookup(&c->service, c->service_port, t->proto, t->family).fe;
+	if (!c || !addr_equal(&c->endpoint, &m->packet.tuple.daddr) ||
+	    c->endpoint_port != m->packet.tuple.dport)
+		return 0;
+	m->pair.holder_key.daddr = c->service;
+	m->pair.holder_key.dport = c->service_port;
+	return 1;
 }
 
 /* What happens to a packet of no flow. */
@@ -111,13 +115,15 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 {
 	const struct tuple *t = &p->tuple;
 	struct frontend_match match = frontend_lookup(&t->daddr, t->dport, t->proto, t->family);
+	struct flow_pair *pair = get_flow_pair();
 	struct frontend *asked = NULL;
 
+	if (!match.fe && hook == FROM_POD && packet_syn(p) && pair && connection_asked(skb))
+		match = frontend_lookup(&pair->holder_key.daddr, pair->holder_key.dport, t->proto,
+					t->family);
 	if (!is_service(match.fe) && hook == FROM_POD &&
 	    t->proto == IPPROTO_UDP)
 		asked = frontend_of_socket(skb, t);
-	if (!match.fe && hook == FROM_POD && packet_syn(p))
-		asked = frontend_of_connection(skb, t);
 	found->by_socket = asked != NULL;
 	found->fe = asked ? asked : match.fe;
 	if (!found->fe && match.node_addr)

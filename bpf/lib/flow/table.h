@@ -210,6 +210,19 @@ static __always_inline int flow_refresh_reverse(struct flow *f, const struct tup
 	return 0;
 }
 
+/*
+ * Does a client repeat its SYN to an endpoint that was removed? Then the SYN starts a new flow. Until
+ * the client has acknowledged an answer there is no connection to keep: the endpoint has not
+ * answered, or its answer was lost.
+ */
+static __always_inline int syn_lost_endpoint(const struct flow *f, const struct packet *p)
+{
+	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
+
+	return packet_syn(p) && !(f->flags & FLOW_REPLY) && f->state <= FLOW_SYN_RECV && backend &&
+	       !bpf_map_lookup_elem(&backends, &backend);
+}
+
 /* Applies a TCP packet that concerns both entries of its flow. */
 __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct packet *p,
 			struct settings *s)
@@ -219,6 +232,8 @@ __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct pack
 
 	if (!f || !p || !s)
 		return TCP_IGNORED;
+	if (syn_lost_endpoint(f, p))
+		return TCP_RENEWS;
 	flow_reverse_key(&reverse_key, f, &p->tuple);
 	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
 	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
@@ -441,17 +456,6 @@ static __always_inline int flow_endpoint_gone(const struct flow *f)
 	return backend && !bpf_map_lookup_elem(&backends, &backend);
 }
 
-/*
- * Does a client repeat its SYN to an endpoint that was removed? Then the SYN starts a new flow. Until
- * the client has acknowledged an answer there is no connection to keep: the endpoint has not
- * answered, or its answer was lost.
- */
-static __always_inline int syn_lost_endpoint(const struct flow *f, const struct packet *p)
-{
-	return packet_syn(p) && !(f->flags & FLOW_REPLY) && f->state <= FLOW_SYN_RECV &&
-	       flow_endpoint_gone(f);
-}
-
 /* Does a datagram of the same second as the last one leave the state of its flow as it is? */
 static __always_inline int udp_plain(const struct flow *f, const struct settings *s)
 {
@@ -513,7 +517,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		/* Of a run with keys. This one saw nothing that tells whether it is over. */
 		return MISS_STALE;
 	} else if (!tcp_plain(f, p)) {
-		if (flow_reopens(f, p) || syn_lost_endpoint(f, p))
+		if (flow_reopens(f, p))
 			return MISS_STALE;
 		counts = flow_tcp(skb, f, p, s);
 		if (counts == TCP_RENEWS)

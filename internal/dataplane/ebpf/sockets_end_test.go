@@ -120,6 +120,46 @@ func TestEndSockets(t *testing.T) {
 	t.Run("Loop", n.endLoopRuns)
 }
 
+// TestEndHandshakes is about an agent without Config.EndSockets.
+func TestEndHandshakes(t *testing.T) {
+	needSocketIterators(t)
+	n := newSocketNode(t)
+	n.onThread(t, func() (err error) {
+		n.ends, err = newSocketEnds(n.objects, n.cfg.Log)
+		return err
+	})
+	t.Cleanup(n.ends.close)
+	n.ports.ends = n.ends
+	eachFamily(t, n.packetNode, func(t *testing.T, p *plan) {
+		silent, other := endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere)
+		heard := endpoint(p.eth0, 8080, here)
+		n.listenAt(t, p, 8080)
+		asks := func(to netip.AddrPort) int {
+			fd, _ := n.socket(t, domainOf(p), protoTCP)
+			ok(t, unix.SetNonblock(fd, true))
+			if err := unix.Connect(fd, sockaddr(to)); err != unix.EINPROGRESS {
+				t.Fatalf("connect to %s: %v, want it to wait", to, err)
+			}
+			return fd
+		}
+		n.serve(t, service(p, protoTCP, heard))
+		established := n.connected(t, domainOf(p), protoTCP, ap(p.clusterIP, 80))
+		second := service(p, protoTCP, silent)
+		second.ID.Service.Name, second.Frontends = "second", nil
+		n.serve(t, service(p, protoTCP, silent), second)
+		lost := asks(ap(p.clusterIP, 80))
+		innocent := map[string]int{"established": established, "without a Service": asks(silent.Addr)}
+		n.serve(t, service(p, protoTCP, other), second)
+		innocent["with a present endpoint"] = asks(ap(p.clusterIP, 80))
+		n.endAll(t)
+		wantEnded(t, false, map[string]int{"while another Service has the endpoint": lost})
+		n.serve(t, service(p, protoTCP, other))
+		n.endAll(t)
+		wantEnded(t, true, map[string]int{"in a handshake with a removed endpoint": lost})
+		wantEnded(t, false, innocent)
+	})
+}
+
 // endInnocent: only sockets that a connect hook led to the removed endpoint end.
 func (n *eventNode) endInnocent(t *testing.T, p *plan) {
 	n.listenAt(t, p, 8080)
