@@ -38,8 +38,8 @@ func portText(p *intent.ServicePort) string {
 	for _, e := range p.Endpoints {
 		fmt.Fprintf(&b, "  endpoint %s\n", endpointText(e))
 	}
-	for _, addr := range p.ServingUnselected {
-		fmt.Fprintf(&b, "  endpoint %s serving-but-not-selected\n", addr)
+	for _, e := range p.ServingUnselected {
+		fmt.Fprintf(&b, "  endpoint %s serving-but-not-selected\n", e.Addr)
 	}
 	if p.Affinity > 0 {
 		fmt.Fprintf(&b, "  affinity %v\n", p.Affinity)

@@ -107,7 +107,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 		Frontends:         frontends(e.spec, t.own.withOwn(e.plan.ranges[p.id.Family], held), held, r),
 		Endpoints:         endpoints,
 		Weights:           weights,
-		ServingUnselected: servingUnselected(p.id.Protocol, cs),
+		ServingUnselected: t.servingUnselected(p.id.Protocol, cs),
 		Lingering:         t.lingering(cs),
 		Affinity:          e.spec.Affinity,
 		Balance:           e.plan.balance,
@@ -123,40 +123,42 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 func (t *Tracker) endpoints(proto model.Protocol, cs []candidate) []Endpoint {
 	out := make([]Endpoint, 0, len(cs))
 	for i := range cs {
-		c := &cs[i]
-		if !c.selected() {
-			continue
+		if cs[i].selected() {
+			out = append(out, t.endpoint(proto, &cs[i]))
 		}
-		addr := c.addr.Addr()
-		// An endpoint without a nodeName, or with another node's, does not count for a
-		// Local policy. But packets to the node's own address and to a pod of this node
-		// arrive here whatever the slice says. A Pod whose status has an address of another
-		// node's podCIDR proves nothing.
-		hostNetwork := t.own.has(addr)
-		onThisNode := c.onThisNode || hostNetwork || t.podOnThisNode(addr) && !t.ranges.ofOthers(t.cfg.NodeName, addr)
-		out = append(out, Endpoint{
-			Addr:                  c.addr,
-			ClusterPolicy:         c.clusterPolicy,
-			LocalPolicy:           c.localPolicy,
-			OnThisNode:            onThisNode,
-			NodeUnknown:           c.ep.Node == "" && !onThisNode,
-			HostNetwork:           hostNetwork,
-			MustTraverseNetfilter: t.mustTraverseNetfilter(c.slice.Service.Namespace, c.ep, addr),
-			AllowsAny:             t.anyAllowed(proto, c.addr),
-		})
 	}
 	return out
 }
 
+// endpoint turns a candidate into an Endpoint. An endpoint without a nodeName, or with another
+// node's, does not count for a Local policy. But packets to the node's own address and to a pod of
+// this node arrive here whatever the slice says. A Pod whose status has an address of another
+// node's podCIDR proves nothing.
+func (t *Tracker) endpoint(proto model.Protocol, c *candidate) Endpoint {
+	addr := c.addr.Addr()
+	hostNetwork := t.own.has(addr)
+	onThisNode := c.onThisNode || hostNetwork || t.podOnThisNode(addr) && !t.ranges.ofOthers(t.cfg.NodeName, addr)
+	return Endpoint{
+		Addr:                  c.addr,
+		ClusterPolicy:         c.clusterPolicy,
+		LocalPolicy:           c.localPolicy,
+		OnThisNode:            onThisNode,
+		NodeUnknown:           c.ep.Node == "" && !onThisNode,
+		HostNetwork:           hostNetwork,
+		MustTraverseNetfilter: t.mustTraverseNetfilter(c.slice.Service.Namespace, c.ep, addr),
+		AllowsAny:             t.anyAllowed(proto, c.addr),
+	}
+}
+
 // servingUnselected lists the candidates that serve and that no policy selects.
-func servingUnselected(protocol model.Protocol, cs []candidate) []netip.AddrPort {
+func (t *Tracker) servingUnselected(protocol model.Protocol, cs []candidate) []Endpoint {
 	if protocol != model.UDP {
 		return nil
 	}
-	var out []netip.AddrPort
-	for _, c := range cs {
-		if !c.selected() && !c.near && (c.ep.Ready || c.ep.Serving) {
-			out = append(out, c.addr)
+	var out []Endpoint
+	for i := range cs {
+		if c := &cs[i]; !c.selected() && !c.near && (c.ep.Ready || c.ep.Serving) {
+			out = append(out, t.endpoint(protocol, c))
 		}
 	}
 	return out

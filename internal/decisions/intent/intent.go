@@ -99,7 +99,7 @@ type ServicePort struct {
 	// terminate while others are ready, or that the topology excludes. They get no new
 	// flows but keep existing ones. Sorted; UDP only, because TCP and SCTP flows end by
 	// themselves.
-	ServingUnselected []netip.AddrPort
+	ServingUnselected []Endpoint
 	// Lingering are endpoints that serve or terminate but that no route selects: their
 	// sockets continue. Sorted; nil without Config.Lingering.
 	Lingering []netip.AddrPort

@@ -84,7 +84,7 @@ func TestLocalRedirectKeepsFlowsOfTheServiceOnly(t *testing.T) {
 	tr := New(Config{NodeName: here, Lingering: true})
 	tr.Apply(whole(delta(svc, behind, cache)))
 	p := tr.State().Ports[0]
-	if len(p.ServingUnselected) != 1 || p.ServingUnselected[0].Addr() != addr("10.2.0.1") || len(p.Lingering) != 1 {
+	if len(p.ServingUnselected) != 1 || p.ServingUnselected[0].Addr.Addr() != addr("10.2.0.1") || len(p.Lingering) != 1 {
 		t.Errorf("a cache that is ready: %v serve, %v linger", p.ServingUnselected, p.Lingering)
 	}
 	ends := *cache

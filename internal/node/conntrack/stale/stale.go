@@ -301,8 +301,8 @@ func servingSet(p *intent.ServicePort) map[netip.AddrPort]struct{} {
 	for _, e := range p.Endpoints {
 		set[e.Addr] = struct{}{}
 	}
-	for _, a := range p.ServingUnselected {
-		set[a] = struct{}{}
+	for _, e := range p.ServingUnselected {
+		set[e.Addr] = struct{}{}
 	}
 	return set
 }

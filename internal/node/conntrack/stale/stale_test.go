@@ -135,7 +135,7 @@ func TestEntriesThatAreRightOrNotOursStay(t *testing.T) {
 	local = port4(epA, epB)
 	local.Endpoints[0].ClusterPolicy, local.Endpoints[0].LocalPolicy = false, true
 	retained = port6(epB6)
-	retained.ServingUnselected = []netip.AddrPort{netip.MustParseAddrPort(epA6)}
+	retained.ServingUnselected = []intent.Endpoint{{Addr: netip.MustParseAddrPort(epA6)}}
 	w.translate(slices.Concat(everyFrontend(epB, epB6), others)...)
 	apply(t, r, upserts(local, retained))
 	if after := w.entries(""); !slices.Equal(before, after) {
