@@ -87,6 +87,12 @@ struct service {
 	__u16 syn_limit; /* SYNs a second that a CPU takes before clients must prove their address; 0: all */
 };
 
+/*
+ * service_changes: the number of changes after which a UDP flow may no longer be its Service's: a
+ * frontend or an endpoint was written or deleted. It is never 0 while an agent runs. A flow is
+ * compared with its Service again when it has seen another number.
+ */
+
 /* slots: one for each endpoint of a set. SLOT_LOCAL in slot marks the local set. */
 #define SLOT_LOCAL (1U << 31)
 
@@ -97,6 +103,7 @@ struct slot_key {
 
 /* backends: an endpoint of a Service port, by an id that is never reused. */
 enum backend_flags {
+	/* Without these two it gets no new flows, and UDP flows that have it continue. */
 	BACKEND_CLUSTER_POLICY = 1 << 0, /* in the set of ROUTE_CLUSTER */
 	BACKEND_LOCAL_POLICY = 1 << 1,	  /* in the set of ROUTE_LOCAL */
 	BACKEND_ON_THIS_NODE = 1 << 2,	  /* runs on this node */
@@ -280,6 +287,7 @@ struct flow {
 		struct { /* UDP */
 			__be16 helper_port; /* the endpoint's port that the client asked */
 			__u16 answers; /* HELPER_REQUEST: server ports that have answered */
+			__u32 checked; /* service_changes when the flow was last compared; 0: never */
 		};
 	};
 	__u32 backend;
@@ -411,7 +419,7 @@ struct socket_key {
 struct socket_peer {
 	struct addr addr;
 	__be16 port;
-	__u16 pad;
+	__u16 checked; /* as in struct flow: the lower half */
 	__u32 backend;
 };
 
@@ -555,6 +563,7 @@ enum feature {
 	FEATURE_HELPER = 1 << 1,
 	FEATURE_NODE_HELPER = 1 << 2, /* a flow of HELPER_NODE exists: see special/egress.h, tftp.h */
 	FEATURE_SNAT = 1 << 3,	   /* a flow uses an address and a port of the node */
+	FEATURE_NODE_SOCKET = 1 << 4, /* a UDP socket of the node was connected to an endpoint */
 };
 
 /* events: a ring buffer of flow events, which the agent reads. */
@@ -571,7 +580,7 @@ enum event_end {
 	EVENT_END_FIN = 1,
 	EVENT_END_RST = 2,
 	EVENT_END_TIMEOUT = 3,
-	EVENT_END_MOVED = 4, /* UDP: the endpoint is gone */
+	EVENT_END_MOVED = 4, /* UDP: the endpoint is gone, or the Service has lost the address */
 	EVENT_END_SOCKET = 5, /* UDP: the process has closed its socket, or connected it anew */
 };
 

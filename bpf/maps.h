@@ -50,6 +50,7 @@ HASH(frontends, struct frontend_key, struct frontend, 1 << 20);
 HASH(services, __u32, struct service, 1 << 18);
 HASH(slots, struct slot_key, __u32, 1 << 21);
 HASH(backends, __u32, struct backend, 1 << 20);
+ARRAY(service_changes, BPF_MAP_TYPE_ARRAY, __u32, 1);
 HASH(pods, struct addr_key, struct pod, 1 << 14);
 HASH(node_addrs, struct addr_key, __u32, 1 << 12);
 HASH(uplinks, __u32, struct uplink, 1 << 10);

@@ -32,7 +32,8 @@
  *    lookup/     pure lookups: pods, next hop, conntrack, IPsec and do-not-track policies
  *    flow/       the flow table, unconfirmed.h: floods, client_share.h: flows of a client
  *    events.h    flow events and counters by Service      report.h: those of packets
- *    special/    bypass.h      packets to and from endpoints that bypass netfilter
+ *    special/    asked.h       connected UDP sockets whose Service has changed
+ *                bypass.h      packets to and from endpoints that bypass netfilter
  *                tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
  *                egress.h      packets of the node's own stack
@@ -84,7 +85,8 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3_off)
 		return NEXT;
 	}
 	features = features_get();
-	if (!features || !(*features & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT)))
+	if (!features || !(*features & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT |
+					FEATURE_NODE_SOCKET)))
 		return pass(PASS_OTHER);
 	return handle(skb, EGRESS, l3_off);
 }

@@ -117,6 +117,14 @@ static __always_inline int addr_zero(const struct addr *a)
 	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
 }
 
+/* Is this address in 127.0.0.0/8, or ::1? */
+static __always_inline bool addr_loopback(const struct addr *addr, __u8 family)
+{
+	if (family == FAMILY_V4)
+		return (addr->w[0] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+	return !addr->w[0] && !addr->w[1] && !addr->w[2] && addr->w[3] == bpf_htonl(1);
+}
+
 /* Mixes a word into a 32-bit hash (Murmur3's finalizer). */
 static __always_inline __u32 mix(__u32 h, __u32 v)
 {

@@ -91,6 +91,8 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 
 	if (dsr && hook == FROM_NETWORK && miss == MISS_NONE && dsr_follow(m))
 		miss = flow_find(skb, p, s, device, &f);
+	if (dsr && hook == FROM_NETWORK && miss == FLOW_FOUND && dsr_endpoint_differs(m, f))
+		miss = MISS_STALE;
 	if (dsr && hook == FROM_NETWORK && miss == MISS_DIRECT) {
 		p->flags |= PACKET_STATELESS;
 		ret = serve(skb, s, hook);

@@ -9,6 +9,7 @@
 #define SPILLWAY_REPORT_H
 
 #include "events.h"
+#include "flow/timeout.h"
 #include "flow/unconfirmed.h"
 #include "hook.h"
 #include "outcome.h"
@@ -265,7 +266,7 @@ __noinline int report_change(struct __sk_buff *skb, struct flow *f, const struct
 
 /*
  * Reports the end of a flow that gives way to the packet in scratch memory: it has timed out,
- * a SYN follows its RST, or the endpoint of a UDP flow is gone.
+ * a SYN follows its RST, or a UDP flow is no longer its Service's (flow_check).
  */
 __noinline int report_stale(struct flow *f)
 {
@@ -278,7 +279,7 @@ __noinline int report_stale(struct flow *f)
 	if (f->flags & FLOW_RESET)
 		end = EVENT_END_RST;
 	else if (m->packet.tuple.proto != IPPROTO_UDP ||
-		 bpf_map_lookup_elem(&backends, &(__u32){ f->backend }))
+		 flow_dead(f, IPPROTO_UDP, s, m->packet.time))
 		end = EVENT_END_TIMEOUT;
 	report_closed(m, f, end);
 	return 0;

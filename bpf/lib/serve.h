@@ -6,32 +6,10 @@
 #include "flow/create.h"
 #include "flow/plan.h"
 #include "lookup/source.h"
+#include "special/asked.h"
 #include "special/bypass.h"
 #include "special/dsr.h"
 #include "special/stray.h"
-
-/*
- * Returns the frontend that a pod's connected UDP socket asked for, if its endpoint is
- * gone. The socket keeps the old endpoint's address, but its packets can go to another
- * endpoint.
- */
-static __noinline struct frontend *frontend_of_socket(struct __sk_buff *skb,
-							   const struct tuple *t)
-{
-	struct socket_peer *peer;
-	struct socket_key key;
-	__u64 cookie;
-
-	/* The packet keeps its socket on the path out of the pod (4.19). */
-	cookie = bpf_get_socket_cookie(skb);
-	if (!cookie)
-		return NULL;
-	socket_key(&key, cookie, t->proto, &t->daddr, t->dport, SOCKET_REVERSE);
-	peer = bpf_map_lookup_elem(&sockets, &key);
-	if (!peer || bpf_map_lookup_elem(&backends, &peer->backend))
-		return NULL;
-	return frontend_lookup(&peer->addr, peer->port, t->proto, t->family).fe;
-}
 
 /*
  * Finds the Service that a pod's TCP socket asked for, if the packet goes to the endpoint that the
@@ -67,6 +45,7 @@ enum decision {
 	PASS_BY,       /* to or from an endpoint's own address, or by a do-not-track policy */
 	DROPPED,       /* by the Service's source ranges or traffic policy */
 	NO_ENDPOINT,
+	NO_SERVICE,    /* a connected socket has asked for one that is gone */
 	ENDPOINT_GONE, /* during the choice */
 	CHOSEN,	       /* an endpoint, for a packet that need not be the first of a flow */
 };
@@ -74,7 +53,7 @@ enum decision {
 /* What the lookups of a packet of no flow have found. */
 struct found {
 	struct frontend *fe; /* NULL: none */
-	bool by_socket;	     /* see frontend_of_socket */
+	bool by_socket;	     /* see asked_by_socket */
 	bool from_endpoint;
 	enum verdict drop; /* for DROPPED */
 	struct backend_choice choice; /* for CHOSEN */
@@ -116,16 +95,19 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 	const struct tuple *t = &p->tuple;
 	struct frontend_match match = frontend_lookup(&t->daddr, t->dport, t->proto, t->family);
 	struct flow_pair *pair = get_flow_pair();
-	struct frontend *asked = NULL;
+	struct asked asked = {};
 
 	if (!match.fe && hook == FROM_POD && packet_syn(p) && pair && connection_asked(skb))
 		match = frontend_lookup(&pair->holder_key.daddr, pair->holder_key.dport, t->proto,
 					t->family);
 	if (!is_service(match.fe) && hook == FROM_POD &&
 	    t->proto == IPPROTO_UDP)
-		asked = frontend_of_socket(skb, t);
-	found->by_socket = asked != NULL;
-	found->fe = asked ? asked : match.fe;
+		asked_by_socket(skb, t, &asked);
+	/* While the programs drain, they have no Services, and another proxy may have this one. */
+	if (asked.gone && !(s->flags & SETTING_DRAINS))
+		return source_belongs(t, hook_device(skb, hook)) ? NO_SERVICE : FORGED;
+	found->by_socket = asked.fe != NULL;
+	found->fe = asked.fe ? asked.fe : match.fe;
 	if (!found->fe && match.node_addr)
 		return NOT_OURS;
 	found->from_endpoint = !found->fe && is_endpoint(&t->saddr, t->sport, t->proto, t->family);
@@ -258,6 +240,9 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		report_refusal(s, found.fe->service,
 			       m->packet.tuple.proto == IPPROTO_UDP ? REJECTED_ICMP : REJECTED_RST,
 			       REPORT_PACKET);
+		return serve_reject(skb, m, s);
+	case NO_SERVICE:
+		report_refusal(s, 0, REJECTED_ICMP, REPORT_PACKET);
 		return serve_reject(skb, m, s);
 	case ENDPOINT_GONE:
 		return drop_reported(s, found.fe->service, DROP_NO_BACKEND, REPORT_PACKET);

@@ -143,7 +143,20 @@ static __always_inline int socket_ambiguous(__u64 cookie, __u8 proto,
 	return peer && !(addr_equal(&peer->addr, &service->addr) && peer->port == service->port);
 }
 
-/* Returns the endpoint of this socket's last datagram to the Service. */
+/* Forgets the Service of a socket that connects to this address itself. */
+static __always_inline void socket_forget(__u64 cookie, __u8 proto, const struct endpoint_addr *dst)
+{
+	struct socket_key key;
+
+	socket_key(&key, cookie, proto, &dst->addr, dst->port, SOCKET_REVERSE);
+	if (bpf_map_lookup_elem(&sockets, &key))
+		bpf_map_delete_elem(&sockets, &key);
+}
+
+/*
+ * Returns the endpoint of this socket's last datagram to the Service, while it serves: policies and
+ * hints concern new flows.
+ */
 static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
 						     const struct endpoint_addr *service,
 						     const struct frontend *fe)
@@ -156,9 +169,11 @@ static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
 	last = bpf_map_lookup_elem(&sockets, &key);
 	if (!last)
 		return NULL;
-	b = backend_valid(last->backend, fe->service, route_member(fe->internal_route));
+	b = bpf_map_lookup_elem(&backends, &last->backend);
+	if (!b || b->service != fe->service)
+		return NULL;
 	/* If several Services share an endpoint, replies come from the last one asked. */
-	if (b && socket_ambiguous(cookie, proto, service, b))
+	if (socket_ambiguous(cookie, proto, service, b))
 		socket_remember(cookie, proto, service, b, last->backend);
 	return b;
 }
@@ -334,14 +349,6 @@ static __noinline int pod_unhooked(void)
 	return 0;
 }
 
-/* Is this address in 127.0.0.0/8, or ::1? */
-static __always_inline bool addr_loopback(const struct addr *addr, __u8 family)
-{
-	if (family == FAMILY_V4)
-		return (addr->w[0] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
-	return !addr->w[0] && !addr->w[1] && !addr->w[2] && addr->w[3] == bpf_htonl(1);
-}
-
 /*
  * Is the source a loopback address, by bind() or by a control message of this datagram? The
  * kernel would send no packet with it to an endpoint.
@@ -410,24 +417,26 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family).fe;
 	if (!fe)
 		fe = loopback_nodeport(ctx, family, call, proto, &dst);
-	if (!fe || fe->flags & FRONTEND_ENDPOINT)
+	if (!is_service(fe)) {
+		if (call == SOCKET_CONNECTED && proto == IPPROTO_UDP)
+			socket_forget(bpf_get_socket_cookie(ctx), proto, &dst);
 		return ALLOW;
+	}
 	netns = bpf_get_netns_cookie(ctx);
 	in_pod = netns != host_netns_cookie;
 	if (in_pod && pod_unhooked())
 		return ALLOW;
-	decision = socket_decide(fe, dst.family, in_pod);
-	if (decision == SOCKET_LEAVE)
-		return ALLOW;
-	if (decision == SOCKET_TIME_OUT)
-		return refuse(&dst, fe->service, proto, ETIMEDOUT, SOCKET_TIMED_OUT);
-	if (decision == SOCKET_REFUSE)
-		return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);
-
 	cookie = proto == IPPROTO_UDP ? bpf_get_socket_cookie(ctx) : 0;
 	if (call == SOCKET_PER_DATAGRAM)
 		b = socket_recall(cookie, proto, &dst, fe);
 	if (!b) {
+		decision = socket_decide(fe, dst.family, in_pod);
+		if (decision == SOCKET_LEAVE)
+			return ALLOW;
+		if (decision == SOCKET_TIME_OUT)
+			return refuse(&dst, fe->service, proto, ETIMEDOUT, SOCKET_TIMED_OUT);
+		if (decision == SOCKET_REFUSE)
+			return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);
 		choice = backend_select(fe->service, fe->internal_route, bpf_get_prandom_u32(),
 					NULL, &dst.addr, dst.family, netns, AFFINITY_AT_ONCE);
 		b = choice.backend;
@@ -438,10 +447,13 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 			return ALLOW;
 		if (service_metrics)
 			service_count_connection(fe->service);
-		if (proto == IPPROTO_UDP)
+		if (proto == IPPROTO_UDP) {
 			socket_remember(cookie, proto, &dst, b, choice.id);
-		else
+			if (!in_pod && call == SOCKET_CONNECTED)
+				feature_mark(FEATURE_NODE_SOCKET);
+		} else {
 			connection_remember(ctx, &dst, b);
+		}
 		if (proto == IPPROTO_UDP && !udp_ends_seen)
 			choice.counted = false;
 		if (call == SOCKET_CONNECTED && end_sockets)

@@ -66,7 +66,7 @@ const (
 	EndRST          = "RST"
 	EndTimeout      = "timeout"
 	EndEvicted      = "evicted"       // a newer flow took its place in the table
-	EndEndpointGone = "endpoint gone" // UDP: the next packet went to another endpoint
+	EndEndpointGone = "endpoint gone" // UDP: the next packet did not go to this endpoint
 	EndSocketClosed = "socket closed" // UDP: the process closed its socket, or connected it anew
 )
 

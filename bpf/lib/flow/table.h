@@ -11,6 +11,7 @@
 #define SPILLWAY_FLOW_TABLE_H
 
 #include "../lookup/conntrack.h"
+#include "../lookup/socket.h"
 #include "../report.h"
 #include "sctp.h"
 
@@ -74,31 +75,6 @@ static __always_inline void flow_identity(struct flow *f, const struct tuple *t,
 	f->seen = now();
 	f->opened = f->seen;
 	f->in_ifindex = source_device(t);
-}
-
-static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
-					  const struct settings *s)
-{
-	if (proto == IPPROTO_UDP)
-		return f->state == FLOW_NEW ? s->timeout_udp_new : s->timeout_udp;
-	switch (f->state) {
-	case FLOW_NEW:
-	case FLOW_SYN_RECV:
-	case FLOW_LAST_ACK:
-		return s->timeout_new;
-	case FLOW_ESTABLISHED:
-		return proto == IPPROTO_SCTP ? SCTP_ESTABLISHED_SECONDS : s->timeout_tcp;
-	case FLOW_CLOSING:
-		return s->timeout_closing;
-	}
-	return s->timeout_closed;
-}
-
-static __always_inline int flow_dead(const struct flow *f, __u8 proto, const struct settings *s,
-				     __u32 time)
-{
-	/* seen may be ahead of time, if another CPU has just written it. */
-	return (__s32)(time - f->seen) > (__s32)flow_timeout(f, proto, s);
 }
 
 /* Is the entry at this key the reverse entry of the flow with the key *mine? */
@@ -446,14 +422,45 @@ static __always_inline int source_moved(struct flow *f, const struct tuple *t, _
 }
 
 /*
- * Has the flow's endpoint left its Service? At the node of an endpoint that another node has chosen
- * (special/dsr.h), that node knows it.
+ * Has no Service changed since the UDP flow was compared with its own? At the node of an endpoint
+ * that another node has chosen (special/dsr.h), that node knows.
  */
-static __always_inline int flow_endpoint_gone(const struct flow *f)
+static __always_inline bool flow_is_checked(const struct flow *f)
 {
-	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
+	return !f->backend || (f->checked && f->checked == service_changes_now());
+}
 
-	return backend && !bpf_map_lookup_elem(&backends, &backend);
+/* Returns the frontend of a UDP flow's packet, or NULL if no Service has it. */
+static __always_inline struct frontend *flow_frontend(struct __sk_buff *skb, const struct tuple *t)
+{
+	struct frontend *fe = frontend_lookup(&t->daddr, t->dport, t->proto, t->family).fe;
+	struct socket_peer *peer;
+
+	if (is_service(fe))
+		return fe;
+	peer = socket_asked(skb, t);
+	return peer ? socket_frontend(peer, t) : NULL;
+}
+
+/*
+ * Compares a UDP flow with its Service: the flow continues while its endpoint serves and the address
+ * that the client asks is still the Service's. Returns 1 if it continues.
+ */
+static __noinline int flow_check(struct __sk_buff *skb, struct flow *f, const struct tuple *t)
+{
+	__u32 changes = service_changes_now(); /* before the lookups */
+	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
+	struct frontend *fe;
+
+	if (flow_is_checked(f))
+		return 1;
+	if (!bpf_map_lookup_elem(&backends, &backend))
+		return 0;
+	fe = flow_frontend(skb, t);
+	if (!fe || fe->service != f->service)
+		return 0;
+	f->checked = changes;
+	return 1;
 }
 
 /* Does a datagram of the same second as the last one leave the state of its flow as it is? */
@@ -461,8 +468,7 @@ static __always_inline int udp_plain(const struct flow *f, const struct settings
 {
 	if (f->state == FLOW_NEW || f->helper != HELPER_NONE)
 		return 0;
-	return f->flags & FLOW_REPLY ? !(s->flags & SETTING_ASK_CONNTRACK) :
-	       !flow_endpoint_gone(f);
+	return f->flags & FLOW_REPLY ? !(s->flags & SETTING_ASK_CONNTRACK) : flow_is_checked(f);
 }
 
 /*
@@ -498,10 +504,11 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		return MISS_NONE;
 	if (p->tuple.proto == IPPROTO_UDP) {
 		/*
-		 * A datagram must not follow an endpoint that was deleted, except in a
-		 * transfer, which no other endpoint knows.
+		 * A datagram must not follow an endpoint that was deleted, or a Service that has
+		 * lost the address, except in a transfer, which no other endpoint knows.
 		 */
-		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA && flow_endpoint_gone(f))
+		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
+		    !flow_check(skb, f, &p->tuple))
 			return MISS_STALE;
 		flow_udp(f, p);
 	} else if (unlikely(p->flags & (PACKET_NO_L4 | PACKET_SCTP))) {

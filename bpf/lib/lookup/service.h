@@ -96,6 +96,14 @@ static __always_inline int service_allows(__u32 service, const struct addr *addr
 	return ranges_contain(&source_ranges, service, addr, family);
 }
 
+/* Returns the number of changes of Services, or 0: unknown. */
+static __always_inline __u32 service_changes_now(void)
+{
+	__u32 zero = 0, *n = bpf_map_lookup_elem(&service_changes, &zero);
+
+	return n ? *n : 0;
+}
+
 /* Is this the address of a Service, and not only an endpoint's own? */
 static __always_inline bool is_service(const struct frontend *fe)
 {

@@ -297,6 +297,18 @@ static __always_inline void dsr_backend(const struct scratch *m, struct backend 
 }
 
 /*
+ * Has the other node sent a datagram of this flow to another endpoint? That node compares the flow
+ * with its Service, and this one does not.
+ */
+static __always_inline bool dsr_endpoint_differs(const struct scratch *m, const struct flow *f)
+{
+	const struct dsr_claim *c = &m->dsr.claim;
+
+	return m->packet.flags & PACKET_DSR && m->packet.tuple.proto == IPPROTO_UDP && f &&
+	       !(addr_equal(&f->daddr, &c->endpoint) && f->dport == c->endpoint_port);
+}
+
+/*
  * Creates the flow of a packet with an option. One that is no SYN belongs to a connection that this
  * node does not know: it was lost here, or ended. The endpoint answers, with data or an RST.
  */

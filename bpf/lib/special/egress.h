@@ -5,6 +5,7 @@
 
 #include "../flow/create.h"
 #include "../flow/plan.h"
+#include "asked.h"
 #include "tftp.h"
 
 /*
@@ -39,7 +40,26 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 	return flow_forward(skb, m, EGRESS, NULL);
 }
 
-/* Handles a packet of no flow at egress: a flow may use its port, or it is a TFTP request. */
+/*
+ * Has a connected UDP socket of the node sent this packet to the endpoint of a Service that is gone?
+ * Netfilter would send it to the Service's address, where no host answers.
+ */
+static __always_inline bool service_is_gone(struct __sk_buff *skb, const struct tuple *t,
+					    const struct settings *s)
+{
+	struct asked asked = {};
+
+	if (t->proto != IPPROTO_UDP || !feature_seen(FEATURE_NODE_SOCKET) ||
+	    s->flags & SETTING_DRAINS)
+		return false;
+	asked_by_socket(skb, t, &asked);
+	return asked.gone;
+}
+
+/*
+ * Handles a packet of no flow at egress: a flow may use its port, it is a TFTP request, or of a socket
+ * whose Service is gone.
+ */
 __noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
 {
 	struct scratch *m = get_scratch();
@@ -47,9 +67,11 @@ __noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
 	struct frontend *fe;
 	int ret;
 
-	if (!m)
+	if (!m || !s)
 		return NEXT;
 	t = &m->packet.tuple;
+	if (service_is_gone(skb, t, s))
+		return drop(DROP_REJECTED_SILENT);
 	if (feature_seen(FEATURE_SNAT) && packet_begins(&m->packet)) {
 		ret = serve_port_conflict(skb, s);
 		if (ret != SERVE_NOT_MINE)

@@ -282,6 +282,9 @@ func (b *Backend) reread() error {
 	fresh.inherit(b.ports)
 	fresh.addrs = &b.serviceAddrs
 	b.serviceAddrs.reset(fresh.owners)
+	// An earlier run may have been killed before it counted its last write.
+	fresh.changed = true
+	fresh.countChange()
 	b.ports, b.known = fresh, true
 	b.repaired.Add(b.doubt)
 	b.doubt = dataplane.Repair{}

@@ -201,15 +201,25 @@ func deleteFrontends(dir string, drop func(*tcFrontend) bool) (n int, err error)
 }
 
 // deleteBackends deletes the backends of a layout. The programs then accept no datagram
-// for a known flow (flow_find).
+// for a known flow (flow_check).
 func deleteBackends(dir string) error {
 	backends, err := openPinned(dir, tcMapBackends)
 	if err != nil {
 		return err
 	}
 	defer backends.Close()
-	_, err = deleteWhere(backends, func(uint32, tcBackend) bool { return true })
-	return err
+	if _, err = deleteWhere(backends, func(uint32, tcBackend) bool { return true }); err != nil {
+		return err
+	}
+	changes, err := openPinned(dir, tcMapServiceChanges)
+	if errors.Is(err, fs.ErrNotExist) { // the programs are older, and look at each datagram
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer changes.Close()
+	return countChange(changes)
 }
 
 // deleteWhere deletes the entries of a map for which drop is true, and counts them.

@@ -37,7 +37,7 @@ type DryRun struct {
 
 // agentMaps are the maps that only the agent writes. A DryRun shares them.
 var agentMaps = []string{
-	tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends, tcMapPods, tcMapNodeAddrs,
+	tcMapFrontends, tcMapServices, tcMapSlots, tcMapBackends, tcMapServiceChanges, tcMapPods, tcMapNodeAddrs,
 	tcMapUplinks, tcMapL3Devices, tcMapUntrackedPorts, tcMapUntrackedPods, tcMapUntrackedBlocks,
 	tcMapNodeSettings, tcMapSnatPorts, tcMapPortFilter, tcMapSourceRanges, tcMapClusterRanges, tcMapUnhookedCgroups,
 	tcMapDsrCarriers, tcMapRouteMtus,

@@ -74,7 +74,7 @@ func FuzzReadBack(f *testing.F) {
 			delete(p.entries.ranges, ranges)
 		}
 		p.intentFrontends()
-		endpoints, _ := p.intentEndpoints()
+		endpoints, _, _ := p.intentEndpoints()
 		for _, e := range endpoints {
 			endpointKey(p.protocol, e.Addr)
 		}

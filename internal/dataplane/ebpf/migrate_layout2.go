@@ -23,7 +23,10 @@ type flowV2 struct {
 
 // udpSide is the member for UDP of the union of struct flow. bpf2go generates the first
 // member alone, which is Tcp.
-type udpSide struct{ HelperPort, Answers uint16 }
+type udpSide struct {
+	HelperPort, Answers uint16
+	Checked             uint32
+}
 
 func (f *tcFlow) udp() *udpSide { return (*udpSide)(unsafe.Pointer(&f.Tcp)) }
 
@@ -34,7 +37,7 @@ func flowFromV2(k tcTuple, old flowV2) (tcTuple, tcFlow, bool) {
 	if model.Protocol(k.Proto) == model.TCP {
 		f.Tcp = old.Tcp
 	} else {
-		*f.udp() = udpSide{old.HelperPort, old.Answers}
+		*f.udp() = udpSide{HelperPort: old.HelperPort, Answers: old.Answers}
 	}
 	return k, f, true
 }

@@ -65,6 +65,7 @@ func TestMigrationKnowsTheLayouts(t *testing.T) {
 		"slot of version 2":        {v2["slot"], uint32(unsafe.Offsetof(old.Slot))},
 		"helper_port":              {v3["helper_port"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(udpSide{}.HelperPort))},
 		"answers":                  {v3["answers"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(udpSide{}.Answers))},
+		"checked":                  {v3["checked"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(udpSide{}.Checked))},
 	} {
 		if is[0] != is[1] {
 			t.Errorf("%s: %d in the object, %d in Go", what, is[0], is[1])
@@ -191,8 +192,8 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	wantOnlyOwnMaps(t, cfg)
 	wantSame(t, "the cluster's prefixes again", clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapClusterRanges), prefixes)
 	wantSame(t, "the cluster's prefixes among those of Services", clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapSourceRanges), map[tcRangeKey]bool{})
-	// Layout 2 has no maps of the cluster's prefixes, of events and of pods without hooks: they went with their pins.
-	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapClusterRanges, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapDsrCarriers, tcMapOneWayNext, tcMapEdgeDevices, tcMapRouteMtus, tcMapSynProofs, tcMapSynRates,
+	// Layout 2 has no maps of the cluster's prefixes, of changes, of events and of pods without hooks: they went with their pins.
+	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapClusterRanges, tcMapServiceChanges, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapDsrCarriers, tcMapOneWayNext, tcMapEdgeDevices, tcMapRouteMtus, tcMapSynProofs, tcMapSynRates,
 		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketBackends, tcMapSocketFlows, tcMapLoads, tcMapUnhookedCgroups)
 }
 

@@ -138,6 +138,20 @@ func TestPacketDSRUDP(t *testing.T) {
 					t.Errorf("the new endpoint's node is not told: %s", verdictList(r.verdicts))
 				}
 			})
+			t.Run("OtherEndpointOfTheNode", func(t *testing.T) {
+				d.serveUDP(t, p)
+				u := d.udp(p, 40005)
+				u.ask(t, d.first)
+				u.answer(t)
+				d.home.serve(t, dsrServiceOf(p, protoUDP, endpoint(p.far, 8080, here), endpoint(p.far, 9090, here)))
+				d.first.serve(t, dsrServiceOf(p, protoUDP, endpoint(p.far, 9090, elsewhere)))
+				for range 2 {
+					got := d.pass(t, d.home, d.first.send(t, inEth0, u.f))
+					got.wantPath(t, u.f.src, ap(p.far, 9090))
+				}
+				r := d.home.send(t, inPod1, frame{proto: protoUDP, src: ap(p.far, 9090), dst: u.f.src, payload: []byte("answer")})
+				r.wantPath(t, u.f.dst, u.f.src)
+			})
 			t.Run("OtherProtocol", func(t *testing.T) {
 				d.serveUDP(t, p)
 				sent := d.first.send(t, inEth0, d.udp(p, 40004).f)

@@ -126,7 +126,7 @@ func (n *packetNode) make(t testing.TB, cfg Config) {
 	n.onThread(t, n.makeInterfaces)
 	n.onThread(t, func() error { return n.load(cfg) })
 	n.begin(t)
-	n.described = withoutBeat(n.contents(t, nil))
+	n.described = withoutBeats(n.contents(t, nil))
 	n.onThread(t, func() (err error) { n.network, err = n.networkNow(); return err })
 	n.pins = pinsBelow(t, n.bpffs)
 }
@@ -144,7 +144,7 @@ func (n *packetNode) again(t testing.TB) {
 	}
 	n.last, n.freshened, n.freshFor = nil, time.Time{}, tcTuple{}
 	n.begin(t)
-	have := withoutBeat(n.contents(t, func(name string) bool { return !same[name] || !isLongArray(n.m(name)) }))
+	have := withoutBeats(n.contents(t, func(name string) bool { return !same[name] || !isLongArray(n.m(name)) }))
 	for name := range have {
 		if want := n.described[name]; !maps.Equal(have[name], want) {
 			t.Fatalf("map %s is not as it was before the last test: %d entries, want %d", name, len(have[name]), len(want))
@@ -246,13 +246,14 @@ func (n *packetNode) contents(t testing.TB, wanted func(name string) bool) map[s
 	return out
 }
 
-// withoutBeat clears the time at which the agent was seen last.
-func withoutBeat(all map[string]mapContent) map[string]mapContent {
+// withoutBeats clears the time at which the agent was seen last, and the count of changes.
+func withoutBeats(all map[string]mapContent) map[string]mapContent {
 	for key, settings := range all[tcMapNodeSettings] {
 		b := []byte(settings)
 		clear(b[unsafe.Offsetof(tcSettings{}.AgentSeen):])
 		all[tcMapNodeSettings][key] = string(b)
 	}
+	delete(all, tcMapServiceChanges)
 	return all
 }
 

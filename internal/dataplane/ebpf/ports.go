@@ -46,6 +46,11 @@ type portTable struct {
 	// reserved is the content of the map of ids: ids up to it may be in use.
 	reserved [2]uint32
 
+	// changes is the map service_changes; nil: there are no programs. changed says that the
+	// programs must compare UDP flows with their Services again; see countChange.
+	changes *ebpf.Map
+	changed bool
+
 	writes *writes // see begin
 	ofNone change  // of entries that belong to no port
 }
@@ -134,7 +139,7 @@ func (p *port) current() *portEntries {
 	}
 	e.frontends, e.ranges = wantedFrontends(p.service, p.source), wantedRanges(p.service, p.source)
 	e.backends = make([]backendEntry, len(p.ids))
-	for i, endpoint := range p.source.Endpoints {
+	for i, endpoint := range servedBy(p.source) {
 		e.backends[i] = backendEntry{endpoint.Addr, p.ids[i], backendOf(p.service, endpoint)}
 	}
 	return e
@@ -234,8 +239,8 @@ func (t *portTable) split(gone []intent.PortID, ports []*intent.ServicePort) (mo
 		for _, f := range p.Frontends {
 			next[frontendKey(p.ID, f)] = true
 		}
-		for i := range p.Endpoints {
-			next[endpointKey(p.ID.Protocol, p.Endpoints[i].Addr)] = true
+		for _, e := range servedBy(p) {
+			next[endpointKey(p.ID.Protocol, e.Addr)] = true
 		}
 	}
 	for _, id := range gone {

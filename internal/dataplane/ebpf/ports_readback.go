@@ -22,7 +22,7 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 	t := &portTable{
 		frontends: filter.before(noted[tcFrontendKey](n, m, tcMapFrontends)), services: noted[uint32](n, m, tcMapServices),
 		slots: noted[tcSlotKey](n, m, tcMapSlots), backends: noted[uint32](n, m, tcMapBackends),
-		ranges: noted[tcRangeKey](n, m, tcMapSourceRanges), ids: m[idsMap], notes: n,
+		ranges: noted[tcRangeKey](n, m, tcMapSourceRanges), ids: m[idsMap], changes: m[tcMapServiceChanges], notes: n,
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
 		owners: map[tcFrontendKey]uint32{}, endpoints: newEndpointAddrs(),
 	}
@@ -224,7 +224,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 			Frontends: p.intentFrontends(), Balance: balanceOf(p.entries.header.Flags), Direct: tcServiceFlags(p.entries.header.Flags)&tcServiceFlagsSERVICE_DSR != 0,
 			SYNLimit: p.entries.header.SynLimit,
 		}
-		sp.Endpoints, sp.Weights = p.intentEndpoints()
+		sp.Endpoints, sp.ServingUnselected, sp.Weights = p.intentEndpoints()
 		if sp.Balance == intent.Maglev {
 			sp.Table = p.intentTable()
 			if known := b.ports.byID[id]; known != nil && known.source != nil {
@@ -284,8 +284,8 @@ func (p *port) intentFrontends() []intent.Frontend {
 }
 
 // intentEndpoints converts the backends to endpoints, and the sets to their weights: the
-// slots that an endpoint has.
-func (p *port) intentEndpoints() (out []intent.Endpoint, weights []uint16) {
+// slots that an endpoint has. unselected are in no set.
+func (p *port) intentEndpoints() (out, unselected []intent.Endpoint, weights []uint16) {
 	var in [2]map[uint32]uint16
 	for set, slots := range p.slots {
 		in[set] = map[uint32]uint16{}
@@ -295,8 +295,7 @@ func (p *port) intentEndpoints() (out []intent.Endpoint, weights []uint16) {
 	}
 	for _, entry := range p.entries.backends {
 		flags := tcBackendFlags(entry.value.Flags)
-		weight := max(in[clusterSet][entry.id], in[localSet][entry.id])
-		out = append(out, intent.Endpoint{
+		endpoint := intent.Endpoint{
 			Addr:                  entry.addr,
 			ClusterPolicy:         flags&tcBackendFlagsBACKEND_CLUSTER_POLICY != 0,
 			LocalPolicy:           flags&tcBackendFlagsBACKEND_LOCAL_POLICY != 0,
@@ -306,20 +305,27 @@ func (p *port) intentEndpoints() (out []intent.Endpoint, weights []uint16) {
 			AllowsAny:             flags&tcBackendFlagsBACKEND_ALLOWS_ANY != 0,
 			Watched:               flags&tcBackendFlagsBACKEND_WATCHED != 0,
 			Ejected:               flags&tcBackendFlagsBACKEND_EJECTED != 0,
-		})
-		weights = append(weights, weight)
+		}
+		if entry.value.Flags&memberFlags == 0 {
+			unselected = append(unselected, endpoint)
+			continue
+		}
+		out = append(out, endpoint)
+		weights = append(weights, max(in[clusterSet][entry.id], in[localSet][entry.id]))
 	}
 	if !slices.ContainsFunc(weights, func(w uint16) bool { return w != weights[0] }) {
 		weights = nil
 	}
-	return out, weights
+	return out, unselected, weights
 }
 
 // intentTable converts the slots back to a decision's table.
 func (p *port) intentTable() (table []uint32) {
 	index := map[uint32]uint32{}
-	for i, entry := range p.entries.backends {
-		index[entry.id] = uint32(i)
+	for _, entry := range p.entries.backends {
+		if entry.value.Flags&memberFlags != 0 {
+			index[entry.id] = uint32(len(index))
+		}
 	}
 	for _, id := range p.slots[clusterSet] {
 		table = append(table, index[id])

@@ -46,6 +46,7 @@ func TestPortsFollowIntent(t *testing.T) {
 				default:
 					noError(t, b.Apply(t.Context(), c))
 				}
+				watch.wantCounted()
 				wantApplied(t, b, w.state())
 				wantAgreement(t, b.ports, m)
 				if t.Failed() {
@@ -381,7 +382,7 @@ func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Ma
 	noError(tb, err)
 	tc := all[0]
 	m := map[string]*ebpf.Map{}
-	for _, name := range append([]string{idsMap}, portMaps...) {
+	for _, name := range append([]string{idsMap, tcMapServiceChanges}, portMaps...) {
 		spec := tc.Maps[name]
 		if name == idsMap {
 			spec = idsSpec()
@@ -489,6 +490,9 @@ func portText(p *intent.ServicePort) string {
 	}
 	for _, e := range p.Endpoints {
 		fmt.Fprintf(&b, " endpoint %v", e)
+	}
+	for _, e := range p.ServingUnselected {
+		fmt.Fprintf(&b, " unselected %v", e)
 	}
 	fmt.Fprintf(&b, " shares %v %v", p.Shares(intent.ToCluster), p.Shares(intent.ToLocal))
 	return b.String()

@@ -34,6 +34,10 @@ type mapWatch struct {
 	// given are all ids ever seen, and have those of the last look.
 	given map[uint32]endpointName
 	have  map[uint32]bool
+	// lost says that a UDP flow may have lost its endpoint or its address since counted changed.
+	lost    bool
+	counted uint32
+	last    contents // of the last look
 	// members are all addresses that the filter lets pass: a writer adds each key first.
 	members map[tcFrontendKey]bool
 	// before and after are the addresses of the two states. An address of both is
@@ -120,10 +124,46 @@ func (w *mapWatch) write(f func() error) error {
 	return err
 }
 
+// noteLosses notes what a UDP flow may lose by a write.
+func (w *mapWatch) noteLosses(before, after contents) {
+	n := w.changes()
+	w.lost = w.lost && n == w.counted
+	w.counted = n
+	udp := map[uint32]bool{}
+	for key, f := range before.frontends {
+		if model.Protocol(key.Proto) != model.UDP || !isService(&f) {
+			continue
+		}
+		udp[f.Service] = true
+		w.lost = w.lost || after.frontends[key].Service != f.Service
+	}
+	for id, b := range before.backends {
+		_, there := after.backends[id]
+		w.lost = w.lost || udp[b.Service] && !there
+	}
+}
+
+// changes returns service_changes.
+func (w *mapWatch) changes() (n uint32) {
+	w.t.Helper()
+	noError(w.t, w.maps[tcMapServiceChanges].Lookup(uint32(0), &n))
+	return n
+}
+
+// wantCounted fails if no change was counted after the last loss.
+func (w *mapWatch) wantCounted() {
+	w.t.Helper()
+	if w.lost && w.changes() == w.counted {
+		w.t.Errorf("after write %d: a UDP flow may have lost its endpoint or address, and service_changes is still %d", w.writes, w.counted)
+	}
+}
+
 // look checks all that the programs rely on.
 func (w *mapWatch) look() {
 	w.t.Helper()
 	c := readContents(w.t, w.maps)
+	w.noteLosses(w.last, c)
+	w.last = c
 	for _, fault := range append(c.faults(), c.unfiltered(w.members)...) {
 		w.t.Errorf("after write %d: %s", w.writes, fault)
 	}

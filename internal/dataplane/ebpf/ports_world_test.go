@@ -211,6 +211,9 @@ func (s *randomService) weigh(p *intent.ServicePort) {
 	sum := map[intent.Route]int{}
 	for _, n := range slices.Sorted(maps.Keys(s.endpoints)) {
 		e := s.endpoints[n]
+		if !e.ClusterPolicy && !e.LocalPolicy {
+			continue
+		}
 		p.Weights = append(p.Weights, s.weights[n])
 		for _, route := range []intent.Route{intent.ToCluster, intent.ToLocal} {
 			if e.In(route) {
@@ -218,13 +221,10 @@ func (s *randomService) weigh(p *intent.ServicePort) {
 			}
 		}
 	}
-	for i, e := range p.Endpoints {
+	for _, e := range p.Endpoints {
 		if e.ClusterPolicy && sum[intent.ToCluster] == 0 || e.LocalPolicy && sum[intent.ToLocal] == 0 {
 			p.Weights = nil
 			return
-		}
-		if !e.ClusterPolicy && !e.LocalPolicy {
-			p.Weights[i] = 0 // intent has no such endpoint
 		}
 	}
 	if !slices.ContainsFunc(p.Weights, func(w uint16) bool { return w != p.Weights[0] }) {
@@ -259,6 +259,10 @@ func (w *portWorld) decide(i int) *intent.ServicePort {
 	cluster, local := false, false
 	for _, n := range slices.Sorted(maps.Keys(s.endpoints)) {
 		e := s.endpoints[n]
+		if !e.ClusterPolicy && !e.LocalPolicy {
+			p.ServingUnselected = append(p.ServingUnselected, e)
+			continue
+		}
 		p.Endpoints = append(p.Endpoints, e)
 		cluster, local = cluster || e.ClusterPolicy, local || e.LocalPolicy
 	}

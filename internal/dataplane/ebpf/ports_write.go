@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // The stages in which portTable writes ports, in the order that the programs need.
@@ -130,8 +132,7 @@ func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[t
 	some.Endpoints, some.Weights, some.Table = nil, nil, nil
 	index, left := make([]int, len(p.Endpoints)), reach{}
 	for i, endpoint := range p.Endpoints {
-		_, found := slices.BinarySearchFunc(e.backends, endpoint.Addr, func(b backendEntry, a netip.AddrPort) int { return b.addr.Compare(a) })
-		if index[i] = -1; !found {
+		if index[i] = -1; !e.has(endpoint.Addr) {
 			continue
 		}
 		index[i] = len(some.Endpoints)
@@ -146,6 +147,7 @@ func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[t
 			some.Table = append(some.Table, uint32(index[i]))
 		}
 	}
+	some.ServingUnselected = slices.DeleteFunc(slices.Clone(p.ServingUnselected), func(endpoint intent.Endpoint) bool { return !e.has(endpoint.Addr) })
 	some.Frontends = nil
 	for _, f := range p.Frontends {
 		key := frontendKey(p.ID, f)
@@ -159,6 +161,12 @@ func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[t
 		some.Frontends = append(some.Frontends, f)
 	}
 	return &some
+}
+
+// has reports whether an endpoint is in the maps.
+func (e *portEntries) has(addr netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(e.backends, addr, func(b backendEntry, a netip.AddrPort) int { return b.addr.Compare(a) })
+	return found
 }
 
 // reach says which routes have an endpoint.
@@ -213,6 +221,7 @@ func (t *portTable) addNew(ports []*intent.ServicePort) map[*intent.ServicePort]
 	}
 	t.giveBack(unfit)
 	t.writeEndpointAddrs()
+	t.countChange()
 	return failed
 }
 
@@ -243,13 +252,24 @@ func (t *portTable) prepare(p *intent.ServicePort) (c change, err error) {
 	return c, nil
 }
 
+// servedBy returns the endpoints of a port that the map backends has, sorted. A UDP flow ends when
+// its endpoint leaves the map: those that only keep the flows they have are there, too, in no set.
+func servedBy(p *intent.ServicePort) []intent.Endpoint {
+	if len(p.ServingUnselected) == 0 {
+		return p.Endpoints
+	}
+	all := slices.Concat(p.Endpoints, p.ServingUnselected)
+	slices.SortFunc(all, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return all
+}
+
 // addBackends adds the wanted endpoints.
 func (t *portTable) addBackends(c *change) {
-	e, next := c.have.entries, 0
+	e, next, want := c.have.entries, 0, servedBy(c.want)
 	if c.isNew {
-		e.backends = make([]backendEntry, 0, len(c.want.Endpoints))
+		e.backends = make([]backendEntry, 0, len(want))
 	}
-	for _, endpoint := range c.want.Endpoints {
+	for _, endpoint := range want {
 		for next < c.known && e.backends[next].addr.Compare(endpoint.Addr) < 0 {
 			next++
 		}
@@ -263,7 +283,7 @@ func (t *portTable) addBackends(c *change) {
 			continue
 		}
 		if len(e.backends) == cap(e.backends) {
-			e.backends = slices.Grow(e.backends, len(c.want.Endpoints))
+			e.backends = slices.Grow(e.backends, len(want))
 		}
 		id, err := t.newID(backendID)
 		if err != nil {
@@ -479,6 +499,7 @@ func (t *portTable) addFrontends(c *change) {
 }
 
 func (t *portTable) onFrontend(c *change, key tcFrontendKey, value tcFrontend) {
+	t.changed = t.changed || c.have.protocol == model.UDP
 	c.have.entries.frontends[key] = value
 	if _, owned := t.owners[key]; !owned {
 		t.addrs.count(key, 1)
@@ -572,6 +593,7 @@ func (t *portTable) removeOld(ports []*intent.ServicePort) map[intent.PortID]err
 	w.backends.flush()
 	t.dropBackends(cs, unwanted)
 	t.writeEndpointAddrs()
+	t.countChange()
 	failed := map[intent.PortID]error{}
 	for i := range cs {
 		if c := &cs[i]; c.err != nil {
@@ -602,6 +624,7 @@ func (t *portTable) dropFrontends(c *change) {
 }
 
 func (t *portTable) onNoFrontend(c *change, key tcFrontendKey, _ struct{}) {
+	t.changed = t.changed || c.have.protocol == model.UDP
 	delete(c.have.entries.frontends, key)
 	delete(t.owners, key)
 	t.addrs.count(key, -1)
@@ -626,7 +649,7 @@ func (t *portTable) dropRanges(c *change) {
 // endMemberships clears the memberships that endpoints have lost.
 func (t *portTable) endMemberships(c *change) {
 	e, next := c.have.entries, 0
-	for _, endpoint := range c.want.Endpoints {
+	for _, endpoint := range servedBy(c.want) {
 		for e.backends[next].addr != endpoint.Addr {
 			next++
 		}
@@ -638,15 +661,14 @@ func (t *portTable) endMemberships(c *change) {
 	}
 }
 
-// unwanted returns which endpoints no set contains any more; nil: none. It is asked in
-// their order.
+// unwanted returns which endpoints the port no longer has; nil: none. It is asked in their order.
 func unwanted(c *change) func(*backendEntry) bool {
-	if len(c.have.entries.backends) == len(c.want.Endpoints) {
+	want, next := servedBy(c.want), 0
+	if len(c.have.entries.backends) == len(want) {
 		return nil
 	}
-	next := 0
 	return func(b *backendEntry) bool {
-		if next < len(c.want.Endpoints) && c.want.Endpoints[next].Addr == b.addr {
+		if next < len(want) && want[next].Addr == b.addr {
 			next++
 			return false
 		}
@@ -675,6 +697,7 @@ func (t *portTable) onNoBackend(c *change, _ uint32, i int) {
 	e := c.have.entries
 	e.backends[i].id = 0
 	t.ends.want()
+	t.changed = t.changed || c.have.protocol == model.UDP
 	t.countEndpoint(endpointKey(c.have.protocol, e.backends[i].addr), e.tftp, -1)
 }
 
@@ -718,6 +741,36 @@ func (t *portTable) erase(cs changes) {
 	cs.each(t.dropRanges)
 	w.noRanges.flush()
 	t.writeEndpointAddrs()
+	t.countChange()
+}
+
+// countChange has the programs compare UDP flows and connected UDP sockets with their Services again,
+// if one may have lost its address or its endpoint. Call it after the maps are written: a program
+// that has read them before then compares once more. The count is never 0.
+func (t *portTable) countChange() {
+	if !t.changed || t.changes == nil {
+		return
+	}
+	t.changed = countChange(t.changes) != nil // the next write tries again
+}
+
+// countChange adds 1 to service_changes. A new map begins with any number: sockets may have seen one
+// of an earlier map.
+func countChange(m *ebpf.Map) error {
+	var n uint32
+	if err := m.Lookup(uint32(0), &n); err != nil {
+		return fmt.Errorf("read eBPF map %s: %w", m, err)
+	}
+	if n == 0 {
+		n = rand.Uint32()
+	}
+	if n++; n == 0 {
+		n = 1
+	}
+	if err := m.Put(uint32(0), n); err != nil {
+		return fmt.Errorf("write eBPF map %s: %w", m, err)
+	}
+	return nil
 }
 
 // remove deletes a key. A missing key is no error.

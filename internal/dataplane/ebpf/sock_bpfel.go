@@ -65,6 +65,7 @@ const (
 	sockMapPods             = "pods"
 	sockMapPortFilter       = "port_filter"
 	sockMapRouteMtus        = "route_mtus"
+	sockMapServiceChanges   = "service_changes"
 	sockMapServiceCounters  = "service_counters"
 	sockMapServiceRefusals  = "service_refusals"
 	sockMapServices         = "services"
@@ -217,6 +218,7 @@ type sockMapSpecs struct {
 	Pods            *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
 	RouteMtus       *ebpf.MapSpec `ebpf:"route_mtus"`
+	ServiceChanges  *ebpf.MapSpec `ebpf:"service_changes"`
 	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
 	Services        *ebpf.MapSpec `ebpf:"services"`
@@ -321,6 +323,7 @@ type sockMaps struct {
 	Pods            *ebpf.Map `ebpf:"pods"`
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
 	RouteMtus       *ebpf.Map `ebpf:"route_mtus"`
+	ServiceChanges  *ebpf.Map `ebpf:"service_changes"`
 	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
 	Services        *ebpf.Map `ebpf:"services"`
@@ -371,6 +374,7 @@ func (m *sockMaps) Close() error {
 		m.Pods,
 		m.PortFilter,
 		m.RouteMtus,
+		m.ServiceChanges,
 		m.ServiceCounters,
 		m.ServiceRefusals,
 		m.Services,

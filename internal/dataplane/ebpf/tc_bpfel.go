@@ -168,6 +168,7 @@ const (
 	tcFeatureFEATURE_HELPER      tcFeature = 2
 	tcFeatureFEATURE_NODE_HELPER tcFeature = 4
 	tcFeatureFEATURE_SNAT        tcFeature = 8
+	tcFeatureFEATURE_NODE_SOCKET tcFeature = 16
 )
 
 type tcFlow struct {
@@ -457,7 +458,7 @@ type tcSocketPeer struct {
 	_       structs.HostLayout
 	Addr    tcAddr
 	Port    uint16
-	Pad     uint16
+	Checked uint16
 	Backend uint32
 }
 
@@ -617,6 +618,7 @@ const (
 	tcMapPortFilter            = "port_filter"
 	tcMapRouteMtus             = "route_mtus"
 	tcMapScratches             = "scratches"
+	tcMapServiceChanges        = "service_changes"
 	tcMapServiceCounters       = "service_counters"
 	tcMapServiceRefusals       = "service_refusals"
 	tcMapServices              = "services"
@@ -776,6 +778,7 @@ type tcMapSpecs struct {
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
 	RouteMtus       *ebpf.MapSpec `ebpf:"route_mtus"`
 	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
+	ServiceChanges  *ebpf.MapSpec `ebpf:"service_changes"`
 	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
 	Services        *ebpf.MapSpec `ebpf:"services"`
@@ -903,6 +906,7 @@ type tcMaps struct {
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
 	RouteMtus       *ebpf.Map `ebpf:"route_mtus"`
 	Scratches       *ebpf.Map `ebpf:"scratches"`
+	ServiceChanges  *ebpf.Map `ebpf:"service_changes"`
 	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
 	Services        *ebpf.Map `ebpf:"services"`
@@ -954,6 +958,7 @@ func (m *tcMaps) Close() error {
 		m.PortFilter,
 		m.RouteMtus,
 		m.Scratches,
+		m.ServiceChanges,
 		m.ServiceCounters,
 		m.ServiceRefusals,
 		m.Services,

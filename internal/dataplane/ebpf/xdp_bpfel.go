@@ -43,6 +43,7 @@ const (
 	xdpMapPortFilter       = "port_filter"
 	xdpMapRouteMtus        = "route_mtus"
 	xdpMapScratches        = "scratches"
+	xdpMapServiceChanges   = "service_changes"
 	xdpMapServiceCounters  = "service_counters"
 	xdpMapServiceRefusals  = "service_refusals"
 	xdpMapServices         = "services"
@@ -171,6 +172,7 @@ type xdpMapSpecs struct {
 	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
 	RouteMtus       *ebpf.MapSpec `ebpf:"route_mtus"`
 	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
+	ServiceChanges  *ebpf.MapSpec `ebpf:"service_changes"`
 	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
 	Services        *ebpf.MapSpec `ebpf:"services"`
@@ -275,6 +277,7 @@ type xdpMaps struct {
 	PortFilter      *ebpf.Map `ebpf:"port_filter"`
 	RouteMtus       *ebpf.Map `ebpf:"route_mtus"`
 	Scratches       *ebpf.Map `ebpf:"scratches"`
+	ServiceChanges  *ebpf.Map `ebpf:"service_changes"`
 	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
 	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
 	Services        *ebpf.Map `ebpf:"services"`
@@ -326,6 +329,7 @@ func (m *xdpMaps) Close() error {
 		m.PortFilter,
 		m.RouteMtus,
 		m.Scratches,
+		m.ServiceChanges,
 		m.ServiceCounters,
 		m.ServiceRefusals,
 		m.Services,
