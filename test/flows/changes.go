@@ -39,25 +39,6 @@ func changeCases() []Case {
 			},
 		},
 		{
-			Name:    "A UDP flow moves when its endpoint is removed",
-			Objects: np(On("a0")...),
-			Flows:   udpFlows("a0"),
-			Then: []Step{
-				{Name: "with b0 instead", Objects: np(On("b0")...), Flows: udpFlows("b0")},
-				{Name: "with both", Objects: np(On("a0", "b0")...), Flows: udpFlows("b0")},
-			},
-		},
-		{
-			Name:    "A connected UDP socket of a pod follows its Service to another endpoint",
-			Objects: np(On("a0")...),
-			Flows:   connectedFlows("a0"),
-			Then: []Step{
-				{Name: "with b0 instead", Objects: np(On("b0")...), Flows: connectedFlows("b0")},
-				{Name: "with c0 instead", Objects: np(On("c0")...), Flows: connectedFlows("c0")},
-				{Name: "with a0 again", Objects: np(On("a0")...), Flows: connectedFlows("a0")},
-			},
-		},
-		{
 			Name:    "A UDP flow that was refused begins when an endpoint comes",
 			Objects: np(),
 			Flows: []Flow{
@@ -65,18 +46,6 @@ func changeCases() []Case {
 				{From: "a1", To: ClusterIP, Only: UDP, Want: Reject},
 			},
 			Then: []Step{{Name: "with a0", Objects: np(On("a0")...), Flows: udpFlows("a0")}},
-		},
-		{
-			Name:    "A TCP connection outlives the removal of its endpoint, new ones avoid it",
-			Objects: np(On("a0")...),
-			Flows:   keptTCP("a0"),
-			Then: []Step{{
-				Name: "with b0 instead", Objects: np(On("b0")...),
-				Flows: append(keptTCP("a0"), onlyServers("b0")...),
-			}, {
-				Name: "with a0 terminating", Objects: np(append(On("b0"), Terminating("a0")...)...),
-				Flows: append(keptTCP("a0"), onlyServers("b0")...),
-			}},
 		},
 		{
 			Name:    "A policy changes from Cluster to Local and back",
@@ -115,16 +84,8 @@ func onlyServers(servers ...string) []Flow {
 	}
 }
 
-// connectedFlows use one connected UDP socket of a pod; udpFlows use one socket that
-// never connects, because the socket hook translates a connected socket only when it
-// connects. Both must follow the Service.
-func connectedFlows(server string) []Flow {
-	return []Flow{
-		{From: "a1", To: ClusterIP, Only: UDP, Keep: "c", NoVM: true, Want: OneOf(AnySource, server)},
-		{From: "c1", To: ClusterIP, Only: UDP, Keep: "c", NoVM: true, Want: OneOf(AnySource, server)},
-	}
-}
-
+// udpFlows use one socket that never connects, because the socket hook translates a connected socket
+// only when it connects.
 func udpFlows(server string) []Flow {
 	return []Flow{
 		{From: "client0", To: NodePort("a"), Only: UDP, Keep: "s", Want: OneOf(KeptHere, server)},

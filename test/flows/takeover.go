@@ -77,7 +77,6 @@ func loadBalancerTakeovers() []Case {
 		},
 		{
 			Name:    "A UDP flow follows an address to the load balancer that gets it",
-			Modes:   []string{"nftables", "iptables"}, // eBPF compares a flow with its endpoint alone
 			Objects: []Object{thief, pending},
 			Flows:   datagrams("b0"),
 			Then:    []Step{{Name: "assigned", Objects: []Object{thief, assigned}, Flows: datagrams("a0")}},
