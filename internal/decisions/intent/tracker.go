@@ -46,7 +46,7 @@ type Tracker struct {
 	dirty      []*service     // to decide again
 	slices     []*store.Slice // buffers of one decision
 	nearSlices []*store.Slice
-	claims     claims         // of one call of Changes
+	claims     claims // of one call of Changes
 	candidates []candidate
 	near       []candidate
 	healthy    []netip.Addr

@@ -3,7 +3,6 @@ package stale
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -74,19 +73,6 @@ func TestAPortThatLosesNoEndpointReadsNothing(t *testing.T) {
 	apply(t, r, intent.Changes{Deletes: []intent.PortID{ofTCP(port4()).ID}})
 	if len(f.dumps) != 0 || !r.Recheck().IsZero() {
 		t.Errorf("dumps %v, another one at %v", f.dumps, r.Recheck())
-	}
-}
-
-// A terminating endpoint that serves is not removed: an answer may be on the way.
-func TestAHandshakeStaysWithAnEndpointThatServes(t *testing.T) {
-	f := &fakeTable{}
-	r := rested(t, f, ofTCP(port4(epA)))
-	f.entries = []conntrack.Entry{handshakeEntry("10.96.0.10:53", epA)}
-	p := ofTCP(port4(epB))
-	p.ServingUnselected = []netip.AddrPort{netip.MustParseAddrPort(epA)}
-	apply(t, r, upserts(p))
-	if len(f.entries) != 1 {
-		t.Error("the entry was deleted")
 	}
 }
 
