@@ -11,32 +11,6 @@
 #include "special/dsr.h"
 #include "special/stray.h"
 
-/*
- * Finds the Service that a pod's TCP socket asked for, if the packet goes to the endpoint that the
- * connect hook chose. For a SYN to an endpoint that no Service has any more: the socket keeps its
- * address, but the handshake can be with another endpoint. Returns 1, and the Service's address in
- * pair.holder_key. A global function: the verifier checks it once.
- */
-__noinline int connection_asked(struct __sk_buff *skb)
-{
-	struct scratch *m = get_scratch();
-	struct bpf_sock *sk = skb->sk;
-	struct connection *c;
-
-	if (!m || !sk)
-		return 0;
-	sk = bpf_sk_fullsock(sk);
-	if (!sk)
-		return 0;
-	c = bpf_sk_storage_get(&connections, sk, NULL, 0);
-	if (!c || !addr_equal(&c->endpoint, &m->packet.tuple.daddr) ||
-	    c->endpoint_port != m->packet.tuple.dport)
-		return 0;
-	m->pair.holder_key.daddr = c->service;
-	m->pair.holder_key.dport = c->service_port;
-	return 1;
-}
-
 /* What happens to a packet of no flow. */
 enum decision {
 	NOT_OURS,
@@ -45,7 +19,7 @@ enum decision {
 	PASS_BY,       /* to or from an endpoint's own address, or by a do-not-track policy */
 	DROPPED,       /* by the Service's source ranges or traffic policy */
 	NO_ENDPOINT,
-	NO_SERVICE,    /* a connected socket has asked for one that is gone */
+	NO_SERVICE,    /* a connected UDP socket has asked for one that is gone */
 	ENDPOINT_GONE, /* during the choice */
 	CHOSEN,	       /* an endpoint, for a packet that need not be the first of a flow */
 };
@@ -94,15 +68,12 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 {
 	const struct tuple *t = &p->tuple;
 	struct frontend_match match = frontend_lookup(&t->daddr, t->dport, t->proto, t->family);
-	struct flow_pair *pair = get_flow_pair();
 	struct asked asked = {};
 
-	if (!match.fe && hook == FROM_POD && packet_syn(p) && pair && connection_asked(skb))
-		match = frontend_lookup(&pair->holder_key.daddr, pair->holder_key.dport, t->proto,
-					t->family);
-	if (!is_service(match.fe) && hook == FROM_POD &&
-	    t->proto == IPPROTO_UDP)
-		asked_by_socket(skb, t, &asked);
+	/* A TCP socket stays with an endpoint that any Service has. */
+	if (hook == FROM_POD &&
+	    (!match.fe || (t->proto == IPPROTO_UDP && !is_service(match.fe))))
+		asked_by_socket(skb, p, &asked);
 	/* While the programs drain, they have no Services, and another proxy may have this one. */
 	if (asked.gone && !(s->flags & SETTING_DRAINS))
 		return source_belongs(t, hook_device(skb, hook)) ? NO_SERVICE : FORGED;

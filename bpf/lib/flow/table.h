@@ -439,7 +439,7 @@ static __always_inline struct frontend *flow_frontend(struct __sk_buff *skb, con
 	if (is_service(fe))
 		return fe;
 	peer = socket_asked(skb, t);
-	return peer ? socket_frontend(peer, t) : NULL;
+	return peer ? socket_frontend(&peer->addr, peer->port, t) : NULL;
 }
 
 /*

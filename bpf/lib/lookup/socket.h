@@ -35,13 +35,13 @@ static __always_inline struct socket_peer *socket_asked(struct __sk_buff *skb,
 }
 
 /* Returns the frontend that a socket asked for, or NULL if no Service has its address. */
-static __always_inline struct frontend *socket_frontend(const struct socket_peer *peer,
+static __always_inline struct frontend *socket_frontend(const struct addr *addr, __be16 port,
 							const struct tuple *t)
 {
-	struct frontend *fe = frontend_lookup(&peer->addr, peer->port, t->proto, t->family).fe;
+	struct frontend *fe = frontend_lookup(addr, port, t->proto, t->family).fe;
 
-	if (!fe && addr_loopback(&peer->addr, t->family)) /* --localhost-nodeports */
-		fe = frontend_nodeport(peer->port, t->proto, t->family);
+	if (!fe && addr_loopback(addr, t->family)) /* --localhost-nodeports */
+		fe = frontend_nodeport(port, t->proto, t->family);
 	return is_service(fe) ? fe : NULL;
 }
 

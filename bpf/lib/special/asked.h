@@ -1,30 +1,66 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Connected UDP sockets whose endpoint is no longer their Service's. */
+/* Pods' sockets whose endpoint is no longer their Service's. */
 #ifndef SPILLWAY_SPECIAL_ASKED_H
 #define SPILLWAY_SPECIAL_ASKED_H
 
 #include "../lookup/socket.h"
 
-/* What a connected UDP socket asked for. */
+/* What a socket asked for. */
 struct asked {
 	struct frontend *fe; /* its Service's, if that no longer has the endpoint of the socket */
-	bool gone;	     /* no Service has the address */
+	bool gone;	     /* UDP: no Service has the address */
 };
 
 /*
- * Finds the Service of a connected UDP socket if the socket's endpoint is no longer the Service's. The
- * socket keeps the endpoint's address, but a pod's packets can go to another endpoint.
+ * Finds the Service that a pod's TCP socket asked for, if the packet goes to the endpoint that the
+ * connect hook chose. For a SYN to an endpoint that no Service has any more: the socket keeps its
+ * address, but the handshake can be with another endpoint. Returns 1, and the Service's address in
+ * pair.holder_key. A global function: the verifier checks it once.
  */
-static __noinline void asked_by_socket(struct __sk_buff *skb, const struct tuple *t,
+__noinline int connection_asked(struct __sk_buff *skb)
+{
+	struct scratch *m = get_scratch();
+	struct bpf_sock *sk = skb->sk;
+	struct connection *c;
+
+	if (!m || !sk)
+		return 0;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk)
+		return 0;
+	c = bpf_sk_storage_get(&connections, sk, NULL, 0);
+	if (!c || !addr_equal(&c->endpoint, &m->packet.tuple.daddr) ||
+	    c->endpoint_port != m->packet.tuple.dport)
+		return 0;
+	m->pair.holder_key.daddr = c->service;
+	m->pair.holder_key.dport = c->service_port;
+	return 1;
+}
+
+/*
+ * Finds the Service of a pod's socket if the socket's endpoint is no longer the Service's. A connected
+ * socket keeps the endpoint's address, but a SYN or a datagram can go to another endpoint.
+ */
+static __noinline void asked_by_socket(struct __sk_buff *skb, const struct packet *p,
 				       struct asked *asked)
 {
 	__u32 changes = service_changes_now(); /* before the lookups */
-	struct socket_peer *peer = socket_asked(skb, t);
+	struct flow_pair *pair = get_flow_pair();
+	const struct tuple *t = &p->tuple;
+	struct socket_peer *peer;
 	struct backend *b;
 
+	if (t->proto == IPPROTO_TCP) {
+		if (packet_syn(p) && pair && connection_asked(skb))
+			asked->fe = socket_frontend(&pair->holder_key.daddr, pair->holder_key.dport, t);
+		return;
+	}
+	if (t->proto != IPPROTO_UDP)
+		return;
+	peer = socket_asked(skb, t);
 	if (!peer || (peer->checked && peer->checked == (__u16)changes))
 		return;
-	asked->fe = socket_frontend(peer, t);
+	asked->fe = socket_frontend(&peer->addr, peer->port, t);
 	if (!asked->fe) {
 		asked->gone = true;
 		return;
