@@ -186,10 +186,14 @@ func (s Spec) writeSysctls(forwards bool) error {
 	set := map[string]string{}
 	for _, scope := range []string{"all", "default"} {
 		set["ipv4/conf/"+scope+"/rp_filter"] = fmt.Sprint(s.RPFilter)
+		// A node redirects who asks for an address that it does not serve yet. A client that
+		// believes it avoids the node for minutes.
+		set["ipv4/conf/"+scope+"/accept_redirects"] = "0"
 		if s.IPv6 {
 			// No duplicate address detection: addresses are usable at once.
 			set["ipv6/conf/"+scope+"/accept_dad"] = "0"
 			set["ipv6/conf/"+scope+"/accept_ra"] = "0"
+			set["ipv6/conf/"+scope+"/accept_redirects"] = "0"
 		}
 	}
 	if forwards {
