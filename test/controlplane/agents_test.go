@@ -10,6 +10,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	"spillway.dev/spillway/internal/cli/reach"
@@ -54,14 +55,16 @@ func schedule(t *testing.T, k kubernetes.Interface, set *appsv1.DaemonSet, nodes
 // runAgent writes the status of a Pod whose container agent runs.
 func runAgent(t *testing.T, k kubernetes.Interface, namespace, name string) error {
 	pods := k.CoreV1().Pods(namespace)
-	p, err := pods.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may adopt the Pod
+		p, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		p.Status.Phase = corev1.PodRunning
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}}}
+		_, err = pods.UpdateStatus(t.Context(), p, update)
 		return err
-	}
-	p.Status.Phase = corev1.PodRunning
-	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}}}
-	_, err = pods.UpdateStatus(t.Context(), p, update)
-	return err
+	})
 }
 
 // imitate creates a running Pod that looks like a DaemonSet's.
@@ -142,9 +145,18 @@ func TestAgentsAreThePodsOfTheDaemonSet(t *testing.T) {
 
 	// An update has replaced one Pod of two.
 	before := set.Spec.Template.Spec.Containers[0].Image
-	set = must[*appsv1.DaemonSet](t)(k.AppsV1().DaemonSets(set.Namespace).Get(t.Context(), set.Name, metav1.GetOptions{}))
-	set.Spec.Template.Spec.Containers[0].Image = before + "-next"
-	set = must[*appsv1.DaemonSet](t)(k.AppsV1().DaemonSets(set.Namespace).Update(t.Context(), set, update))
+	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller writes its status
+		set = must[*appsv1.DaemonSet](t)(k.AppsV1().DaemonSets(set.Namespace).Get(t.Context(), set.Name, metav1.GetOptions{}))
+		set.Spec.Template.Spec.Containers[0].Image = before + "-next"
+		updated, err := k.AppsV1().DaemonSets(set.Namespace).Update(t.Context(), set, update)
+		if err == nil {
+			set = updated
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := k.CoreV1().Pods(set.Namespace).Delete(t.Context(), names["node-b"], metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		t.Fatal(err)
 	}
