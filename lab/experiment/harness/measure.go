@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -204,15 +203,9 @@ func (h *Harness) RoutePods(host *topology.Host) error {
 }
 
 // RoutePodBy gives an outside host a route to one pod by way of a node that the pod is not
-// on, and keeps the host from learning a shorter one.
+// on. Hosts ignore redirects to a shorter one.
 func (h *Harness) RoutePodBy(host, pod, node *topology.Host) error {
 	return host.Do(func() error {
-		// The kernel accepts redirects if one of the two settings allows it (IN_DEV_RX_REDIRECTS).
-		for _, device := range []string{"all", "eth0"} {
-			if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+device+"/accept_redirects", []byte("0"), 0); err != nil {
-				return fmt.Errorf("refuse redirects on %s: %w", host.Name, err)
-			}
-		}
 		route := &netlink.Route{Dst: netlink.NewIPNet(pod.IPv4.AsSlice()), Gw: node.IPv4.AsSlice()}
 		if err := netlink.RouteReplace(route); err != nil {
 			return fmt.Errorf("route %s by %s on %s: %w", pod.IPv4, node.Name, host.Name, err)
