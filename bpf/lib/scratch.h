@@ -56,6 +56,7 @@ struct scratch {
 			struct dsr_claim claim;
 			union dsr_header header;
 		} dsr;
+		struct backend asked; /* see asks_endpoint */
 	};
 };
 

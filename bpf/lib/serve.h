@@ -100,6 +100,37 @@ static __noinline bool has_syn_filter(__u32 service)
 }
 
 /*
+ * Must this packet's connection with an endpoint's own address get a flow, although nobody translates
+ * its destination? It must if a Service's flow has its reply tuple: then it gets another source port, or
+ * the Service's address would be put into its replies. Not with direct replies: later packets of the two
+ * connections look alike. Fills m->asked.
+ */
+static __always_inline bool asks_endpoint(struct scratch *m, const struct settings *s)
+{
+	const struct tuple *t = &m->packet.tuple;
+	struct addr_key key = { .addr = t->daddr, .family = t->family };
+	struct backend *b = &m->asked;
+	struct flow *f;
+
+	if (!packet_syn(&m->packet) || s->flags & SETTING_DRAINS)
+		return false;
+	tuple_mirror(&m->pair.reply_key, t);
+	f = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
+	if (!f || (f->flags & (FLOW_REPLY | FLOW_DSR)) != FLOW_REPLY || flow_may_be_over(f, t->proto))
+		return false;
+	b->addr = t->daddr;
+	b->port = t->dport;
+	b->family = t->family;
+	b->service = 0;
+	b->flags = BACKEND_ON_THIS_NODE;
+	if (bpf_map_lookup_elem(&node_addrs, &key))
+		b->flags |= BACKEND_HOST_NETWORK;
+	else if (!pod_lookup(&t->daddr, t->family))
+		return false;
+	return true;
+}
+
+/*
  * Completes a new flow of one direction with the next hop that flow_plan has found. Returns 0, or -1
  * if the packet is too long for it.
  */
@@ -203,6 +234,11 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 	case TO_NETFILTER:
 		return pass(PASS_CONNTRACK);
 	case PASS_BY:
+		if (unlikely(found.fe && asks_endpoint(m, s))) {
+			m->pair.flow.backend = 0;
+			found.choice.backend = &m->asked;
+			break;
+		}
 		return serve_bypass(skb, m, s, hook, found.fe != NULL, found.from_endpoint,
 				    found.fe && found.fe->flags & FRONTEND_TFTP);
 	case DROPPED:

@@ -713,3 +713,30 @@ func TestPacketFlowTableFull(t *testing.T) {
 		t.Errorf("%d entries in a table of 2048 flows", count)
 	}
 }
+
+// TestPacketOnePortForServiceAndEndpoint has a client's port reach one endpoint twice: through a
+// Service, and by the endpoint's own address.
+func TestPacketOnePortForServiceAndEndpoint(t *testing.T) {
+	n := newPacketNode(t)
+	for name, p := range plans {
+		t.Run(name, func(t *testing.T) {
+			n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
+			c := n.openHere(t, p, 40000)
+			plain := n.openTo(t, c.client, c.server, c.server, inPod1)
+			if plain.seen.Addr() != c.client.Addr() || plain.seen.Port() == c.client.Port() {
+				t.Errorf("the endpoint sees the second connection from %s", plain.seen)
+			}
+			plain.lives(t)
+			c.lives(t)
+			plain.lives(t)
+			other := n.newConn(ap(p.client, 40001), c.server, c.server, inPod1)
+			if r := other.syn(t); r.verdicts[tcVerdictFLOW_CREATED] != 0 || other.seen != other.client {
+				t.Errorf("a port that no Service has: %s, seen as %s", verdictList(r.verdicts), other.seen)
+			}
+			c.talk(t, "F.", "<F.", ".")
+			again := n.openTo(t, ap(p.client, 40002), c.front, c.server, inPod1)
+			again.lives(t)
+			plain.lives(t)
+		})
+	}
+}
