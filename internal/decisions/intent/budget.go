@@ -134,6 +134,20 @@ func (b *budget) set(e *service, now entries) {
 	b.stale = b.stale || over
 }
 
+// hold adds what a Service asks for to held, unless that would be more than half of the capacity.
+// It reports whether it did.
+func (b *budget) hold(held *entries, asked entries) bool {
+	sum := *held
+	sum.add(asked, 1)
+	for r, capacity := range b.capacity {
+		if capacity > 0 && sum[r] > capacity/2 {
+			return false
+		}
+	}
+	*held = sum
+	return true
+}
+
 // divide chooses the Services that do not fit. It returns those for which that has changed.
 // While no namespace asks for more than its share, the work does not depend on the number of
 // Services.

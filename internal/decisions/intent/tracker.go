@@ -166,21 +166,8 @@ func (t *Tracker) Changes() Changes {
 	var c Changes
 	complained := t.checkNode()
 	c.Moves = t.addresses.resolve()
-	decided := make([]decidedService, 0, len(t.dirty))
-	for _, e := range t.dirty {
-		d := t.decideService(e)
-		t.budget.set(e, t.cfg.entriesOf(d.ports))
-		decided = append(decided, d)
-	}
-	for _, e := range t.budget.divide(t.services) {
-		if !e.dirty {
-			decided = append(decided, t.decideService(e))
-		}
-	}
-	for i := range decided {
-		if t.settle(&decided[i], &c) {
-			complained = true
-		}
+	if t.decideDirty(&c) {
+		complained = true
 	}
 	clear(t.dirty)
 	t.dirty, t.claims = t.dirty[:0], claims{}
@@ -199,10 +186,47 @@ func (t *Tracker) Changes() Changes {
 // decidedService is what was decided about a Service, before Capacity counts.
 type decidedService struct {
 	service  *service
-	ports    []*ServicePort
+	ports    []*ServicePort // nil if postponed
 	health   HealthCheck
 	problems []model.Problem
 	slices   int
+	// postponed says that the Service is decided again, alone, if the budget has room for it.
+	postponed bool
+}
+
+// decideDirty decides the dirty Services, and those that the budget now treats in another way.
+// It adds to c what that changes, and reports whether Problems have changed. Until the budget is
+// divided, it holds the new ports of at most half of the capacity, and of one Service more: a
+// namespace may ask for any number that do not fit.
+func (t *Tracker) decideDirty(c *Changes) (complained bool) {
+	decided := make([]decidedService, 0, len(t.dirty))
+	var held entries
+	for _, e := range t.dirty {
+		before := e.starts
+		d := t.decideService(e)
+		asked := t.cfg.entriesOf(d.ports)
+		t.budget.set(e, asked)
+		if !t.budget.hold(&held, asked) {
+			d.ports, d.postponed, e.starts = nil, true, before
+		}
+		decided = append(decided, d)
+	}
+	changed := t.budget.divide(t.services)
+	changed = slices.DeleteFunc(changed, func(e *service) bool { return e.dirty })
+	for i := range decided {
+		d := &decided[i]
+		if _, refused := t.budget.refused[d.service]; d.postponed && !refused {
+			changed = append(changed, d.service)
+			continue
+		}
+		complained = t.settle(d, c) || complained
+		d.ports = nil
+	}
+	for _, e := range changed {
+		d := t.decideService(e)
+		complained = t.settle(&d, c) || complained
+	}
+	return complained
 }
 
 func (t *Tracker) decideService(e *service) decidedService {
@@ -222,7 +246,7 @@ func (t *Tracker) decideService(e *service) decidedService {
 func (t *Tracker) settle(d *decidedService, c *Changes) (complained bool) {
 	e := d.service
 	if problem, refused := t.budget.problem(e); refused {
-		d.ports, d.health.Endpoints = nil, 0
+		d.ports, d.health.Endpoints, e.starts = nil, 0, nil
 		d.problems = append([]model.Problem{problem}, d.problems...)
 	}
 	had := len(e.ports) > 0
