@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
 // LocalRedirectAnnotation names another Service of the namespace. While an endpoint of that
@@ -40,7 +41,8 @@ func (t *Tracker) redirectProblems(e *service) []model.Problem {
 		fmt.Sprintf("names %q, which is no Service of this namespace with a cluster IP, and nothing is redirected; create it, or name another", to.Name))}
 }
 
-// slicesNear returns the slices of the Service that a Service redirects to; nil if there is none.
+// slicesNear returns the slices of the Service that a Service redirects to; nil if none has an
+// endpoint on this node. Each port would read them all for nothing.
 func (t *Tracker) slicesNear(e *service) *serviceSlices {
 	if e.plan.redirect == (model.Name{}) {
 		return nil
@@ -49,7 +51,15 @@ func (t *Tracker) slicesNear(e *service) *serviceSlices {
 	for _, s := range t.nearSlices {
 		t.updateSlicePods(s)
 	}
+	if !slices.ContainsFunc(t.nearSlices, t.reachesNode) {
+		return nil
+	}
 	return newServiceSlices(t.nearSlices, len(e.plan.ports))
+}
+
+// reachesNode reports whether a slice has an endpoint on this node.
+func (t *Tracker) reachesNode(s *store.Slice) bool {
+	return s.MayBeOnNode && slices.ContainsFunc(s.Object.Endpoints, func(ep model.Endpoint) bool { return onNode(&ep, t.cfg.NodeName) })
 }
 
 // redirect categorizes the candidates of a port, or those of the Service that it redirects to,

@@ -111,3 +111,20 @@ func TestLocalRedirectComplains(t *testing.T) {
 		}
 	}
 }
+
+// TestARedirectIsReadWhereItLeads: many Services may redirect to one that is large.
+func TestARedirectIsReadWhereItLeads(t *testing.T) {
+	toCache := func(s *model.Service) { s.Annotations = map[string]string{LocalRedirectAnnotation: "cache"} }
+	cache := func(node string) *model.EndpointSlice {
+		return ofService(sliceOf("c", at("10.1.0.1", there), at("10.1.0.2", ""), at("10.1.0.3", node)), "cache")
+	}
+	tr := newTracker(web(toCache), web(called("cache"), clusterIPs("10.96.0.2")), cache(there))
+	e := tr.services[name("web")]
+	if near := tr.slicesNear(e); near != nil {
+		t.Errorf("%d slices without an endpoint on this node are read", len(near.slices))
+	}
+	tr.Apply(delta(cache(here)))
+	if near := tr.slicesNear(e); near == nil {
+		t.Error("the slice with an endpoint on this node is not read")
+	}
+}
