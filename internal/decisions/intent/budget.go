@@ -65,7 +65,7 @@ func (n *entries) add(more entries, sign int) {
 func (c *Config) entriesOf(ports []*ServicePort) (n entries) {
 	for _, p := range ports {
 		n[frontendEntries] += len(p.Frontends)
-		n[endpointEntries] += len(p.Endpoints)
+		n[endpointEntries] += len(p.Endpoints) + len(p.ServingUnselected)
 		ranges := 0 // all frontends that have ranges have the same
 		for i := range p.Frontends {
 			ranges = max(ranges, len(p.Frontends[i].SourceRanges))

@@ -157,6 +157,20 @@ func TestTablesAndWeightsCountAsSlots(t *testing.T) {
 	}
 }
 
+// Endpoints that serve and are not selected have entries too: UDP flows stay with them.
+func TestEndpointsThatDrainCount(t *testing.T) {
+	c := newCluster(t, Capacity{Endpoints: 10000})
+	s, slice := tenant("ns", "s", 100, 1, 1, model.IPv4)
+	s.Ports[0].Protocol, slice.Ports[0].Protocol = model.UDP, model.UDP
+	for i := range 9 {
+		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: addr(fmt.Sprintf("9.1.1.%d", 1+i)), Serving: true, Terminating: true, Node: there})
+	}
+	c.Apply(model.Delta{Services: map[model.Name]*model.Service{s.Name: s}, Slices: map[model.Name]*model.EndpointSlice{s.Name: slice}})
+	if got := c.services[s.Name].entries[endpointEntries]; got != 10 {
+		t.Errorf("it asks for %d endpoints, want 10", got)
+	}
+}
+
 // Whatever namespaces ask for: one that stays within the share gets it all, no other has more
 // than is left free, and nothing is free that a namespace lacks.
 func TestShares(t *testing.T) {
