@@ -40,10 +40,12 @@ func (p *Probe) Failed() bool {
 }
 
 // mostDrops bounds the drops that are reported. dropsPatience is the wait for a drop that
-// is reported late, and for a retransmission's.
+// is reported late, and for a retransmission's. firstPatience is that for the first one of a
+// connection that has failed: on a busy node, to read one takes longer.
 const (
 	mostDrops     = 4
 	dropsPatience = 300 * time.Millisecond
+	firstPatience = 2 * time.Second
 )
 
 // probe opens the connection and follows it.
@@ -182,7 +184,11 @@ func (t *tracer) observe(before map[string]uint64) {
 
 // collect adds the drops of the connection's packets, and what dropped them.
 func (t *tracer) collect(ctx context.Context, f *drops.Follower, verdicts *cause.Verdicts) {
-	t.Probe.Drops = readDrops(ctx, f.Next, t.concerns)
+	first := dropsPatience
+	if t.Probe.Failed() {
+		first = firstPatience
+	}
+	t.Probe.Drops = readDrops(ctx, first, f.Next, t.concerns)
 	for i := range t.Probe.Drops {
 		d := &t.Probe.Drops[i]
 		verdicts.Explain(d)
@@ -193,11 +199,15 @@ func (t *tracer) collect(ctx context.Context, f *drops.Follower, verdicts *cause
 
 // readDrops reads the wanted drops that the kernel has reported, one of a kind. Those of the
 // machine's other packets are between them, and to read one may take long: it looks for the
-// place of the drop.
-func readDrops(ctx context.Context, next func(context.Context) (drops.Drop, error), wanted func(*drops.Drop) bool) (found []drops.Drop) {
+// place of the drop. first is the wait for the first wanted one.
+func readDrops(ctx context.Context, first time.Duration, next func(context.Context) (drops.Drop, error), wanted func(*drops.Drop) bool) (found []drops.Drop) {
 	last := time.Now().Add(dropsPatience)
 	within := func() (drops.Drop, error) {
-		ctx, stop := context.WithTimeout(ctx, dropsPatience)
+		patience := dropsPatience
+		if len(found) == 0 {
+			patience = first
+		}
+		ctx, stop := context.WithTimeout(ctx, patience)
 		defer stop()
 		return next(ctx)
 	}

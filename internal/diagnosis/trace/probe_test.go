@@ -88,7 +88,7 @@ func TestReadDrops(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &reports{after: c.after, drops: c.drops()}
 				var got []string
-				for _, d := range readDrops(t.Context(), r.next, func(d *drops.Drop) bool { return d.Source == ours }) {
+				for _, d := range readDrops(t.Context(), dropsPatience, r.next, func(d *drops.Drop) bool { return d.Source == ours }) {
 					got = append(got, d.Reason)
 				}
 				if !slices.Equal(got, c.want) {
