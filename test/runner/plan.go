@@ -86,7 +86,7 @@ func (o options) tests() ([]step, error) {
 			peers = append(peers, pkg)
 		}
 	}
-	later := o.goTest("ebpf-peers", ".", 2, peers...)
+	later := o.goTest("ebpf-peers", ".", 1, peers...)
 	later.after = append(later.after, "peers")
 	stages := []step{later, o.goTest("ebpf", ".", o.packages, slices.DeleteFunc(packages, isWithPeers)...)}
 	stages = append(stages, o.dataplanes()...)
