@@ -32,7 +32,7 @@ func run() error {
 	var o options
 	flag.BoolVar(&o.all, "all", false, "run everything: the long tests, each suite with each dataplane, real clusters")
 	flag.StringVar(&o.only, "only", "", "run a part: tests, without installation and checks, or checks")
-	flag.IntVar(&o.packages, "p", 3, "packages that the step ebpf tests at once")
+	flag.IntVar(&o.packages, "p", 4, "packages that a step tests at once")
 	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "timeout of the tests of one package")
 	flag.Parse()
 	plan, err := o.plan()

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"spillway.dev/spillway/lab/controlplane"
 )
 
 // options are the flags of the runner.
@@ -68,8 +70,20 @@ var first = []string{
 	"internal/node/dnat",
 }
 
-// withPeers lists the packages whose tests run kube-apiserver, which may have to be built first.
+// withPeers lists the packages whose tests run kube-apiserver.
 var withPeers = []string{"test/controlplane", "test/e2e", "test/flows"}
+
+// split returns the packages that can begin before the peers are built, and the others.
+func split(packages []string) (now, later []string) {
+	for _, pkg := range packages {
+		if slices.Contains(withPeers, strings.TrimPrefix(pkg, module)) {
+			later = append(later, pkg)
+		} else {
+			now = append(now, pkg)
+		}
+	}
+	return now, later
+}
 
 // tests are the steps that run tests.
 func (o options) tests() ([]step, error) {
@@ -79,16 +93,16 @@ func (o options) tests() ([]step, error) {
 	}
 	packages := strings.Fields(string(list))
 	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
-	isWithPeers := func(pkg string) bool { return slices.Contains(withPeers, strings.TrimPrefix(pkg, module)) }
-	var peers []string
-	for _, pkg := range packages {
-		if isWithPeers(pkg) {
-			peers = append(peers, pkg)
-		}
+	var later []string
+	if _, err := controlplane.Program("kube-apiserver"); err != nil {
+		packages, later = split(packages)
 	}
-	later := o.goTest("ebpf-peers", ".", 1, peers...)
-	later.after = append(later.after, "peers")
-	stages := []step{later, o.goTest("ebpf", ".", o.packages, slices.DeleteFunc(packages, isWithPeers)...)}
+	stages := []step{o.goTest("ebpf", ".", o.packages, packages...)}
+	if len(later) > 0 {
+		s := o.goTest("ebpf-later", ".", 2, later...)
+		s.after = append(s.after, "peers")
+		stages = append(stages, s)
+	}
 	stages = append(stages, o.dataplanes()...)
 	stages = append(stages, o.goTest("deploy", "test/deploy", 1, "./..."))
 	if o.all {
