@@ -315,7 +315,7 @@ const aroundKind flows.TargetKind = "a way around policies"
 
 // ask asks a question. A client has a new port each time: flows of an earlier question may stay open.
 func (f *objectFuzzer) ask(t *testing.T, q question, proto, dst string) {
-	req := probe.Request{Op: probe.Try, Proto: proto, Dst: dst, TimeoutMS: int(answerWithin / time.Millisecond), FreshPorts: cluster.ParseName(q.from).IsClient()}
+	req := probe.Request{Op: probe.Try, Proto: proto, Dst: dst, TimeoutMS: int(answerWithin / time.Millisecond), LowPorts: cluster.ParseName(q.from).IsClient(), FreshPorts: cluster.ParseName(q.from).IsClient()}
 	if q.server == silent || q.server == noAnswer {
 		req.TimeoutMS = 300
 	}

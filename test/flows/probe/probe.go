@@ -42,8 +42,7 @@ type Request struct {
 	// range, other requests get the upper part: two probes of one pod then never
 	// use the same port.
 	LowPorts bool `json:"lowPorts,omitempty"`
-	// FreshPorts gives each socket a local port that no socket of the process had before, below
-	// those of other requests.
+	// FreshPorts gives each socket a local port that no socket of the process had before.
 	FreshPorts bool   `json:"freshPorts,omitempty"`
 	LocalPort  int    `json:"localPort,omitempty"`
 	Socket     string `json:"socket,omitempty"` // one socket of this name for all tries, kept for later requests

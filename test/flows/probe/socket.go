@@ -22,10 +22,11 @@ type socket struct {
 // highPorts is the first local port above the range of Request.LowPorts.
 const highPorts = 45000
 
-// freshPorts counts the local ports of Request.FreshPorts. The servers have ports below.
+// freshPorts counts the local ports of Request.FreshPorts.
 var freshPorts atomic.Int32
 
-const firstFreshPort = 10000
+// firstLowFreshPort is the first one with Request.LowPorts. The servers have ports below.
+const firstLowFreshPort = 10000
 
 // openSocket makes a socket that can reach dst.
 func openSocket(req Request, dst netip.AddrPort) (*socket, error) {
@@ -59,8 +60,12 @@ func openSocket(req Request, dst netip.AddrPort) (*socket, error) {
 		}
 		err = s.bind(domain, req.LocalPort)
 	case req.FreshPorts:
-		port := firstFreshPort - 1 + int(freshPorts.Add(1))
-		if port >= highPorts {
+		first, last := highPorts, 65535
+		if req.LowPorts {
+			first, last = firstLowFreshPort, highPorts-1
+		}
+		port := first - 1 + int(freshPorts.Add(1))
+		if port > last {
 			err = errors.New("all ports of FreshPorts are used up")
 			break
 		}

@@ -74,9 +74,11 @@ func (q *question) request() probe.Request {
 	// The two probes of a pod share its address. If they also shared ports, an
 	// answer to one could look like an answer to the other.
 	from := cluster.ParseName(q.f.From)
-	req.LowPorts = from.Extra == "vm"
+	req.LowPorts = from.Extra == "vm" || from.IsClient()
 	// With direct replies, an endpoint tells the Services that a client asks by the client's port.
-	req.FreshPorts = from.IsClient()
+	// And a socket with the port of an earlier one continues its UDP flow, while the endpoint of
+	// that one serves.
+	req.FreshPorts = from.IsClient() || from.IsPod()
 	want := q.f.Want
 	if q.f.To.Kind == flows.ToHealthCheck {
 		req.Proto = "http"
