@@ -77,9 +77,9 @@ func mapsConfig(c Config) ebpf.Config {
 // start: see ebpf.Config.Fit. Both are in bytes.
 func (c *Config) FitMaps(memory uint64, flows uint32) (bytes uint64, err error) {
 	m := mapsConfig(*c)
-	if err := m.Fit(memory, flows); err != nil {
+	if bytes, err = m.Fit(memory, flows); err != nil {
 		return 0, err
 	}
 	c.FlowTableSize, c.MaxFrontends, c.MaxEndpoints = m.FlowTableSize, m.MaxFrontends, m.MaxEndpoints
-	return m.Memory()
+	return bytes, nil
 }

@@ -49,12 +49,18 @@ func setSizes(spec *ebpf.CollectionSpec, cfg *Config) {
 
 // Fit sets the sizes that are 0 so that the maps take at most so many bytes of kernel memory at
 // load. Maps of Services get a quarter of it at most, and the flow table what is left, up to
-// flows. None gets less than a small node needs, even if that is more memory.
-func (c *Config) Fit(memory uint64, flows uint32) error {
+// flows. None gets less than a small node needs, even if that is more memory. Fit returns the bytes
+// that they take.
+func (c *Config) Fit(memory uint64, flows uint32) (bytes uint64, err error) {
 	tc, err := loadTc()
 	if err != nil {
-		return fmt.Errorf("read eBPF objects: %w", err)
+		return 0, fmt.Errorf("read eBPF objects: %w", err)
 	}
+	c.fit(tc, memory, flows)
+	return c.memory(tc), nil
+}
+
+func (c *Config) fit(tc *ebpf.CollectionSpec, memory uint64, flows uint32) {
 	if c.MaxEndpoints == 0 {
 		least := *c
 		least.FlowTableSize = orDefault(c.FlowTableSize, min(flows, minFittedFlows))
@@ -65,18 +71,17 @@ func (c *Config) Fit(memory uint64, flows uint32) error {
 		c.setEndpoints(least.MaxEndpoints)
 	}
 	if c.FlowTableSize > 0 {
-		return nil
+		return
 	}
 	c.FlowTableSize = flows
 	if flows <= minFittedFlows || c.memory(tc) <= memory {
-		return nil
+		return
 	}
 	steps := sort.Search(int(flows/flowsStep), func(n int) bool {
 		c.FlowTableSize = uint32(n+1) * flowsStep
 		return c.memory(tc) > memory
 	})
 	c.FlowTableSize = max(uint32(steps)*flowsStep, minFittedFlows)
-	return nil
 }
 
 // setEndpoints sets the sizes of the Service maps.

@@ -87,9 +87,13 @@ func TestFitChoosesSizes(t *testing.T) {
 		{"fewer than the least", 512, Config{}, 5000, 1 << 20, 5000, true},
 	} {
 		cfg := row.cfg
-		noError(t, cfg.Fit(row.mib<<20, row.flows))
+		fitted, err := cfg.Fit(row.mib<<20, row.flows)
+		noError(t, err)
 		memory, err := cfg.Memory()
 		noError(t, err)
+		if fitted != memory {
+			t.Errorf("%s: %d bytes, want %d", row.name, fitted, memory)
+		}
 		if cfg.MaxEndpoints != row.endpoints || cfg.MaxFrontends != row.endpoints/2 {
 			t.Errorf("%s: %d endpoints and %d frontends, want %d and half of it", row.name, cfg.MaxEndpoints, cfg.MaxFrontends, row.endpoints)
 		}
@@ -126,7 +130,8 @@ func fitInside(t *testing.T, file string, limit uint64) {
 		t.Errorf("the limit is %d in %q, want %d in %q", have, in, limit, file)
 	}
 	cfg := Config{}
-	noError(t, cfg.Fit(limit/2, DefaultFlowTableSize))
+	_, err := cfg.Fit(limit/2, DefaultFlowTableSize)
+	noError(t, err)
 	all, err := newMaps(&cfg)
 	noError(t, err)
 	all.Close()
