@@ -45,6 +45,17 @@
 		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
 	} name SEC(".maps")
 
+/* Finds the longest prefix: see struct range_key. */
+#define TRIE(name, valtype, max)                          \
+	struct {                                          \
+		__uint(type, BPF_MAP_TYPE_LPM_TRIE);      \
+		__uint(map_flags, BPF_F_NO_PREALLOC);     \
+		__uint(max_entries, max);                 \
+		__type(key, struct range_key);            \
+		__type(value, valtype);                   \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+	} name SEC(".maps")
+
 /* Maps that the agent writes. */
 HASH(frontends, struct frontend_key, struct frontend, 1 << 20);
 HASH(services, __u32, struct service, 1 << 18);
@@ -73,42 +84,10 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } port_filter SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 18);
-	__type(key, struct range_key);
-	__type(value, __u8);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} source_ranges SEC(".maps");
-
-/* What Services have no room to take: the agent writes it before them. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 17);
-	__type(key, struct range_key);
-	__type(value, __u8);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} cluster_ranges SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 16);
-	__type(key, struct range_key);
-	__type(value, __u8);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} untracked_blocks SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 14);
-	__type(key, struct range_key);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} route_mtus SEC(".maps");
+TRIE(source_ranges, __u8, 1 << 18);
+TRIE(cluster_ranges, __u8, 1 << 17); /* the agent writes it before Services: they take no room of it */
+TRIE(untracked_blocks, __u8, 1 << 16);
+TRIE(route_mtus, __u32, 1 << 14);
 
 /* Maps that the programs write. */
 LRU(flows, struct tuple, struct flow, 1 << 19);

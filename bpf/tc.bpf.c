@@ -32,7 +32,7 @@
  *    lookup/     pure lookups: pods, next hop, conntrack, IPsec and do-not-track policies
  *    flow/       the flow table, unconfirmed.h: floods, client_share.h: flows of a client
  *    events.h    flow events and counters by Service      report.h: those of packets
- *    special/    asked.h       connected UDP sockets whose Service has changed
+ *    special/    asked.h       sockets whose endpoint is no longer their Service's
  *                bypass.h      packets to and from endpoints that bypass netfilter
  *                tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets

@@ -108,25 +108,17 @@ static __noinline bool has_syn_filter(__u32 service)
 static __always_inline bool asks_endpoint(struct scratch *m, const struct settings *s)
 {
 	const struct tuple *t = &m->packet.tuple;
-	struct addr_key key = { .addr = t->daddr, .family = t->family };
-	struct backend *b = &m->asked;
 	struct flow *f;
 
 	if (!packet_syn(&m->packet) || s->flags & SETTING_DRAINS)
 		return false;
 	tuple_mirror(&m->pair.reply_key, t);
 	f = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
-	if (!f || (f->flags & (FLOW_REPLY | FLOW_DSR)) != FLOW_REPLY || flow_may_be_over(f, t->proto))
+	if (!f || (f->flags & (FLOW_REPLY | FLOW_DSR)) != FLOW_REPLY || flow_may_be_over(f, t->proto) ||
+	    !is_for_here(t))
 		return false;
-	b->addr = t->daddr;
-	b->port = t->dport;
-	b->family = t->family;
-	b->service = 0;
-	b->flags = BACKEND_ON_THIS_NODE;
-	if (bpf_map_lookup_elem(&node_addrs, &key))
-		b->flags |= BACKEND_HOST_NETWORK;
-	else if (!pod_lookup(&t->daddr, t->family))
-		return false;
+	backend_here(&m->asked, &t->daddr, t->dport, t->family);
+	m->asked.service = 0;
 	return true;
 }
 

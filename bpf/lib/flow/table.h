@@ -425,9 +425,9 @@ static __always_inline int source_moved(struct flow *f, const struct tuple *t, _
  * Has no Service changed since the UDP flow was compared with its own? At the node of an endpoint
  * that another node has chosen (special/dsr.h), that node knows.
  */
-static __always_inline bool flow_is_checked(const struct flow *f)
+static __always_inline bool flow_is_checked(const struct flow *f, __u32 changes)
 {
-	return !f->backend || (f->checked && f->checked == service_changes_now());
+	return !f->backend || (f->checked && f->checked == changes);
 }
 
 /* Returns the frontend of a UDP flow's packet, or NULL if no Service has it. */
@@ -452,7 +452,7 @@ static __noinline int flow_check(struct __sk_buff *skb, struct flow *f, const st
 	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
 	struct frontend *fe;
 
-	if (flow_is_checked(f))
+	if (flow_is_checked(f, changes))
 		return 1;
 	if (!bpf_map_lookup_elem(&backends, &backend))
 		return 0;
@@ -468,7 +468,8 @@ static __always_inline int udp_plain(const struct flow *f, const struct settings
 {
 	if (f->state == FLOW_NEW || f->helper != HELPER_NONE)
 		return 0;
-	return f->flags & FLOW_REPLY ? !(s->flags & SETTING_ASK_CONNTRACK) : flow_is_checked(f);
+	return f->flags & FLOW_REPLY ? !(s->flags & SETTING_ASK_CONNTRACK) :
+	       flow_is_checked(f, service_changes_now());
 }
 
 /*

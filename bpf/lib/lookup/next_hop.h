@@ -109,13 +109,7 @@ static __always_inline int next_hop_pod(const struct addr *daddr, __u8 family, s
 static __always_inline __u32 route_mtu(const struct addr *daddr, __u8 family, __u32 ifindex,
 				       __u32 mtu)
 {
-	struct range_key key = {
-		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
-		.scope = ifindex,
-		.family = family,
-		.addr = *daddr,
-	};
-	__u32 *own = bpf_map_lookup_elem(&route_mtus, &key);
+	__u32 *own = range_longest(&route_mtus, ifindex, daddr, family);
 
 	return own && *own && *own < mtu ? *own : mtu;
 }

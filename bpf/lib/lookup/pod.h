@@ -33,6 +33,28 @@ static __always_inline __u32 source_device(const struct tuple *t)
 	return addr_device(&t->saddr, t->family);
 }
 
+/* Is the packet for a pod of this node, or for the node? */
+static __always_inline bool is_for_here(const struct tuple *t)
+{
+	struct addr_key key = { .addr = t->daddr, .family = t->family };
+
+	return bpf_map_lookup_elem(&pods, &key) || bpf_map_lookup_elem(&node_addrs, &key);
+}
+
+/* Fills an endpoint of this node with an address that is_for_here. */
+static __always_inline void backend_here(struct backend *b, const struct addr *addr, __be16 port,
+					 __u8 family)
+{
+	struct addr_key key = { .addr = *addr, .family = family };
+
+	b->addr = *addr;
+	b->port = port;
+	b->family = family;
+	b->flags = BACKEND_ON_THIS_NODE;
+	if (bpf_map_lookup_elem(&node_addrs, &key))
+		b->flags |= BACKEND_HOST_NETWORK;
+}
+
 static __always_inline int pod_traverses_netfilter(const struct addr *addr, __u8 family)
 {
 	struct pod *pod = pod_lookup(addr, family);

@@ -70,9 +70,9 @@ static __always_inline int is_endpoint(const struct addr *addr, __be16 port, __u
 	return fe && fe->flags & FRONTEND_ENDPOINT;
 }
 
-/* Is the address in a prefix of this scope? */
-static __always_inline int ranges_contain(void *ranges, __u32 scope, const struct addr *addr,
-					  __u8 family)
+/* Returns the value of the longest prefix of this scope that has the address, or NULL. */
+static __always_inline void *range_longest(void *ranges, __u32 scope, const struct addr *addr,
+					   __u8 family)
 {
 	struct range_key key = {
 		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
@@ -81,19 +81,19 @@ static __always_inline int ranges_contain(void *ranges, __u32 scope, const struc
 		.addr = *addr,
 	};
 
-	return bpf_map_lookup_elem(ranges, &key) != NULL;
+	return bpf_map_lookup_elem(ranges, &key);
 }
 
 /* Is the address in a prefix of RANGE_*? */
 static __always_inline int range_contains(__u32 scope, const struct addr *addr, __u8 family)
 {
-	return ranges_contain(&cluster_ranges, scope, addr, family);
+	return range_longest(&cluster_ranges, scope, addr, family) != NULL;
 }
 
 /* Is the address in a Service's loadBalancerSourceRanges? */
 static __always_inline int service_allows(__u32 service, const struct addr *addr, __u8 family)
 {
-	return ranges_contain(&source_ranges, service, addr, family);
+	return range_longest(&source_ranges, service, addr, family) != NULL;
 }
 
 /* Returns the number of changes of Services, or 0: unknown. */

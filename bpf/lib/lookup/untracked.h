@@ -20,12 +20,6 @@ static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 		.family = family,
 		.rule = rule->id,
 	};
-	struct range_key range = {
-		.prefixlen = 64 + (family == FAMILY_V4 ? 32 : 128),
-		.scope = rule->id,
-		.family = family,
-		.addr = *peer,
-	};
 
 	if (!rule->peers)
 		return 0;
@@ -33,7 +27,7 @@ static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 		return 1;
 	if (rule->peers & UNTRACKED_PODS && bpf_map_lookup_elem(&untracked_pods, &pod))
 		return 1;
-	return rule->peers & UNTRACKED_BLOCKS && bpf_map_lookup_elem(&untracked_blocks, &range);
+	return rule->peers & UNTRACKED_BLOCKS && range_longest(&untracked_blocks, rule->id, peer, family);
 }
 
 /*

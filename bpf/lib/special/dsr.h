@@ -94,14 +94,6 @@ static __always_inline bool dsr_valid(const struct dsr_claim *c, __u64 tag)
 	return dsr_previous_key0 | dsr_previous_key1 && dsr_tag(c, 1) == tag;
 }
 
-/* Is the packet for a pod of this node, or for the node? */
-static __always_inline bool dsr_is_here(const struct tuple *t)
-{
-	struct addr_key key = { .addr = t->daddr, .family = t->family };
-
-	return bpf_map_lookup_elem(&pods, &key) || bpf_map_lookup_elem(&node_addrs, &key);
-}
-
 static __always_inline int parse_at(struct __sk_buff *skb, struct packet *p, __u32 l3_off)
 {
 	__builtin_memset(&p->tuple, 0, sizeof(p->tuple));
@@ -147,7 +139,7 @@ __noinline int dsr_receive(struct __sk_buff *skb)
 	if (!m)
 		return DROP_REWRITE;
 	p = &m->packet;
-	if (!dsr_is_here(&p->tuple))
+	if (!is_for_here(&p->tuple))
 		return 0;
 	t = p->tuple;
 	if (t.family == FAMILY_V4) {
@@ -184,7 +176,7 @@ __noinline int dsr_receive_gue(struct __sk_buff *skb)
 	if (!m)
 		return DROP_REWRITE;
 	p = &m->packet;
-	if (!dsr_is_here(&p->tuple))
+	if (!is_for_here(&p->tuple))
 		return 0;
 	option = gue_load(skb, p, &m->dsr.header);
 	if (!option)
@@ -280,15 +272,9 @@ static __always_inline int dsr_follow(struct scratch *m)
 static __always_inline void dsr_backend(const struct scratch *m, struct backend *b)
 {
 	const struct dsr_claim *c = &m->dsr.claim;
-	struct addr_key key = { .addr = c->endpoint, .family = c->family };
 	struct frontend *fe;
 
-	b->addr = c->endpoint;
-	b->port = c->endpoint_port;
-	b->family = c->family;
-	b->flags = BACKEND_ON_THIS_NODE;
-	if (bpf_map_lookup_elem(&node_addrs, &key))
-		b->flags |= BACKEND_HOST_NETWORK;
+	backend_here(b, &c->endpoint, c->endpoint_port, c->family);
 	/* This agent may learn of the Service later than the other one. */
 	fe = frontend_exact(&c->service, c->service_port, c->proto, c->family);
 	if (!fe)
