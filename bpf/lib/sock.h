@@ -40,7 +40,7 @@ struct bpf_iter_meta {
 
 struct bpf_iter__bpf_sk_storage_map {
 	struct bpf_iter_meta *meta;
-	struct bpf_map *map;
+	void *map; /* a struct bpf_map: see flow_keys_type */
 	struct sock *sk;
 	void *value;
 } __attribute__((preserve_access_index));

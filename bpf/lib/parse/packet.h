@@ -6,6 +6,13 @@
 #include "../base.h"
 
 /*
+ * Makes the compiler describe this type of a field of struct __sk_buff. LLVM 19 declares what only
+ * fields point to in the order of its own addresses, which depend on the length of the directory's
+ * name: with more than one such type, the object is not the same everywhere.
+ */
+const struct bpf_flow_keys *volatile const flow_keys_type = 0;
+
+/*
  * The TCP flags have the positions of the TCP header (RFC 9293, 3.1). SCTP's INIT has
  * PACKET_SYN: both start a connection.
  */

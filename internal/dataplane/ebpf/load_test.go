@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"golang.org/x/sys/unix"
@@ -172,5 +173,23 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 				t.Error("LoadL3 writes a map that the agent's API reads meanwhile")
 			}
 		})
+	}
+}
+
+// Two forward declarations of a type come in any order: flow_keys_type in parse/packet.h.
+func TestObjectsAreReproducible(t *testing.T) {
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"tc": loadTc, "xdp": loadXdp, "sock": loadSock} {
+		spec, err := load()
+		ok(t, err)
+		var declared []string
+		for typ, err := range spec.Types.All() {
+			ok(t, err)
+			if f, is := typ.(*btf.Fwd); is {
+				declared = append(declared, f.Name)
+			}
+		}
+		if len(declared) > 1 {
+			t.Errorf("%s only declares %v: complete all but one", name, declared)
+		}
 	}
 }

@@ -657,6 +657,7 @@ const (
 	tcVarEventInterval         = "event_interval"
 	tcVarEventSample           = "event_sample"
 	tcVarEventsWakeup          = "events_wakeup"
+	tcVarFlowKeysType          = "flow_keys_type"
 	tcVarHasCsumIpv6           = "has_csum_ipv6"
 	tcVarHasCtLookup           = "has_ct_lookup"
 	tcVarHasSetRetval          = "has_set_retval"
@@ -818,6 +819,7 @@ type tcVariableSpecs struct {
 	EventInterval         *ebpf.VariableSpec `ebpf:"event_interval"`
 	EventSample           *ebpf.VariableSpec `ebpf:"event_sample"`
 	EventsWakeup          *ebpf.VariableSpec `ebpf:"events_wakeup"`
+	FlowKeysType          *ebpf.VariableSpec `ebpf:"flow_keys_type"`
 	HasCsumIpv6           *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup           *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval          *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -999,6 +1001,7 @@ type tcVariables struct {
 	EventInterval         *ebpf.Variable `ebpf:"event_interval"`
 	EventSample           *ebpf.Variable `ebpf:"event_sample"`
 	EventsWakeup          *ebpf.Variable `ebpf:"events_wakeup"`
+	FlowKeysType          *ebpf.Variable `ebpf:"flow_keys_type"`
 	HasCsumIpv6           *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup           *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval          *ebpf.Variable `ebpf:"has_set_retval"`

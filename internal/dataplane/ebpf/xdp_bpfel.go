@@ -78,6 +78,7 @@ const (
 	xdpVarEventInterval    = "event_interval"
 	xdpVarEventSample      = "event_sample"
 	xdpVarEventsWakeup     = "events_wakeup"
+	xdpVarFlowKeysType     = "flow_keys_type"
 	xdpVarHasCsumIpv6      = "has_csum_ipv6"
 	xdpVarHasCtLookup      = "has_ct_lookup"
 	xdpVarHasSetRetval     = "has_set_retval"
@@ -212,6 +213,7 @@ type xdpVariableSpecs struct {
 	EventInterval    *ebpf.VariableSpec `ebpf:"event_interval"`
 	EventSample      *ebpf.VariableSpec `ebpf:"event_sample"`
 	EventsWakeup     *ebpf.VariableSpec `ebpf:"events_wakeup"`
+	FlowKeysType     *ebpf.VariableSpec `ebpf:"flow_keys_type"`
 	HasCsumIpv6      *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup      *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval     *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -370,6 +372,7 @@ type xdpVariables struct {
 	EventInterval    *ebpf.Variable `ebpf:"event_interval"`
 	EventSample      *ebpf.Variable `ebpf:"event_sample"`
 	EventsWakeup     *ebpf.Variable `ebpf:"events_wakeup"`
+	FlowKeysType     *ebpf.Variable `ebpf:"flow_keys_type"`
 	HasCsumIpv6      *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup      *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval     *ebpf.Variable `ebpf:"has_set_retval"`
