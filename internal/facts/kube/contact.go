@@ -3,15 +3,12 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"spillway.dev/spillway/internal/facts/model"
 )
 
 // Contact records the last answer of the API server. client-go does not report it. It
@@ -132,20 +129,16 @@ func (c *Contact) updateState() bool {
 	case c.away == "" && c.why != nil:
 		c.away = reason(c.why)
 	case c.away == "":
-		c.away = "does not answer in time"
+		c.away = reason(context.DeadlineExceeded)
 	}
 	return (before == "") != (c.away == "")
 }
 
-// problem returns the problem that the server is unreachable.
-func (c *Contact) problem(server string) (model.Problem, bool) {
+// silence returns why the server is unreachable; "" if it is not.
+func (c *Contact) silence() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return model.Problem{
-		Where: "API server " + server,
-		What: fmt.Sprintf("%s: no answer for %v or longer; check whether this node can reach it; "+
-			"the last state stays in effect, and the agent retries", c.away, c.quiet),
-	}, c.away != ""
+	return c.away
 }
 
 // Collectors returns the metrics of the contact.

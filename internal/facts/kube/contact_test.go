@@ -2,12 +2,18 @@ package kube
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,7 +36,7 @@ func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
 	t.Helper()
 	contact := NewContact()
 	contact.quiet, contact.timeout = 200*time.Millisecond, 300*time.Millisecond
-	client, name, err := Connect(Access{Master: server, Contact: contact})
+	client, name, err := Connect(Access{Master: server, Contact: contact, QPS: 1e6, Burst: 1e6})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,6 +61,7 @@ func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
 // awaitProblem waits for a problem that contains a text, or, for "", for no problem.
 func awaitProblem(t *testing.T, told chan []model.Problem, text string, want bool) {
 	t.Helper()
+	limit := time.After(await.Limit)
 	for {
 		select {
 		case ps := <-told:
@@ -65,13 +72,13 @@ func awaitProblem(t *testing.T, told chan []model.Problem, text string, want boo
 			if found == want {
 				return
 			}
-		case <-time.After(await.Limit):
+		case <-limit:
 			t.Fatalf("%q among the problems: never %v", text, want)
 		}
 	}
 }
 
-const noAnswer = "no answer for"
+const noAnswer, closes = "does not answer in time", "closes connections"
 
 func reachable(c *Contact) float64 {
 	var m dto.Metric
@@ -82,12 +89,25 @@ func reachable(c *Contact) float64 {
 }
 
 // TestAServerThatIsSilentIsAProblem has a server that accepts connections and sends
-// nothing, and a server that closes them. client-go reports neither as an error of a
-// watch.
+// nothing, and servers that close them, before a request or after it. client-go reports
+// none as an error of a watch, and the errors of lists differ.
 func TestAServerThatIsSilentIsAProblem(t *testing.T) {
-	for name, take := range map[string]func(net.Conn){
-		"hangs":  func(net.Conn) {},
-		"closes": func(c net.Conn) { c.Close() },
+	reset := func(c net.Conn) {
+		_ = c.(*net.TCPConn).SetLinger(0)
+		c.Close()
+	}
+	end := func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 10_000))
+		c.Close()
+	}
+	for name, c := range map[string]struct {
+		take [2]func(net.Conn)
+		want string
+	}{
+		"hangs":      {[2]func(net.Conn){func(net.Conn) {}, func(net.Conn) {}}, noAnswer},
+		"closes":     {[2]func(net.Conn){end, end}, closes},
+		"resets":     {[2]func(net.Conn){reset, reset}, closes},
+		"alternates": {[2]func(net.Conn){end, reset}, closes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -96,21 +116,52 @@ func TestAServerThatIsSilentIsAProblem(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { l.Close() })
+			var connections atomic.Int64
 			go func() {
 				for {
-					c, err := l.Accept()
+					conn, err := l.Accept()
 					if err != nil {
 						return
 					}
-					take(c)
+					go c.take[connections.Add(1)%2](conn)
 				}
 			}()
 			told, contact := following(t, "http://"+l.Addr().String())
-			awaitProblem(t, told, noAnswer, true)
+			awaitProblem(t, told, c.want, true)
 			if reachable(contact) != 0 {
 				t.Error("the metric says that it is reachable")
 			}
+			if c.want == noAnswer {
+				return
+			}
+			enough := connections.Load() + 5*often
+			await.True(t, "more connections", func() bool { return connections.Load() >= enough })
+			if len(told) > 0 {
+				t.Errorf("a server that stays silent has another problem: %v", <-told)
+			}
 		})
+	}
+}
+
+// TestASilentServerHasOneProblem has the errors of requests that a server closes, in each
+// state of the connection, and any errors while the server is silent.
+func TestASilentServerHasOneProblem(t *testing.T) {
+	s := &Source{cfg: Config{Server: "x", Contact: NewContact()}}
+	for _, err := range []error{
+		io.EOF, io.ErrUnexpectedEOF, errClosed, syscall.ECONNRESET, syscall.EPIPE, net.ErrClosed,
+		&url.Error{Op: "Get", URL: "http://x", Err: io.EOF},
+		&url.Error{Op: "Get", URL: "http://x", Err: errors.New("http: server closed idle connection")},
+		fmt.Errorf("%w - error from a previous attempt: EOF", &net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}),
+	} {
+		if p, is := s.serverProblem(err); !is || !strings.HasPrefix(p.What, closes+";") {
+			t.Errorf("%v: problem %q, want that it %s", err, p.What, closes)
+		}
+	}
+	s.cfg.Contact.away = "is silent"
+	for _, err := range []error{nil, io.EOF, syscall.ECONNREFUSED, apierrors.NewUnauthorized(""), errors.New("x")} {
+		if p, is := s.serverProblem(err); !is || p.What != "is silent" {
+			t.Errorf("%v of a server that is silent: problem %q", err, p.What)
+		}
 	}
 }
 

@@ -59,7 +59,7 @@ func (s *Source) lostKinds() (out []model.Problem, server error) {
 				if own == nil || apierrors.IsForbidden(err) {
 					own = err
 				}
-			case server == nil || apierrors.IsUnauthorized(err) || errors.Is(server, errClosed):
+			case server == nil || apierrors.IsUnauthorized(err) || isClosed(server):
 				server = err
 			}
 		}
@@ -70,18 +70,17 @@ func (s *Source) lostKinds() (out []model.Problem, server error) {
 	return out, server
 }
 
-// serverProblem returns the problem of the server. A server that closes each connection
-// does not answer.
+// serverProblem returns the problem of the server. While it is silent, the problem is the
+// first reason of its silence: the errors of requests may differ from each other.
 func (s *Source) serverProblem(err error) (model.Problem, bool) {
-	if s.cfg.Contact != nil && (err == nil || errors.Is(err, errClosed)) {
-		if p, silent := s.cfg.Contact.problem(s.cfg.Server); silent {
-			return p, true
-		}
+	why := ""
+	if s.cfg.Contact != nil {
+		why = s.cfg.Contact.silence()
 	}
-	if err == nil {
-		return model.Problem{}, false
+	if why == "" && err != nil {
+		why = reason(err)
 	}
-	return s.describeServer(err), true
+	return model.Problem{Where: "API server " + s.cfg.Server, What: why}, why != ""
 }
 
 // observe records the result of each list and watch of a kind.
@@ -256,17 +255,6 @@ func (s *Source) describeKind(k watched, verbs string, err error) model.Problem 
 			"grant list and watch, or set --bypass", verbs)
 	default:
 		p.What = fmt.Sprintf("RBAC forbids to %s them; grant list and watch in the ClusterRole of this agent", verbs)
-	}
-	return p
-}
-
-// describeServer converts an error that concerns the server into a problem with a remedy.
-func (s *Source) describeServer(err error) model.Problem {
-	p := model.Problem{Where: "API server " + s.cfg.Server}
-	if apierrors.IsUnauthorized(err) {
-		p.What = "rejects the credentials; renew the token or the client certificate of the kubeconfig"
-	} else {
-		p.What = reason(err) + "; the last state stays in effect, and the agent retries"
 	}
 	return p
 }

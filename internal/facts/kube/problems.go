@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -92,9 +94,16 @@ var resources = map[string]string{
 	"NetworkPolicy": "networkpolicies.networking.k8s.io", "Pod": "pods",
 }
 
-// reason returns why the server did not answer. It omits the request, whose options
-// change between attempts, so that the problem stays equal and is reported once.
+// reason returns why the server does not serve, and the remedy. It omits the request, whose
+// options change between attempts, so that the problem stays equal and is reported once.
 func reason(err error) string {
+	if apierrors.IsUnauthorized(err) {
+		return "rejects the credentials; renew the token or the client certificate of the kubeconfig"
+	}
+	return cause(err) + "; the last state stays in effect, and the agent retries"
+}
+
+func cause(err error) string {
 	var (
 		unknown  x509.UnknownAuthorityError
 		hostname x509.HostnameError
@@ -114,6 +123,8 @@ func reason(err error) string {
 		return "refuses TLS: " + alert.Error()
 	case errors.As(err, &dns):
 		return "has a name that cannot be resolved: " + dns.Err
+	case isClosed(err):
+		return "closes connections"
 	case errors.As(err, &no):
 		return "cannot be reached: " + no.Error()
 	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
@@ -126,6 +137,14 @@ func reason(err error) string {
 		text = text[i+2:]
 	}
 	return "fails: " + text
+}
+
+// isClosed reports whether the server has closed the connection before its answer was
+// complete. The error depends on when the client notices; net/http does not export all.
+func isClosed(err error) bool {
+	return utilnet.IsProbableEOF(err) || strings.Contains(err.Error(), "server closed idle connection") ||
+		slices.ContainsFunc([]error{errClosed, io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE},
+			func(closed error) bool { return errors.Is(err, closed) })
 }
 
 func isTimeout(err error) bool {
