@@ -80,6 +80,11 @@ func answerLines(name string, conn net.Conn) {
 	}
 }
 
+// receiveBuffer, in bytes, has room for the questions of many clients while a busy machine
+// does not run the server. Without room the kernel drops them, as if the path had lost them.
+// It is limited by net.core.rmem_max.
+const receiveBuffer = 8 << 20
+
 // serveUDP answers from the address that was asked, as a server that listens on
 // every address must (it would otherwise answer from whatever the route says).
 func serveUDP(name, addr string) error {
@@ -88,6 +93,9 @@ func serveUDP(name, addr string) error {
 		return err
 	}
 	conn := pc.(*net.UDPConn)
+	if err := conn.SetReadBuffer(receiveBuffer); err != nil {
+		return err
+	}
 	// Mapped IPv4 clients of an IPv6 socket come with an IPv4 control message. A kernel
 	// without IPv6 has the second kind only.
 	err6 := ipv6.NewPacketConn(conn).SetControlMessage(ipv6.FlagDst, true)
