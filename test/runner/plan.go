@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"spillway.dev/spillway/lab/controlplane"
 )
 
 // options are the flags of the runner.
@@ -35,14 +33,15 @@ func (o options) plan() ([]step, error) {
 	return nil, fmt.Errorf("-only %s: use tests or checks", o.only)
 }
 
-// checks are the steps that need no test: installation and lint. They run beside the tests,
-// which mostly wait. Where nothing is cached, the peers and the linters take longest to build.
+// checks are the steps that need no test: installation and lint. Where nothing is cached,
+// the peers and the linters take longest to build: they share the CPUs, and the tests, which
+// mostly wait, begin when the peers are there.
 func (o options) checks() []step {
 	groups := []string{"generate", "lint", "test", "browser"}
-	peers := []string{"kube-proxy", "kube-apiserver", "kube-controller-manager"}
+	peers := []string{"kube-proxy", "kube-apiserver", "kube-controller-manager", "etcd"}
 	if o.all {
 		groups = append(groups, "test-all", "cluster", "ui", "docs")
-		peers = append(peers, "etcd", "otelcol")
+		peers = append(peers, "otelcol")
 	}
 	return []step{
 		{name: "packages", argv: append([]string{"hack/deps"}, groups...)},
@@ -70,21 +69,6 @@ var first = []string{
 	"internal/node/dnat",
 }
 
-// withPeers lists the packages whose tests run kube-apiserver.
-var withPeers = []string{"test/controlplane", "test/e2e", "test/flows"}
-
-// split returns the packages that can begin before the peers are built, and the others.
-func split(packages []string) (now, later []string) {
-	for _, pkg := range packages {
-		if slices.Contains(withPeers, strings.TrimPrefix(pkg, module)) {
-			later = append(later, pkg)
-		} else {
-			now = append(now, pkg)
-		}
-	}
-	return now, later
-}
-
 // tests are the steps that run tests.
 func (o options) tests() ([]step, error) {
 	list, err := exec.Command("go", "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./...").Output()
@@ -93,16 +77,7 @@ func (o options) tests() ([]step, error) {
 	}
 	packages := strings.Fields(string(list))
 	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
-	var later []string
-	if _, err := controlplane.Program("kube-apiserver"); err != nil {
-		packages, later = split(packages)
-	}
 	stages := []step{o.goTest("ebpf", ".", o.packages, packages...)}
-	if len(later) > 0 {
-		s := o.goTest("ebpf-later", ".", 2, later...)
-		s.after = append(s.after, "peers")
-		stages = append(stages, s)
-	}
 	stages = append(stages, o.dataplanes()...)
 	stages = append(stages, o.goTest("deploy", "test/deploy", 1, "./..."))
 	if o.all {
@@ -139,7 +114,7 @@ func (o options) goTest(name, dir string, parallel int, args ...string) step {
 	if !o.all {
 		argv = append(argv, "-short")
 	}
-	return step{name: name, after: []string{"packages"}, dir: dir, argv: append(argv, args...), tests: true}
+	return step{name: name, after: []string{"peers"}, dir: dir, argv: append(argv, args...), tests: true}
 }
 
 // netfilter are the other dataplanes, by the name of their step, with the flags of tests.
