@@ -33,7 +33,7 @@ func run() error {
 	flag.BoolVar(&o.all, "all", false, "run everything: the long tests, each suite with each dataplane, real clusters")
 	flag.StringVar(&o.only, "only", "", "run a part: tests, without installation and checks, or checks")
 	flag.IntVar(&o.packages, "p", 4, "packages that a step tests at once")
-	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "timeout of the tests of one package")
+	flag.DurationVar(&o.timeout, "timeout", 20*time.Minute, "timeout of the tests of one package; with -all three times as long")
 	flag.Parse()
 	plan, err := o.plan()
 	if err != nil {

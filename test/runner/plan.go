@@ -110,7 +110,11 @@ func rank(pkg string) int {
 func (o options) goTest(name, dir string, parallel int, args ...string) step {
 	// A cached result says nothing: the kernel is tested as much as the code. Lint runs vet, and
 	// linking takes half the time without what debuggers need.
-	argv := []string{"go", "test", "-json", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=" + o.timeout.String(), fmt.Sprint("-p=", parallel)}
+	timeout := o.timeout
+	if o.all {
+		timeout *= 3
+	}
+	argv := []string{"go", "test", "-json", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=" + timeout.String(), fmt.Sprint("-p=", parallel)}
 	if !o.all {
 		argv = append(argv, "-short")
 	}
@@ -142,7 +146,11 @@ func (o options) dataplanes() []step {
 		} else {
 			args = append([]string{"-run", "^" + d.networks + "$"}, args...)
 		}
-		steps = append(steps, o.goTest(d.name, ".", 1, append(args, d.flags...)...))
+		s := o.goTest(d.name, ".", 1, append(args, d.flags...)...)
+		if o.all && len(steps) > 0 {
+			s.after = []string{steps[len(steps)-1].name} // more at once only make each of them late
+		}
+		steps = append(steps, s)
 	}
 	return steps
 }
