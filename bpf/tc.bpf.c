@@ -9,10 +9,10 @@
  *           |<------------ flow table --------------------+   redirect_neigh
  *           |                               from_pod      |
  *
- * An endpoint may be on another node: its flow leads back to the network. to_network and to_pod
- * see what leaves by a device. They work only on packets of the node's own stack.
+ * An endpoint may be on another node: then the flow table sends the packet back to the network.
+ * to_network is at the egress of both kinds of devices. It acts on packets of the node's own stack.
  *
- * A packet is parsed, looked up and acted on, once each:
+ * Each packet is parsed once, looked up once and acted on once:
  *
  *    parse       parse/packet.h                   headers -> struct packet
  *                parse/fragment.h                 later fragments: the ports of the first,
@@ -39,13 +39,13 @@
  *                egress.h      packets of the node's own stack
  *                stray.h       TCP and SCTP packets to a Service without a flow
  *                syn_challenge.h  answers of the SYN filter that XDP could not send
- *                dsr.h         an endpoint's node answers clients of another node;
- *                              lookup/dsr.h, act/dsr.h: the option that tells it so;
+ *                dsr.h         DSR: an endpoint's node answers clients of another node;
+ *                              lookup/dsr.h, act/dsr.h: the option that carries the address;
  *                              act/gue.h: datagrams where a network drops options
  *
- * Replies of flows through the stack are rewritten at egress, after the stack, and so are its
- * packets whose source port a flow has. All other packets are rewritten at ingress. sock.bpf.c has the socket hooks (lib/socket.h), and
- * drops.bpf.c the programs of `spillway drops` (lib/drops/).
+ * Two kinds of packets are rewritten at egress: replies of flows that traverse the stack, and the
+ * node's own packets whose source port belongs to a flow. All others: at ingress. sock.bpf.c has the
+ * socket hooks (lib/socket.h), drops.bpf.c the programs of `spillway drops` (lib/drops/).
  */
 #include "lib/handle.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Puts a packet into a datagram to its endpoint's address, and takes it out: lookup/dsr.h. The
- * datagram has the addresses that the packet would have with SNAT, so it passes where that does. It
- * has no checksum (RFC 6935): the tag and the packet's own checksum protect what counts.
+ * Encapsulates a packet in a datagram to its endpoint's address, and decapsulates it: lookup/dsr.h.
+ * The datagram has the addresses that SNAT would give the packet, so networks treat both alike. It
+ * has no checksum (RFC 6935): the tag and the inner packet's own checksum protect the content.
  */
 #ifndef SPILLWAY_ACT_GUE_H
 #define SPILLWAY_ACT_GUE_H
@@ -11,8 +11,8 @@
 #include "dsr.h"
 
 /*
- * Segments keep their length, and the kernel must know where the packet inside begins. It does not
- * forget that when another node takes the packet out, so others do without (bpf_skb_net_shrink).
+ * GSO segments keep their length, and the kernel must know where the inner packet begins. Other
+ * packets get no flags: bpf_skb_net_shrink of another node would not clear the encapsulation.
  */
 static __always_inline __u64 gue_flags(const struct __sk_buff *skb, __u64 outer)
 {

@@ -208,8 +208,8 @@ static __always_inline bool dsr_path_works(__u32 backend, __u32 time)
 }
 
 /*
- * Notes that a client has got an answer of the endpoint. It outweighs one failure: who wants a path
- * to look good must send as many packets as clients fail.
+ * Notes that a client has got an answer of the endpoint. An answer outweighs one failure: an attacker
+ * must send one packet for each failed client to make the path look healthy.
  */
 __noinline int dsr_path_answered(__u32 backend, __u32 time)
 {

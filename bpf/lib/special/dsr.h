@@ -159,9 +159,9 @@ __noinline int dsr_receive(struct __sk_buff *skb)
 }
 
 /*
- * Takes a packet for an endpoint of this node out of its datagram, as dsr_receive does with an
- * option. A datagram of something else stays as it is: a pod may use the port. The one who can send
- * a true tag may choose the packet, so its endpoint must be the one that the network delivered to.
+ * Decapsulates a packet for an endpoint of this node, as dsr_receive removes an option. A datagram
+ * without a valid tag is unchanged: a pod may use the port. A sender with a valid tag controls the
+ * inner packet, so it is accepted only if its endpoint is the destination of the datagram.
  */
 __noinline int dsr_receive_gue(struct __sk_buff *skb)
 {
