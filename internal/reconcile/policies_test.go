@@ -352,8 +352,8 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 	})
 }
 
-// TestOfTooManyTheDatagramsAreLeftOut: who makes many entries by UDP does not crowd out
-// the connections of others.
+// TestOfTooManyTheDatagramsAreLeftOut: one client's UDP entries do not evict other
+// clients' connections.
 func TestOfTooManyTheDatagramsAreLeftOut(t *testing.T) {
 	tr := policy.New(policy.Config{NodeName: "n1"})
 	d := policyDelta()

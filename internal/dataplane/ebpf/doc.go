@@ -27,6 +27,7 @@
 //
 //	backend, config, metrics     the Backend: Apply and Replace, its settings, its metrics
 //	load, drain, cleanup, pins_  programs and pins, from the start to the removal
+//	sizes, loads                 sizes of maps by the node's memory; load of endpoints
 //	abi                          Go values to and from those of bpf/abi.h
 //	ports                        the maps of Services: which ports to add and to remove
 //	ports_write                  one port's entries, in the order that the programs need
@@ -34,10 +35,15 @@
 //	ports_readback, ports_check  the same maps read at start, and compared after writes
 //	node_                        settings, source ports, pods and addresses of the node
 //	untracked                    the maps of do-not-track policies
+//	directreplies, directcarriers, dsrprobe/
+//	                             DSR: which Services use it, by an option or a datagram
 //	flows_                       sweep of the flow table, count of each client's flows
 //	events                       flow events: ring, open flows, ends that the sweep finds
+//	outcomes                     answered and unanswered handshakes, for outlier ejection
+//	sockets_end                  ends sockets whose endpoint is gone
 //	services, service_counters   Service ports by id, and their counters
-//	migrate_                     entries of maps with another layout or size; layout2: the
-//	                             objects of the release before, for the way back
+//	inspect, view, dryrun, dump  read only: what commands and the API show
+//	migrate_, layout2/           entries of maps with another layout or size, also back to
+//	                             the objects of the previous release
 //	packet_…_test                single packets through the programs (BPF_PROG_RUN)
 package ebpf
