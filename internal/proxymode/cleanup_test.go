@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -23,7 +24,7 @@ import (
 func TestCleanupWithoutProgramsOfNetfilter(t *testing.T) {
 	netnstest.Enter(t)
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	c := Config{BPFFS: t.TempDir() + "/never", Log: log}
+	c := Config{EBPF: ebpf.Config{BPFFS: t.TempDir() + "/never"}, Log: log}
 	nft, err := exec.LookPath("nft")
 	if err != nil {
 		t.Fatal(err)

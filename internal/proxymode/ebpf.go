@@ -39,18 +39,16 @@ func mayDefaultCgroup(own, pid1 string) error {
 }
 
 func ebpfConfig(c Config) (ebpf.Config, error) {
-	root := c.CgroupRoot
-	if root == "" && c.SocketHooks != ebpf.HooksOff {
+	cfg := c.ebpf()
+	if cfg.CgroupRoot == "" && cfg.SocketHooks != ebpf.HooksOff {
 		if err := mayDefaultCgroup(kernel.NetnsName("/proc/self"), kernel.NetnsName("/proc/1")); err != nil {
 			return ebpf.Config{}, err
 		}
 		var err error
-		if root, err = kernel.Cgroup2Mount(); err != nil {
+		if cfg.CgroupRoot, err = kernel.Cgroup2Mount(); err != nil {
 			return ebpf.Config{}, fmt.Errorf("find cgroup2: %w", err)
 		}
 	}
-	cfg := mapsConfig(c)
-	cfg.CgroupRoot = root
 	cfg.WatchNAT = func(changed func(bool, string)) (func(), error) {
 		w, err := dnat.Watch(dnat.Config{Translated: c.Takeover.Translated}, changed)
 		if err != nil {
@@ -59,27 +57,4 @@ func ebpfConfig(c Config) (ebpf.Config, error) {
 		return func() { _ = w.Close() }, nil
 	}
 	return cfg, nil
-}
-
-// mapsConfig is the configuration without what opening looks for in the kernel: enough for the sizes
-// of the maps.
-func mapsConfig(c Config) ebpf.Config {
-	return ebpf.Config{
-		BPFFS: c.BPFFS, SocketHooks: c.SocketHooks, Bypass: c.Bypass, Log: c.Log,
-		FlowTableSize: c.FlowTableSize, MaxFrontends: c.MaxFrontends, MaxEndpoints: c.MaxEndpoints, MaxSourceRanges: c.MaxSourceRanges, Timeouts: c.Timeouts,
-		EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.MaglevSeed, DSRKeys: c.DSRKeys, DSRPort: c.DSRPort, XDP: c.XDP, TCPLiberal: c.TCPLiberal, LeavePrevious: c.LeavePrevious, LoadAll: c.DropsCapabilities, SCTP: c.SCTP, Refused: c.Refused,
-		FlowEvents: c.FlowEvents, FlowEventsSample: c.FlowEventsSample, FlowEventsRate: c.FlowEventsRate,
-		ServiceMetrics: c.ServiceMetrics, ServiceMetricsTop: c.ServiceMetricsTop,
-	}
-}
-
-// FitMaps sets the sizes of eBPF's maps that are 0, and returns the kernel memory of the maps at
-// start: see ebpf.Config.Fit. Both are in bytes.
-func (c *Config) FitMaps(memory uint64, flows uint32) (bytes uint64, err error) {
-	m := mapsConfig(*c)
-	if bytes, err = m.Fit(memory, flows); err != nil {
-		return 0, err
-	}
-	c.FlowTableSize, c.MaxFrontends, c.MaxEndpoints = m.FlowTableSize, m.MaxFrontends, m.MaxEndpoints
-	return bytes, nil
 }

@@ -21,43 +21,39 @@ import (
 	"spillway.dev/spillway/internal/reconcile"
 )
 
-// Config is what the dataplanes of an instance need to know. The fields have the
-// meaning of the agent's flags of these names.
+// Config is what the dataplanes of an instance need to know. The dataplanes declare their
+// options; a logger, and functions that connect a dataplane to the rest of the node, are set here.
 type Config struct {
-	Mode              string // one of Names
-	BPFFS             string
-	CgroupRoot        string // "": where cgroup2 is mounted
-	SocketHooks       string // --socket-hooks
-	Bypass            string
-	ServiceCounters   bool
-	VerifyPartialSync string
-	// Sizes of eBPF's maps; 0: its defaults. FitMaps sets them.
-	FlowTableSize     uint32
-	MaxFrontends      uint32
-	MaxEndpoints      uint32
-	MaxSourceRanges   uint32 // --max-source-ranges; 0: the dataplane's default
-	Timeouts          ebpf.Timeouts
-	TCPLiberal        bool
-	LeavePrevious     bool // --leave-previous-layout
-	DropsCapabilities bool // --drop-capabilities, after Open
-	SCTP              bool // --ebpf-sctp
-	FlowEvents        string
-	FlowEventsSample  uint32
-	FlowEventsRate    uint32
-	EndSockets        bool // --end-sockets
-	OutlierEjection   bool // --outlier-ejection
-	BalanceByLoad     bool // --balance-by-load
-	MaglevSeed        string
-	DSRKeys           []ebpf.DSRKey // of --dsr-key-file
-	DSRPort           uint16
-	XDP               string // ebpf.XDPModes
-	ServiceMetrics    bool   // --service-metrics is not off
-	ServiceMetricsTop int    // 0: all
-	// Refused receives a text for each address of a pod that is refused; may be nil.
-	Refused func(note string)
+	Mode     string // one of Names
+	EBPF     ebpf.Config
+	NFTables nftables.Config
+	IPTables iptables.Config
+	// MaxSourceRanges is the maximum number of source ranges on the node; 0: the dataplane's default.
+	MaxSourceRanges uint32
 	// Takeover keeps connections that netfilter translates; nil for --cleanup.
 	Takeover *takeover.Takeover
 	Log      *slog.Logger
+}
+
+// ebpf is the configuration of the eBPF dataplane, without what opening looks for in the kernel.
+func (c *Config) ebpf() ebpf.Config {
+	e := c.EBPF
+	e.MaxSourceRanges, e.Linger, e.Log = c.MaxSourceRanges, reconcile.Linger, c.Log
+	return e
+}
+
+// nftables is the configuration of the nftables dataplane.
+func (c *Config) nftables() nftables.Config {
+	n := c.NFTables
+	n.Beside, n.BeforeRemoval, n.Log = c.Mode != "nftables", c.Takeover.KeepTranslating, c.Log
+	return n
+}
+
+// iptables is the configuration of the iptables dataplane.
+func (c *Config) iptables() iptables.Config {
+	i := c.IPTables
+	i.BeforeRemoval, i.Log = c.Takeover.KeepTranslating, c.Log
+	return i
 }
 
 // Register registers what a dataplane counts.
@@ -84,35 +80,23 @@ type proxyMode struct {
 var proxyModes = []proxyMode{
 	{
 		name: "ebpf", open: openEBPF,
-		capacity: func(c Config) intent.Capacity { m := mapsConfig(c); return m.Capacity() },
-		cleanup: func(_ context.Context, c Config) error {
-			return ebpf.Cleanup(ebpf.Config{BPFFS: c.BPFFS, Linger: reconcile.Linger, Log: c.Log})
-		},
+		capacity: func(c Config) intent.Capacity { e := c.ebpf(); return e.Capacity() },
+		cleanup:  func(_ context.Context, c Config) error { return ebpf.Cleanup(c.ebpf()) },
 		drain: func(c Config) error {
-			_, err := ebpf.Drain(ebpf.Config{BPFFS: c.BPFFS, Linger: reconcile.Linger})
+			_, err := ebpf.Drain(c.ebpf())
 			return err
 		},
-		drained: func(ctx context.Context, c Config) error {
-			return ebpf.Drained(ctx, ebpf.Config{BPFFS: c.BPFFS, Timeouts: c.Timeouts, Linger: reconcile.Linger, Log: c.Log})
-		},
+		drained: func(ctx context.Context, c Config) error { return ebpf.Drained(ctx, c.ebpf()) },
 	},
 	{
 		name: "nftables", netfilter: true, capacity: func(Config) intent.Capacity { return nftables.Capacity },
-		open: func(ctx context.Context, c Config) (dataplane.Backend, error) {
-			return nftables.New(ctx, nftables.Config{Beside: c.Mode != "nftables", ServiceCounters: c.ServiceCounters, BeforeRemoval: c.Takeover.KeepTranslating, Log: c.Log})
-		},
-		cleanup: func(ctx context.Context, c Config) error {
-			return nftables.Cleanup(ctx, nftables.Config{BeforeRemoval: c.Takeover.KeepTranslating, Log: c.Log})
-		},
+		open:    func(ctx context.Context, c Config) (dataplane.Backend, error) { return nftables.New(ctx, c.nftables()) },
+		cleanup: func(ctx context.Context, c Config) error { return nftables.Cleanup(ctx, c.nftables()) },
 	},
 	{
 		name: "iptables", netfilter: true, capacity: func(Config) intent.Capacity { return iptables.Capacity },
-		open: func(ctx context.Context, c Config) (dataplane.Backend, error) {
-			return iptables.New(ctx, iptables.Config{Log: c.Log, VerifyPartialSync: c.VerifyPartialSync})
-		},
-		cleanup: func(ctx context.Context, c Config) error {
-			return iptables.Cleanup(ctx, iptables.Config{BeforeRemoval: c.Takeover.KeepTranslating, Log: c.Log})
-		},
+		open:    func(ctx context.Context, c Config) (dataplane.Backend, error) { return iptables.New(ctx, c.iptables()) },
+		cleanup: func(ctx context.Context, c Config) error { return iptables.Cleanup(ctx, c.iptables()) },
 	},
 }
 
@@ -199,6 +183,6 @@ func Cleanup(ctx context.Context, c Config) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	c.Log.Info("nothing of this instance is left in the kernel", "bpffs", c.BPFFS)
+	c.Log.Info("nothing of this instance is left in the kernel", "bpffs", c.EBPF.BPFFS)
 	return nil
 }

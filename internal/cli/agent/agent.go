@@ -109,13 +109,13 @@ func (a *agent) run(ctx context.Context) error {
 		return errors.New("run agent: not root: run it as root, or in a privileged pod")
 	}
 	log := newLogger(a.stderr, a.cfg)
-	lock, err := instance.Acquire(a.lockDir, a.cfg.BPFFS)
+	lock, err := instance.Acquire(a.lockDir, a.cfg.EBPF.BPFFS)
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
 	if a.cfg.Cleanup {
-		a.cfg.API.removeStale(a.lockDir, a.cfg.BPFFS)
+		a.cfg.API.removeStale(a.lockDir, a.cfg.EBPF.BPFFS)
 		return errors.Join(a.cleanup(ctx, a.cfg.Dataplanes(log)), autopilot.Restore(autopilotState(a.lockDir, a.cfg), namespaces(a.cfg), log))
 	}
 	a.cfg.warnOfIdleFlags(log)
@@ -133,7 +133,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	}
 	build := cli.Build()
 	log.Info("spillway agent", "version", build.Version, "node", a.cfg.NodeName,
-		"proxyMode", a.cfg.ProxyMode, "source", in.name, "bpffs", a.cfg.BPFFS)
+		"proxyMode", a.cfg.ProxyMode, "source", in.name, "bpffs", a.cfg.EBPF.BPFFS)
 	a.cfg.logMapSizes(log)
 	metrics := telemetry.NewMetrics(build)
 	metrics.SetFeature(kubeproxyconfig.GateExternalIPs, a.cfg.AllowExternalIPs)
@@ -145,7 +145,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	}
 	defer servers.close()
 	planes := a.cfg.Dataplanes(log)
-	planes.Refused = in.refused
+	planes.EBPF.Refused = in.refused
 	planes.Takeover = takeover.New(takeover.Config{Wanted: a.cfg.Takeover != "", Netfilter: proxymode.UsesNetfilter(a.cfg.ProxyMode), Log: log})
 	parts, err := a.open(ctx, planes, metrics, log)
 	if err != nil {

@@ -19,6 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/instance"
 	"spillway.dev/spillway/internal/node/takeover"
@@ -117,8 +119,10 @@ func writeService(t *testing.T, dir, name, addr string) {
 
 func testAgent(t *testing.T, m *memory) *agent {
 	a := newAgent(Config{
-		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), Bypass: "auto", LogFormat: "text",
-		SocketHooks: "all", Forwarding: "snat", XDP: "off", MaglevSize: intent.DefaultMaglevSize, HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0", BPFFS: filepath.Join(t.TempDir(), "pins"), VerifyPartialSync: "off",
+		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), LogFormat: "text",
+		EBPF:       ebpf.Config{Bypass: "auto", SocketHooks: "all", XDP: "off", BPFFS: filepath.Join(t.TempDir(), "pins")},
+		IPTables:   iptables.Config{VerifyPartialSync: "off"},
+		Forwarding: "snat", MaglevSize: intent.DefaultMaglevSize, HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0",
 		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond, AllowExternalIPs: true,
 		Conntrack: ConntrackConfig{Autopilot: "off", AutopilotMemory: "5%"},
 	}, io.Discard)
@@ -379,7 +383,7 @@ func TestCleanupTakesTheLockAndNeedsNoSource(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	lock, err := instance.Acquire(a.lockDir, a.cfg.BPFFS)
+	lock, err := instance.Acquire(a.lockDir, a.cfg.EBPF.BPFFS)
 	if err != nil {
 		t.Fatal(err)
 	}

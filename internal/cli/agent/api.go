@@ -79,7 +79,7 @@ func (a *agent) newAPI(loop *reconcile.Reconciler, parts *kernelParts, events no
 	cfg := nodeapi.Config{
 		Node: a.cfg.NodeName, Version: build.Version, Commit: build.Commit, ProxyMode: a.cfg.ProxyMode,
 		State: loop, Backends: parts.backends, Events: events, OnProblems: loop.SetServerProblems, Logger: log,
-		Socket: api.socket(a.lockDir, a.cfg.BPFFS),
+		Socket: api.socket(a.lockDir, a.cfg.EBPF.BPFFS),
 	}
 	cfg.Denials, _ = parts.policies.(dataplane.DenialCounter)
 	if api.Listen != "" {

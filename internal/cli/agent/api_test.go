@@ -50,7 +50,7 @@ func TestEachInstanceHasASocketOfItsOwn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := c.API.socket("/run/spillway", c.BPFFS)
+		got := c.API.socket("/run/spillway", c.EBPF.BPFFS)
 		if !strings.HasPrefix(got, want) || (want == "") != (got == "") {
 			t.Errorf("%q: socket %q, want %q", args, got, want)
 		}
@@ -70,7 +70,7 @@ func TestTheAgentServesItsAPI(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.run(ctx) }()
-	socket := a.cfg.API.socket(a.lockDir, a.cfg.BPFFS)
+	socket := a.cfg.API.socket(a.lockDir, a.cfg.EBPF.BPFFS)
 	client := nodeclient.New(nodeclient.Unix(socket))
 	await.True(t, "the API has the Service", func() bool {
 		resp, err := client.GetService(ctx, &nodev1alpha1.GetServiceRequest{Namespace: "default", Name: "web"})

@@ -18,6 +18,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/iptables"
+	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/proxymode"
@@ -25,6 +26,11 @@ import (
 
 // Config is the agent's command line. Call Validate after its fields are set.
 type Config struct {
+	// The options of the dataplanes. Validate sets those that follow from flags.
+	EBPF     ebpf.Config
+	NFTables nftables.Config
+	IPTables iptables.Config
+
 	NodeName           string
 	ProxyMode          string
 	Manifests          string
@@ -45,45 +51,31 @@ type Config struct {
 	Profiling          bool
 	Cleanup            bool
 	Takeover           string
-	CgroupRoot         string
-	SocketHooks        string
-	BPFFS              string
-	EndSockets         bool
-	OutlierEjection    bool
-	BalanceByLoad      bool
 	HostPorts          bool
 	MaglevSize         int
 	MaxSourceRanges    uint32
 	MaglevSeedFile     string
 	Forwarding         string
-	XDP                string
 	DSRKeyFile         string
-	DSRPort            uint16
 	DropCapabilities   bool
-	LeavePrevious      bool
 	EBPFSCTP           bool
 	ProxyName          string
-	Bypass             string
 	Conntrack          ConntrackConfig
 	Influx             InfluxConfig
 	OTLP               OTLPConfig
 	API                APIConfig
-	Events             EventsConfig
+	ServiceMetrics     string
 	SyncPeriod         time.Duration
 	MinSyncPeriod      time.Duration
-	VerifyPartialSync  string
-	ServiceCounters    bool
 	Verbosity          int
 	LogFormat          string
 	FeatureGates       []string
 
 	// Filled by Validate.
 	clusterCIDRs    []netip.Prefix
-	dsrKeys         []ebpf.DSRKey
-	maglevSeed      string
 	nodePortCIDRs   []netip.Prefix
 	nodePortPrimary bool
-	maps            mapSizes // with --proxy-mode ebpf
+	mapMemory       uint64 // kernel memory of the maps of eBPF at load, in bytes; 0 with other modes
 	client          kube.Access
 	fields          map[string]string // of --config, by the flag that their values replace
 	remarks         []string          // about --config and kube-proxy's flags, for the log
@@ -113,33 +105,34 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.Profiling, "profiling", false, "Serve /debug/pprof/ beside /metrics.")
 	f.BoolVar(&c.Cleanup, "cleanup", false, "Remove everything of this instance from the kernel, and exit.")
 	f.StringVar(&c.Takeover, "takeover", "", "kube-proxy: remove kube-proxy's rules from the kernel when this agent serves and no kube-proxy runs here.")
-	f.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted).")
-	f.StringVar(&c.SocketHooks, "socket-hooks", ebpf.HooksAll, "Sockets that eBPF translates when they connect: all, host (of the node's own network namespace) or off. The packets of other pods are translated one by one. With off, processes of the node have no Services.")
-	f.BoolVar(&c.OutlierEjection, "outlier-ejection", false, "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. With --proxy-mode ebpf it attaches one more program to the TCP sockets of all processes; with nftables, rules count the handshakes of such Services; iptables cannot.")
-	f.BoolVar(&c.BalanceByLoad, "balance-by-load", false, "Let the annotation spillway.dev/balance of a Service choose endpoints by their active flows (least) or by their handshake time (latency). It attaches two more programs to the sockets of all processes (--proxy-mode ebpf).")
+	f.StringVar(&c.EBPF.CgroupRoot, "cgroup-root", "", "cgroup2 directory whose processes use Services (default: where cgroup2 is mounted).")
+	f.StringVar(&c.EBPF.SocketHooks, "socket-hooks", ebpf.HooksAll, "Sockets that eBPF translates when they connect: all, host (of the node's own network namespace) or off. The packets of other pods are translated one by one. With off, processes of the node have no Services.")
+	f.BoolVar(&c.EBPF.OutlierEjection, "outlier-ejection", false, "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. With --proxy-mode ebpf it attaches one more program to the TCP sockets of all processes; with nftables, rules count the handshakes of such Services; iptables cannot.")
+	f.BoolVar(&c.EBPF.BalanceByLoad, "balance-by-load", false, "Let the annotation spillway.dev/balance of a Service choose endpoints by their active flows (least) or by their handshake time (latency). It attaches two more programs to the sockets of all processes (--proxy-mode ebpf).")
 	f.IntVar(&c.MaglevSize, "maglev-table-size", intent.DefaultMaglevSize, "Entries of the table of a Service port with spillway.dev/balance: maglev: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521 or 131071, the same on all nodes, at least 100 times its endpoints (--proxy-mode ebpf).")
 	f.Uint32Var(&c.MaxSourceRanges, "max-source-ranges", 0, "Source ranges (loadBalancerSourceRanges) of all Services together, each once for each port, that the node has room for. A namespace gets half of what others leave. 0: 262144 for ebpf, 65536 for iptables, 16384 for nftables.")
 	f.StringVar(&c.MaglevSeedFile, "maglev-seed-file", "", "File with a text that enters into the hashes of spillway.dev/balance: maglev, the same on all nodes (--proxy-mode ebpf). A client who does not know it cannot compute which endpoint a port of its own gets. It can still try ports, if endpoints answer differently.")
 	f.StringVar(&c.Forwarding, "forwarding", intent.SNAT, "How clients' packets get to endpoints on other nodes: snat (with this node's address), hybrid (TCP of Services with spillway.dev/balance: maglev keeps the client's address, and the endpoint's node answers the client) or dsr (UDP too). The annotation spillway.dev/forwarding of a Service takes precedence. hybrid and dsr need --proxy-mode ebpf, and --dsr-key-file on all nodes.")
-	f.StringVar(&c.XDP, "xdp", ebpf.XDPOff, "Where to send packets of known flows on, and drop SYNs that a Service drops, before the kernel allocates memory for them: auto (network devices whose driver runs XDP programs) or off. Needs --proxy-mode ebpf. The value generic is for tests: any device, and slow.")
+	f.StringVar(&c.EBPF.XDP, "xdp", ebpf.XDPOff, "Where to send packets of known flows on, and drop SYNs that a Service drops, before the kernel allocates memory for them: auto (network devices whose driver runs XDP programs) or off. Needs --proxy-mode ebpf. The value generic is for tests: any device, and slow.")
 	f.StringVar(&c.DSRKeyFile, "dsr-key-file", "", "File with the cluster's secret, by which nodes prove to each other that they forward a client's connection. Its first line is the secret, of 16 characters or more. A second line is the one before it, which is accepted too.")
-	f.Uint16Var(&c.DSRPort, "dsr-port", ebpf.DefaultDSRPort, "UDP port, on all nodes the same, by which nodes with --dsr-key-file find out what the network between them forwards. Where it drops IP options, clients' packets travel within datagrams to that port. 0: no probes, and no datagrams.")
-	f.BoolVar(&c.EndSockets, "end-sockets", false, "End connected sockets that a socket hook has translated when their endpoint neither serves nor terminates any more: the process gets ECONNABORTED (--proxy-mode ebpf). Sockets of pods need CAP_SYS_ADMIN, and /run/netns of the host.")
-	f.StringVar(&c.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
+	f.Uint16Var(&c.EBPF.DSRPort, "dsr-port", ebpf.DefaultDSRPort, "UDP port, on all nodes the same, by which nodes with --dsr-key-file find out what the network between them forwards. Where it drops IP options, clients' packets travel within datagrams to that port. 0: no probes, and no datagrams.")
+	f.BoolVar(&c.EBPF.EndSockets, "end-sockets", false, "End connected sockets that a socket hook has translated when their endpoint neither serves nor terminates any more: the process gets ECONNABORTED (--proxy-mode ebpf). Sockets of pods need CAP_SYS_ADMIN, and /run/netns of the host.")
+	f.StringVar(&c.EBPF.BPFFS, "bpffs", defaultBPFFS, "Directory of this instance in a bpf file system.")
 	f.BoolVar(&c.DropCapabilities, "drop-capabilities", false, "Drop CAP_SYS_ADMIN and CAP_PERFMON after the dataplane is loaded. Conntrack of other network namespaces is then neither measured nor tuned.")
-	f.BoolVar(&c.LeavePrevious, "leave-previous-layout", false, "Leave the maps and programs of the release before when the agent ends, for a rollback to it (--proxy-mode ebpf).")
+	f.BoolVar(&c.EBPF.LeavePrevious, "leave-previous-layout", false, "Leave the maps and programs of the release before when the agent ends, for a rollback to it (--proxy-mode ebpf).")
 	f.BoolVar(&c.EBPFSCTP, "ebpf-sctp", false, "Serve SCTP with eBPF, not with nftables and conntrack (--proxy-mode ebpf). Processes of the node, as in host-network pods, then have no SCTP Services.")
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "Value of the label service.kubernetes.io/service-proxy-name of the Services to serve (default: Services without the label).")
-	f.StringVar(&c.Bypass, "bypass", "auto", "Whether packets to a pod bypass netfilter: auto (unless a NetworkPolicy selects the pod), always or never.")
+	f.StringVar(&c.EBPF.Bypass, "bypass", "auto", "Whether packets to a pod bypass netfilter: auto (unless a NetworkPolicy selects the pod), always or never.")
 	c.Conntrack.addFlags(f)
+	f.BoolVar(&c.EBPF.TCPLiberal, "conntrack-tcp-be-liberal", false, "Compare only RSTs with the window of their TCP connection, not all segments (--proxy-mode ebpf).")
 	c.Influx.addFlags(f)
 	c.OTLP.addFlags(f)
 	c.API.addFlags(f)
-	c.Events.addFlags(f)
+	c.addEventsFlags(f)
 	f.DurationVar(&c.SyncPeriod, "iptables-sync-period", 30*time.Second, "Time between full syncs, on every dataplane.")
 	f.DurationVar(&c.MinSyncPeriod, "iptables-min-sync-period", 100*time.Millisecond, "Least time between syncs, on every dataplane. If not given, 10ms for ebpf.")
-	f.BoolVar(&c.ServiceCounters, "nftables-service-counters", false, "With nftables, count the connections to each address and port of a Service: nft list set inet spillway services4-counters shows them.")
-	f.StringVar(&c.VerifyPartialSync, "verify-partial-sync", iptables.VerifyOff, "With iptables, compare the kernel's rules with the wanted ones after partial syncs: off, sampled (1% of the time at most) or always.")
+	f.BoolVar(&c.NFTables.ServiceCounters, "nftables-service-counters", false, "With nftables, count the connections to each address and port of a Service: nft list set inet spillway services4-counters shows them.")
+	f.StringVar(&c.IPTables.VerifyPartialSync, "verify-partial-sync", iptables.VerifyOff, "With iptables, compare the kernel's rules with the wanted ones after partial syncs: off, sampled (1% of the time at most) or always.")
 	f.IntVarP(&c.Verbosity, "v", "v", 0, "Log level: 0 is info, 4 and more is debug.")
 	f.StringVar(&c.LogFormat, "log-format", "text", "Log format: text or json.")
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "Kubeconfig file for the API server (default, without --manifests: the Pod's own account).")
@@ -151,19 +144,19 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 // warnOfIdleFlags logs flags without an effect in this --proxy-mode. It omits
 // kube-proxy's flags for other modes: operators keep them.
 func (c *Config) warnOfIdleFlags(log *slog.Logger) {
-	if c.ServiceCounters && c.ProxyMode != "nftables" {
+	if c.NFTables.ServiceCounters && c.ProxyMode != "nftables" {
 		log.Warn("--nftables-service-counters has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
-	if c.LeavePrevious && c.ProxyMode != "ebpf" {
+	if c.EBPF.LeavePrevious && c.ProxyMode != "ebpf" {
 		log.Warn("--leave-previous-layout has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
 	if c.EBPFSCTP && c.ProxyMode != "ebpf" {
 		log.Warn("--ebpf-sctp has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
-	if c.SocketHooks != ebpf.HooksAll && c.ProxyMode != "ebpf" {
+	if c.EBPF.SocketHooks != ebpf.HooksAll && c.ProxyMode != "ebpf" {
 		log.Warn("--socket-hooks has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
-	if c.EndSockets && c.ProxyMode != "ebpf" {
+	if c.EBPF.EndSockets && c.ProxyMode != "ebpf" {
 		log.Warn("--end-sockets has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
 	switch {
@@ -176,10 +169,10 @@ func (c *Config) warnOfIdleFlags(log *slog.Logger) {
 	if c.MaglevSize != intent.DefaultMaglevSize && c.ProxyMode != "ebpf" {
 		log.Warn("--maglev-table-size has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
-	if c.Events.counted && c.ProxyMode != "ebpf" {
+	if c.EBPF.ServiceMetrics && c.ProxyMode != "ebpf" {
 		log.Warn("--service-metrics has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
-	if c.VerifyPartialSync != iptables.VerifyOff && c.ProxyMode != "iptables" {
+	if c.IPTables.VerifyPartialSync != iptables.VerifyOff && c.ProxyMode != "iptables" {
 		log.Warn("--verify-partial-sync has no meaning with this --proxy-mode", "proxy-mode", c.ProxyMode)
 	}
 }
@@ -227,13 +220,13 @@ func (c *Config) validate() error {
 	if err := c.API.validate(); err != nil {
 		return err
 	}
-	if err := c.Events.validate(); err != nil {
+	if err := c.validateEvents(); err != nil {
 		return err
 	}
-	if c.LocalhostNodePorts && c.ProxyMode == "ebpf" && c.SocketHooks == ebpf.HooksOff {
+	if c.LocalhostNodePorts && c.ProxyMode == "ebpf" && c.EBPF.SocketHooks == ebpf.HooksOff {
 		return cli.UsageErrorf("--localhost-nodeports and --socket-hooks off: only socket hooks serve NodePorts on loopback: give one of them")
 	}
-	if c.MasqueradeAll && c.Bypass == "never" {
+	if c.MasqueradeAll && c.EBPF.Bypass == "never" {
 		return cli.UsageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through the stack: give one of them")
 	}
 	if err := c.validateXDP(); err != nil {
@@ -274,11 +267,11 @@ func (c *Config) validateChoices() error {
 	if modes := proxymode.Names(); !slices.Contains(modes, c.ProxyMode) {
 		return cli.UsageErrorf("--proxy-mode %q: not a proxy mode: use %s", c.ProxyMode, strings.Join(modes, ", "))
 	}
-	if !slices.Contains(bypasses, c.Bypass) {
-		return cli.UsageErrorf("--bypass %q: not a choice: use auto, always or never", c.Bypass)
+	if !slices.Contains(bypasses, c.EBPF.Bypass) {
+		return cli.UsageErrorf("--bypass %q: not a choice: use auto, always or never", c.EBPF.Bypass)
 	}
-	if !slices.Contains(ebpf.SocketHooks, c.SocketHooks) {
-		return cli.UsageErrorf("--socket-hooks %q: not a choice: use %s", c.SocketHooks, strings.Join(ebpf.SocketHooks, ", "))
+	if !slices.Contains(ebpf.SocketHooks, c.EBPF.SocketHooks) {
+		return cli.UsageErrorf("--socket-hooks %q: not a choice: use %s", c.EBPF.SocketHooks, strings.Join(ebpf.SocketHooks, ", "))
 	}
 	if err := c.validateTakeover(); err != nil {
 		return err
@@ -295,8 +288,8 @@ func (c *Config) validateChoices() error {
 	if c.MinSyncPeriod < 0 || c.MinSyncPeriod > c.SyncPeriod {
 		return cli.UsageErrorf("--iptables-min-sync-period %v: must be between 0 and --iptables-sync-period %v", c.MinSyncPeriod, c.SyncPeriod)
 	}
-	if !slices.Contains(iptables.VerifyChoices, c.VerifyPartialSync) {
-		return cli.UsageErrorf("--verify-partial-sync %q: not a choice: use %s", c.VerifyPartialSync, strings.Join(iptables.VerifyChoices, ", "))
+	if !slices.Contains(iptables.VerifyChoices, c.IPTables.VerifyPartialSync) {
+		return cli.UsageErrorf("--verify-partial-sync %q: not a choice: use %s", c.IPTables.VerifyPartialSync, strings.Join(iptables.VerifyChoices, ", "))
 	}
 	if bad := validation.IsValidLabelValue(c.ProxyName); len(bad) > 0 {
 		return cli.UsageErrorf("--service-proxy-name %q: no label can have this value: %s", c.ProxyName, bad[0])
@@ -355,11 +348,11 @@ func (c *Config) validateNodeName() error {
 }
 
 func (c *Config) validatePaths() error {
-	if !filepath.IsAbs(c.BPFFS) {
-		return cli.UsageErrorf("--bpffs %q: must be an absolute path", c.BPFFS)
+	if !filepath.IsAbs(c.EBPF.BPFFS) {
+		return cli.UsageErrorf("--bpffs %q: must be an absolute path", c.EBPF.BPFFS)
 	}
-	if c.CgroupRoot != "" && !filepath.IsAbs(c.CgroupRoot) {
-		return cli.UsageErrorf("--cgroup-root %q: must be an absolute path", c.CgroupRoot)
+	if c.EBPF.CgroupRoot != "" && !filepath.IsAbs(c.EBPF.CgroupRoot) {
+		return cli.UsageErrorf("--cgroup-root %q: must be an absolute path", c.EBPF.CgroupRoot)
 	}
 	for flag, value := range map[string]string{"--kubeconfig": c.Kubeconfig, "--master": c.Master} {
 		if value != "" && c.Manifests != "" {
@@ -388,14 +381,14 @@ func (c *Config) intent() intent.Config {
 		LocalBySource:     c.Manifests == "" && c.ProxyMode != "ebpf",
 		Servers:           c.servers(),
 
-		IgnoreNetworkPolicies: c.Bypass == "always",
-		Lingering:             c.EndSockets && c.ProxyMode == "ebpf",
-		OutlierEjection:       c.OutlierEjection && c.ProxyMode != "iptables",
-		BalanceByLoad:         c.BalanceByLoad && c.ProxyMode == "ebpf",
+		IgnoreNetworkPolicies: c.EBPF.Bypass == "always",
+		Lingering:             c.EBPF.EndSockets && c.ProxyMode == "ebpf",
+		OutlierEjection:       c.EBPF.OutlierEjection && c.ProxyMode != "iptables",
+		BalanceByLoad:         c.EBPF.BalanceByLoad && c.ProxyMode == "ebpf",
 		MaglevSize:            c.maglevSize(),
 		Forwarding:            c.Forwarding,
-		CanForwardDirectly:    len(c.dsrKeys) > 0,
-		FilterSYNs:            c.XDP != ebpf.XDPOff,
+		CanForwardDirectly:    len(c.EBPF.DSRKeys) > 0,
+		FilterSYNs:            c.EBPF.XDP != ebpf.XDPOff,
 		HostPorts:             c.HostPorts,
 		Capacity:              proxymode.Capacity(c.Dataplanes(nil)),
 		FallsBack:             c.fallsBack(),
@@ -432,17 +425,13 @@ func (c *Config) servers() (list []netip.AddrPort) {
 }
 
 // Dataplanes is the part of the command line that the dataplanes need. The caller may
-// set Refused and Takeover.
+// set EBPF.Refused and Takeover.
 func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
-	return proxymode.Config{
-		Mode: c.ProxyMode, BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, SocketHooks: c.SocketHooks, Bypass: c.Bypass,
-		ServiceCounters: c.ServiceCounters, VerifyPartialSync: c.VerifyPartialSync,
-		FlowTableSize: c.maps.flows, MaxFrontends: c.maps.frontends, MaxEndpoints: c.maps.endpoints, MaxSourceRanges: c.MaxSourceRanges, Timeouts: c.Conntrack.timeouts(), TCPLiberal: c.Conntrack.TCPBeLiberal,
-		LeavePrevious: c.LeavePrevious, DropsCapabilities: c.DropCapabilities, SCTP: c.EBPFSCTP, EndSockets: c.EndSockets, OutlierEjection: c.OutlierEjection, BalanceByLoad: c.BalanceByLoad, MaglevSeed: c.maglevSeed, DSRKeys: c.dsrKeys, DSRPort: c.DSRPort, XDP: c.XDP,
-		FlowEvents: c.Events.Flows, FlowEventsSample: c.Events.Sample, FlowEventsRate: c.Events.Rate,
-		ServiceMetrics: c.Events.counted, ServiceMetricsTop: c.Events.top,
-		Log: log,
-	}
+	p := proxymode.Config{Mode: c.ProxyMode, EBPF: c.EBPF, NFTables: c.NFTables, IPTables: c.IPTables, MaxSourceRanges: c.MaxSourceRanges, Log: log}
+	p.EBPF.SCTP = c.EBPFSCTP
+	p.EBPF.Timeouts = c.Conntrack.timeouts()
+	p.EBPF.LoadAll = c.DropCapabilities
+	return p
 }
 
 // localInterface returns the name or the prefix for --detect-local-mode.

@@ -55,8 +55,8 @@ func namespaces(c Config) func() ([]conntrack.Namespace, error) {
 		return conntrack.Namespaces
 	}
 	return func() ([]conntrack.Namespace, error) {
-		if c.CgroupRoot != "" {
-			return conntrack.NamespacesOf(c.CgroupRoot)
+		if c.EBPF.CgroupRoot != "" {
+			return conntrack.NamespacesOf(c.EBPF.CgroupRoot)
 		}
 		list, err := conntrack.Namespaces()
 		return slices.DeleteFunc(list, func(n conntrack.Namespace) bool { return !n.Own }), err
@@ -65,7 +65,7 @@ func namespaces(c Config) func() ([]conntrack.Namespace, error) {
 
 // autopilotState is the file of the values that an instance's autopilot found.
 func autopilotState(lockDir string, c Config) string {
-	return instance.File(lockDir, c.BPFFS, ".conntrack")
+	return instance.File(lockDir, c.EBPF.BPFFS, ".conntrack")
 }
 
 // newAutopilot prepares the control of conntrack's sizes and timeouts. It returns nil if the

@@ -28,7 +28,6 @@ type ConntrackConfig struct {
 	TCPCloseWait   time.Duration
 	UDP            time.Duration
 	UDPStream      time.Duration
-	TCPBeLiberal   bool
 
 	Autopilot       string
 	AutopilotMemory string

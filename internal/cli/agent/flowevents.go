@@ -20,17 +20,6 @@ import (
 	"spillway.dev/spillway/internal/reconcile"
 )
 
-// EventsConfig is the part of the command line for flow events and metrics of Services.
-type EventsConfig struct {
-	Flows          string
-	Sample, Rate   uint32
-	ServiceMetrics string
-
-	// Filled by validate.
-	counted bool
-	top     int // 0: all
-}
-
 // The choices of --flow-events and --service-metrics.
 var (
 	flowEvents     = []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsAll}
@@ -39,32 +28,33 @@ var (
 
 const topPrefix = "top-"
 
-func (c *EventsConfig) addFlags(f *pflag.FlagSet) {
+func (c *Config) addEventsFlags(f *pflag.FlagSet) {
 	// A flow that is served makes no event by default, so its packets cost nothing more.
-	f.StringVar(&c.Flows, "flow-events", ebpf.EventsRefused, "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or all (also flows: opened, answered, closed, with packets and bytes).")
-	f.Uint32Var(&c.Sample, "flow-events-sample", 1, "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled.")
-	f.Uint32Var(&c.Rate, "flow-events-rate", 1000, "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit.")
+	f.StringVar(&c.EBPF.FlowEvents, "flow-events", ebpf.EventsRefused, "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or all (also flows: opened, answered, closed, with packets and bytes).")
+	f.Uint32Var(&c.EBPF.FlowEventsSample, "flow-events-sample", 1, "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled.")
+	f.Uint32Var(&c.EBPF.FlowEventsRate, "flow-events-rate", 1000, "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit.")
 	f.StringVar(&c.ServiceMetrics, "service-metrics", "off", "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, such as top-100) or all.")
 }
 
-func (c *EventsConfig) validate() error {
+// validateEvents checks --flow-events, --flow-events-rate and --service-metrics.
+func (c *Config) validateEvents() error {
 	switch {
-	case c.Flows == "":
-		c.Flows = ebpf.EventsOff
-	case !slices.Contains(flowEvents, c.Flows):
-		return cli.UsageErrorf("--flow-events %q: not a choice: use off, refused or all", c.Flows)
+	case c.EBPF.FlowEvents == "":
+		c.EBPF.FlowEvents = ebpf.EventsOff
+	case !slices.Contains(flowEvents, c.EBPF.FlowEvents):
+		return cli.UsageErrorf("--flow-events %q: not a choice: use off, refused or all", c.EBPF.FlowEvents)
 	}
-	if c.Rate > ebpf.MaxEventsRate {
-		return cli.UsageErrorf("--flow-events-rate %d: must be at most %d; 0 is no limit", c.Rate, ebpf.MaxEventsRate)
+	if c.EBPF.FlowEventsRate > ebpf.MaxEventsRate {
+		return cli.UsageErrorf("--flow-events-rate %d: must be at most %d; 0 is no limit", c.EBPF.FlowEventsRate, ebpf.MaxEventsRate)
 	}
-	c.counted, c.top = c.ServiceMetrics != "off" && c.ServiceMetrics != "", 0
+	c.EBPF.ServiceMetrics, c.EBPF.ServiceMetricsTop = c.ServiceMetrics != "off" && c.ServiceMetrics != "", 0
 	if n, isTop := strings.CutPrefix(c.ServiceMetrics, topPrefix); isTop {
 		top, err := strconv.ParseUint(n, 10, 31)
 		if err != nil || top == 0 {
 			return cli.UsageErrorf("--service-metrics %q: no number of Service ports: write one from 1 to %d, such as top-100", c.ServiceMetrics, math.MaxInt32)
 		}
-		c.top = int(top)
-	} else if c.counted && c.ServiceMetrics != "all" {
+		c.EBPF.ServiceMetricsTop = int(top)
+	} else if c.EBPF.ServiceMetrics && c.ServiceMetrics != "all" {
 		return cli.UsageErrorf("--service-metrics %q: not a choice: use off, top-N or all", c.ServiceMetrics)
 	}
 	return nil
@@ -79,7 +69,7 @@ func (a *agent) followFlows(loop *reconcile.Reconciler, backends []dataplane.Bac
 			continue
 		}
 		flows := flowlog.New(flowlog.Config{Node: a.cfg.NodeName, Owners: owners(loop)})
-		events := nodeapi.FlowEvents{Mode: a.cfg.Events.Flows, Log: flows, Reporter: reporter}
+		events := nodeapi.FlowEvents{Mode: a.cfg.EBPF.FlowEvents, Log: flows, Reporter: reporter}
 		return events, func(ctx context.Context) error {
 			if err := reporter.ReportFlows(ctx, flows.Add); err != nil && ctx.Err() == nil {
 				log.Error("flow events are not shown", "err", err)

@@ -26,15 +26,15 @@ func TestFlowEventsFlags(t *testing.T) {
 		{args: "--service-metrics=top-x", err: `--service-metrics "top-x": no number`},
 	}
 	for _, tt := range tests {
-		var c EventsConfig
+		var c Config
 		flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-		c.addFlags(flags)
+		c.addEventsFlags(flags)
 		if err := flags.Parse(strings.Fields(tt.args)); err != nil {
 			t.Fatal(err)
 		}
-		err := c.validate()
+		err := c.validateEvents()
 		if tt.err == "" {
-			if err != nil || c.counted != tt.counted || c.top != tt.top {
+			if err != nil || c.EBPF.ServiceMetrics != tt.counted || c.EBPF.ServiceMetricsTop != tt.top {
 				t.Errorf("%q: %+v, error %v", tt.args, c, err)
 			}
 			continue

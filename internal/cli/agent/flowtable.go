@@ -31,7 +31,6 @@ func (c *ConntrackConfig) addFlowTableFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "Timeout for TCP connections that one side has closed.")
 	f.DurationVar(&c.UDP, "conntrack-udp-timeout", d.UDPNew, "Timeout for unreplied UDP flows.")
 	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", d.UDP, "Timeout for answered UDP flows.")
-	f.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Compare only RSTs with the window of their TCP connection, not all segments (--proxy-mode ebpf).")
 }
 
 func (c *ConntrackConfig) validateFlowTable() error {

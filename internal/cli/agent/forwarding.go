@@ -35,7 +35,7 @@ func (c *Config) validateForwarding() (err error) {
 	case c.MasqueradeAll:
 		return cli.UsageErrorf("--masquerade-all and --dsr-key-file: an endpoint gets either the node's address or the client's: give one of them")
 	}
-	c.dsrKeys, err = readSecrets(c.DSRKeyFile)
+	c.EBPF.DSRKeys, err = readSecrets(c.DSRKeyFile)
 	return err
 }
 
@@ -52,19 +52,19 @@ func (c *Config) readMaglevSeed() error {
 	if err != nil {
 		return fmt.Errorf("read --maglev-seed-file: %w", err)
 	}
-	if c.maglevSeed = strings.TrimSpace(string(text)); len(c.maglevSeed) < minSecret {
-		return fmt.Errorf("--maglev-seed-file %s: has %d characters: write at least %d", c.MaglevSeedFile, len(c.maglevSeed), minSecret)
+	if c.EBPF.MaglevSeed = strings.TrimSpace(string(text)); len(c.EBPF.MaglevSeed) < minSecret {
+		return fmt.Errorf("--maglev-seed-file %s: has %d characters: write at least %d", c.MaglevSeedFile, len(c.EBPF.MaglevSeed), minSecret)
 	}
 	return nil
 }
 
 // validateXDP checks --xdp.
 func (c *Config) validateXDP() error {
-	if !slices.Contains(ebpf.XDPModes, c.XDP) {
-		return cli.UsageErrorf("--xdp %q: not a way to run the program: use auto or off", c.XDP)
+	if !slices.Contains(ebpf.XDPModes, c.EBPF.XDP) {
+		return cli.UsageErrorf("--xdp %q: not a way to run the program: use auto or off", c.EBPF.XDP)
 	}
-	if c.XDP != ebpf.XDPOff && c.ProxyMode != "ebpf" {
-		return cli.UsageErrorf("--xdp %s needs --proxy-mode ebpf: leave it out", c.XDP)
+	if c.EBPF.XDP != ebpf.XDPOff && c.ProxyMode != "ebpf" {
+		return cli.UsageErrorf("--xdp %s needs --proxy-mode ebpf: leave it out", c.EBPF.XDP)
 	}
 	return nil
 }

@@ -197,7 +197,7 @@ func (c *Config) applyConntrackConfig(file *v1alpha1.KubeProxyConntrackConfigura
 	}
 	set(&c.Conntrack.UDP, file.UDPTimeout.Duration)
 	set(&c.Conntrack.UDPStream, file.UDPStreamTimeout.Duration)
-	set(&c.Conntrack.TCPBeLiberal, file.TCPBeLiberal)
+	set(&c.EBPF.TCPLiberal, file.TCPBeLiberal)
 	c.Conntrack.given["conntrack-max-per-core"] = file.MaxPerCore != nil
 	c.Conntrack.given["conntrack-min"] = file.Min != nil
 	c.Conntrack.given["conntrack-udp-timeout"] = file.UDPTimeout.Duration != 0

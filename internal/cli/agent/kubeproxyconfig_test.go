@@ -187,7 +187,7 @@ func TestFlagsBesideAFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.ProxyMode != "ebpf" || c.NodeName != "flag" || c.Verbosity != 5 || c.Bypass != "never" {
+	if c.ProxyMode != "ebpf" || c.NodeName != "flag" || c.Verbosity != 5 || c.EBPF.Bypass != "never" {
 		t.Errorf("flags that count do not: %+v", c)
 	}
 	if len(c.clusterCIDRs) != 0 || c.SyncPeriod != 30*time.Second || c.MasqueradeAll {

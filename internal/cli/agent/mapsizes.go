@@ -19,12 +19,6 @@ const (
 // programs, and what the verifier needs while it checks them.
 const agentMemory = 64 << 20
 
-// mapSizes are sizes of the maps of eBPF, and their kernel memory at load in bytes.
-type mapSizes struct {
-	flows, frontends, endpoints uint32
-	memory                      uint64
-}
-
 // availableMemory is what a process may use, in bytes.
 type availableMemory struct {
 	machine uint64
@@ -48,15 +42,16 @@ func (c *Config) fitMaps(m availableMemory) error {
 	if m.limit > 0 {
 		share = min(share, m.limit/limitShare, m.limit-min(m.limit, agentMemory))
 	}
-	planes, flows := c.Dataplanes(nil), uint32(c.Conntrack.flows())
+	maps, flows := c.Dataplanes(nil).EBPF, uint32(c.Conntrack.flows())
+	maps.FlowTableSize, maps.MaxFrontends, maps.MaxEndpoints, maps.MaxSourceRanges = 0, 0, 0, c.MaxSourceRanges
 	if c.Conntrack.flowsGiven() {
-		planes.FlowTableSize = flows
+		maps.FlowTableSize = flows
 	}
-	need, err := planes.FitMaps(share, flows)
+	need, err := maps.Fit(share, flows)
 	if err != nil {
 		return err
 	}
-	c.maps = mapSizes{planes.FlowTableSize, planes.MaxFrontends, planes.MaxEndpoints, need}
+	c.EBPF.FlowTableSize, c.EBPF.MaxFrontends, c.EBPF.MaxEndpoints, c.mapMemory = maps.FlowTableSize, maps.MaxFrontends, maps.MaxEndpoints, need
 	need += agentMemory
 	room, what := m.machine, fmt.Sprintf("this machine has %d MiB: ", m.machine>>20)
 	if m.limit > 0 && m.limit < m.machine {
@@ -68,12 +63,12 @@ func (c *Config) fitMaps(m availableMemory) error {
 	case c.Conntrack.flowsGiven():
 		return cli.UsageErrorf("%s: a table of %d flows, the other maps and the agent need %d MiB; %sgive a smaller value", c.Conntrack.flowsFlag(), flows, need>>20, what)
 	}
-	return cli.UsageErrorf("--proxy-mode ebpf: the maps and the agent need %d MiB; %sgive --conntrack-max-per-core 1 and a --conntrack-min below %d", need>>20, what, c.maps.flows)
+	return cli.UsageErrorf("--proxy-mode ebpf: the maps and the agent need %d MiB; %sgive --conntrack-max-per-core 1 and a --conntrack-min below %d", need>>20, what, c.EBPF.FlowTableSize)
 }
 
 // logMapSizes logs the sizes that fitMaps chose.
 func (c *Config) logMapSizes(log *slog.Logger) {
-	if c.maps.flows > 0 {
-		log.Info("sizes of eBPF maps", "flows", c.maps.flows, "servicePorts", c.maps.frontends, "endpoints", c.maps.endpoints, "MiB", c.maps.memory>>20)
+	if c.mapMemory > 0 {
+		log.Info("sizes of eBPF maps", "flows", c.EBPF.FlowTableSize, "servicePorts", c.EBPF.MaxFrontends, "endpoints", c.EBPF.MaxEndpoints, "MiB", c.mapMemory>>20)
 	}
 }

@@ -57,11 +57,11 @@ func TestMapsFitIntoMemory(t *testing.T) {
 				t.Errorf("%s: error %v, want %q", row.name, err, part)
 			}
 		}
-		if row.err == nil && c.maps.memory > row.most<<20 || row.flows > 0 && c.maps.flows != row.flows {
-			t.Errorf("%s: %d flows, maps of %d MiB; want %d and %d at most", row.name, c.maps.flows, c.maps.memory>>20, row.flows, row.most)
+		if row.err == nil && c.mapMemory > row.most<<20 || row.flows > 0 && c.EBPF.FlowTableSize != row.flows {
+			t.Errorf("%s: %d flows, maps of %d MiB; want %d and %d at most", row.name, c.EBPF.FlowTableSize, c.mapMemory>>20, row.flows, row.most)
 		}
-		if p := c.Dataplanes(nil); p.FlowTableSize != c.maps.flows || row.most > 0 && c.intent().Capacity.Endpoints != int(c.maps.endpoints) {
-			t.Errorf("%s: the dataplane gets %d flows, and intent a capacity of %+v: want %+v", row.name, p.FlowTableSize, c.intent().Capacity, c.maps)
+		if p := c.Dataplanes(nil); p.EBPF.FlowTableSize != c.EBPF.FlowTableSize || row.most > 0 && c.intent().Capacity.Endpoints != int(c.EBPF.MaxEndpoints) {
+			t.Errorf("%s: the dataplane gets %d flows, and intent a capacity of %+v: want %+v", row.name, p.EBPF.FlowTableSize, c.intent().Capacity, c.EBPF)
 		}
 	}
 }

@@ -65,7 +65,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	}
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
-		NetworkPolicies: c.Bypass == "auto", NodePods: c.HostPorts || c.ProxyMode == "ebpf" && c.SocketHooks == ebpf.HooksAll, DoNotTrack: policies, Contact: contact, Access: &access, Logger: log,
+		NetworkPolicies: c.EBPF.Bypass == "auto", NodePods: c.HostPorts || c.ProxyMode == "ebpf" && c.EBPF.SocketHooks == ebpf.HooksAll, DoNotTrack: policies, Contact: contact, Access: &access, Logger: log,
 		Nodes: kube.NodesConfig{OwnOnly: c.ProxyMode != "ebpf", WithExternalIPs: c.AllowExternalIPs},
 	})
 	if err != nil {
