@@ -54,7 +54,7 @@ agent wrote, and the next agent takes it over. --cleanup removes it.`,
 		},
 	}
 	c.AddFlags(cmd.Flags())
-	groupFlags(cmd)
+	c.completeFlags(cmd)
 	return cmd
 }
 

@@ -5,8 +5,6 @@ import (
 	"log/slog"
 	"path/filepath"
 
-	"github.com/spf13/pflag"
-
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/dataplane"
@@ -27,12 +25,14 @@ type APIConfig struct {
 // apiPort is the port of --api-listen if it names none.
 const apiPort = 10261
 
-func (c *APIConfig) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.Socket, "api-socket", nodeclient.DefaultSocket, "Unix socket of the read-only API, for root alone. With another --bpffs, the default has another name in the same directory. Empty: not served.")
-	f.StringVar(&c.Listen, "api-listen", "", "IP:port of the read-only API with mTLS, which needs the three flags below (default: not served).")
-	f.StringVar(&c.Cert, "api-tls-cert", "", "File with the certificate of --api-listen, in PEM.")
-	f.StringVar(&c.Key, "api-tls-key", "", "File with the key of --api-tls-cert, in PEM.")
-	f.StringVar(&c.ClientCA, "api-client-ca", "", "File with the authorities, in PEM, whose clients may use --api-listen. Every client of theirs may.")
+func (c *APIConfig) flags() []flag {
+	return []flag{
+		{name: "api-socket", to: at(&c.Socket, nodeclient.DefaultSocket), usage: "Unix socket of the read-only API, for root alone. With another --bpffs, the default has another name in the same directory. Empty: not served."},
+		{name: "api-listen", to: at(&c.Listen, ""), usage: "IP:port of the read-only API with mTLS, which needs the three flags below (default: not served)."},
+		{name: "api-tls-cert", to: at(&c.Cert, ""), usage: "File with the certificate of --api-listen, in PEM."},
+		{name: "api-tls-key", to: at(&c.Key, ""), usage: "File with the key of --api-tls-cert, in PEM."},
+		{name: "api-client-ca", to: at(&c.ClientCA, ""), usage: "File with the authorities, in PEM, whose clients may use --api-listen. Every client of theirs may."},
+	}
 }
 
 func (c *APIConfig) validate() (err error) {

@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -37,16 +35,14 @@ type ConntrackConfig struct {
 	memory int64           // bytes of AutopilotMemory
 }
 
-func (c *ConntrackConfig) addFlags(f *pflag.FlagSet) {
-	c.addFlowTableFlags(f)
-	f.StringVar(&c.Autopilot, "conntrack-autopilot", autopilot.Advise, "Sizes and timeouts of the kernel's conntrack: off, advise (report the changes to make) or on (make them).")
-	f.StringVar(&c.AutopilotMemory, "conntrack-autopilot-memory", "5%", "Memory limit for full conntrack tables: a share of the machine's memory, such as 5%, or bytes, such as 512Mi.")
+func (c *ConntrackConfig) flags() []flag {
+	return []flag{
+		{name: "conntrack-autopilot", to: at(&c.Autopilot, autopilot.Advise), choices: autopilot.Modes, usage: "Sizes and timeouts of the kernel's conntrack: off, advise (report the changes to make) or on (make them)."},
+		{name: "conntrack-autopilot-memory", to: at(&c.AutopilotMemory, "5%"), usage: "Memory limit for full conntrack tables: a share of the machine's memory, such as 5%, or bytes, such as 512Mi."},
+	}
 }
 
 func (c *ConntrackConfig) validate() error {
-	if !slices.Contains(autopilot.Modes, c.Autopilot) {
-		return cli.UsageErrorf("--conntrack-autopilot %q: not a choice: use %s", c.Autopilot, strings.Join(autopilot.Modes, ", "))
-	}
 	var err error
 	if c.memory, err = memoryShare(c.AutopilotMemory, machineMemory()); err != nil {
 		return cli.UsageErrorf("--conntrack-autopilot-memory %q: %v: write a share of the machine's memory, such as 5%%, or bytes, such as 512Mi", c.AutopilotMemory, err)

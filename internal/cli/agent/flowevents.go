@@ -5,11 +5,8 @@ import (
 	"log/slog"
 	"math"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/spf13/pflag"
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane"
@@ -20,30 +17,20 @@ import (
 	"spillway.dev/spillway/internal/reconcile"
 )
 
-// The choices of --flow-events and --service-metrics.
-var (
-	flowEvents     = []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsAll}
-	serviceMetrics = []string{"off", "top-100", "all"}
-)
-
 const topPrefix = "top-"
 
-func (c *Config) addEventsFlags(f *pflag.FlagSet) {
-	// A flow that is served makes no event by default, so its packets cost nothing more.
-	f.StringVar(&c.EBPF.FlowEvents, "flow-events", ebpf.EventsRefused, "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or all (also flows: opened, answered, closed, with packets and bytes).")
-	f.Uint32Var(&c.EBPF.FlowEventsSample, "flow-events-sample", 1, "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled.")
-	f.Uint32Var(&c.EBPF.FlowEventsRate, "flow-events-rate", 1000, "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit.")
-	f.StringVar(&c.ServiceMetrics, "service-metrics", "off", "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, such as top-100) or all.")
+func (c *Config) eventsFlags() []flag {
+	return []flag{
+		// A flow that is served makes no event by default, so its packets cost nothing more.
+		{name: "flow-events", to: at(&c.EBPF.FlowEvents, ebpf.EventsRefused), modes: onEBPF, choices: []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsAll}, usage: "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or all (also flows: opened, answered, closed, with packets and bytes)."},
+		{name: "flow-events-sample", to: at(&c.EBPF.FlowEventsSample, 1), modes: onEBPF, usage: "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled."},
+		{name: "flow-events-rate", to: at(&c.EBPF.FlowEventsRate, 1000), modes: onEBPF, usage: "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit."},
+		{name: "service-metrics", to: at(&c.ServiceMetrics, "off"), modes: onEBPF, choices: []string{"off", "top-100", "all"}, open: true, usage: "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, such as top-100) or all."},
+	}
 }
 
-// validateEvents checks --flow-events, --flow-events-rate and --service-metrics.
+// validateEvents checks --flow-events-rate and --service-metrics.
 func (c *Config) validateEvents() error {
-	switch {
-	case c.EBPF.FlowEvents == "":
-		c.EBPF.FlowEvents = ebpf.EventsOff
-	case !slices.Contains(flowEvents, c.EBPF.FlowEvents):
-		return cli.UsageErrorf("--flow-events %q: not a choice: use off, refused or all", c.EBPF.FlowEvents)
-	}
 	if c.EBPF.FlowEventsRate > ebpf.MaxEventsRate {
 		return cli.UsageErrorf("--flow-events-rate %d: must be at most %d; 0 is no limit", c.EBPF.FlowEventsRate, ebpf.MaxEventsRate)
 	}

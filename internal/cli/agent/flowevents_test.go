@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -28,11 +29,11 @@ func TestFlowEventsFlags(t *testing.T) {
 	for _, tt := range tests {
 		var c Config
 		flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-		c.addEventsFlags(flags)
+		c.AddFlags(flags)
 		if err := flags.Parse(strings.Fields(tt.args)); err != nil {
 			t.Fatal(err)
 		}
-		err := c.validateEvents()
+		err := errors.Join(c.validateChoices(), c.validateEvents())
 		if tt.err == "" {
 			if err != nil || c.EBPF.ServiceMetrics != tt.counted || c.EBPF.ServiceMetricsTop != tt.top {
 				t.Errorf("%q: %+v, error %v", tt.args, c, err)

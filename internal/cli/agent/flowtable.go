@@ -5,8 +5,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
 )
@@ -21,16 +19,19 @@ const maxDefaultFlows = 16 * maxPerCore
 // maxPerCore is kube-proxy's default.
 const maxPerCore = 32768
 
-// addFlowTableFlags binds kube-proxy's flags for conntrack. They set the size and timeouts of
+// flowTableFlags returns kube-proxy's flags for conntrack. They set the size and timeouts of
 // the eBPF dataplane's flow table.
-func (c *ConntrackConfig) addFlowTableFlags(f *pflag.FlagSet) {
-	d := ebpf.DefaultTimeouts
-	f.Int32Var(&c.MaxPerCore, "conntrack-max-per-core", maxPerCore, fmt.Sprintf("Flows kept for each core, at least %d in all. If neither this nor --conntrack-min is given: %d in all at most, and fewer on a node, or in a container, with little memory. 0: likewise %d, and --conntrack-min is ignored.", minFlows, maxDefaultFlows, ebpf.DefaultFlowTableSize))
-	f.Int32Var(&c.Min, "conntrack-min", 131072, fmt.Sprintf("Least number of flows kept; never below %d.", minFlows))
-	f.DurationVar(&c.TCPEstablished, "conntrack-tcp-timeout-established", d.TCPEstablished, "Timeout for idle TCP connections.")
-	f.DurationVar(&c.TCPCloseWait, "conntrack-tcp-timeout-close-wait", d.TCPClosing, "Timeout for TCP connections that one side has closed.")
-	f.DurationVar(&c.UDP, "conntrack-udp-timeout", d.UDPNew, "Timeout for unreplied UDP flows.")
-	f.DurationVar(&c.UDPStream, "conntrack-udp-timeout-stream", d.UDP, "Timeout for answered UDP flows.")
+func (c *Config) flowTableFlags() []flag {
+	d, n := ebpf.DefaultTimeouts, &c.Conntrack
+	return []flag{
+		{name: "conntrack-max-per-core", to: at(&n.MaxPerCore, maxPerCore), field: "conntrack.maxPerCore", usage: fmt.Sprintf("Flows kept for each core, at least %d in all. If neither this nor --conntrack-min is given: %d in all at most, and fewer on a node, or in a container, with little memory. 0: likewise %d, and --conntrack-min is ignored.", minFlows, maxDefaultFlows, ebpf.DefaultFlowTableSize)},
+		{name: "conntrack-min", to: at(&n.Min, 131072), field: "conntrack.min", usage: fmt.Sprintf("Least number of flows kept; never below %d.", minFlows)},
+		{name: "conntrack-tcp-timeout-established", to: at(&n.TCPEstablished, d.TCPEstablished), modes: onEBPF, field: "conntrack.tcpEstablishedTimeout", usage: "Timeout for idle TCP connections."},
+		{name: "conntrack-tcp-timeout-close-wait", to: at(&n.TCPCloseWait, d.TCPClosing), modes: onEBPF, field: "conntrack.tcpCloseWaitTimeout", usage: "Timeout for TCP connections that one side has closed."},
+		{name: "conntrack-udp-timeout", to: at(&n.UDP, d.UDPNew), field: "conntrack.udpTimeout", usage: "Timeout for unreplied UDP flows."},
+		{name: "conntrack-udp-timeout-stream", to: at(&n.UDPStream, d.UDP), field: "conntrack.udpStreamTimeout", usage: "Timeout for answered UDP flows."},
+		{name: "conntrack-tcp-be-liberal", to: at(&c.EBPF.TCPLiberal, false), modes: onEBPF, field: "conntrack.tcpBeLiberal", usage: "Compare only RSTs with the window of their TCP connection, not all segments."},
+	}
 }
 
 func (c *ConntrackConfig) validateFlowTable() error {

@@ -20,9 +20,6 @@ const maxSecrets = 2
 
 // validateForwarding checks --forwarding, and reads --dsr-key-file.
 func (c *Config) validateForwarding() (err error) {
-	if !slices.Contains(intent.Forwardings, c.Forwarding) {
-		return cli.UsageErrorf("--forwarding %q: not a way to forward packets: use %s", c.Forwarding, strings.Join(intent.Forwardings, ", "))
-	}
 	switch {
 	case c.Forwarding == intent.SNAT && c.DSRKeyFile == "":
 		return nil

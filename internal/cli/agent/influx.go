@@ -10,8 +10,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/spf13/pflag"
-
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/telemetry"
 )
@@ -24,11 +22,13 @@ type InfluxConfig struct {
 	Interval     time.Duration
 }
 
-func (c *InfluxConfig) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.URL, "influx-url", "", "InfluxDB to push metrics to: http://[USER@]HOST:8086/write?db=NAME (1.x), http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET (2.x).")
-	f.StringVar(&c.PasswordFile, "influx-password-file", "", "File with the password of the InfluxDB 1.x user that --influx-url names.")
-	f.StringVar(&c.TokenFile, "influx-token-file", "", "File with the token for InfluxDB 2.x.")
-	f.DurationVar(&c.Interval, "influx-interval", 15*time.Second, "Time between two pushes.")
+func (c *InfluxConfig) flags() []flag {
+	return []flag{
+		{name: "influx-url", to: at(&c.URL, ""), usage: "InfluxDB to push metrics to: http://[USER@]HOST:8086/write?db=NAME (1.x), http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET (2.x)."},
+		{name: "influx-password-file", to: at(&c.PasswordFile, ""), usage: "File with the password of the InfluxDB 1.x user that --influx-url names."},
+		{name: "influx-token-file", to: at(&c.TokenFile, ""), usage: "File with the token for InfluxDB 2.x."},
+		{name: "influx-interval", to: at(&c.Interval, 15*time.Second), usage: "Time between two pushes."},
+	}
 }
 
 func (c *InfluxConfig) validate() error {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,21 +17,11 @@ import (
 	"spillway.dev/spillway/internal/proxymode"
 )
 
-// configFlags are the flags that KubeProxyConfiguration has a field for. As with
+// configFlags returns the flags that KubeProxyConfiguration has a field for. As with
 // kube-proxy they have no effect beside --config. --proxy-mode is not among them:
 // the file of kube-proxy cannot name every dataplane here.
-var configFlags = []struct{ name, field string }{
-	{"kubeconfig", "clientConnection.kubeconfig"}, {"cluster-cidr", "clusterCIDR"}, {"detect-local-mode", "detectLocalMode"},
-	{"pod-bridge-interface", "detectLocal.bridgeInterface"}, {"pod-interface-name-prefix", "detectLocal.interfaceNamePrefix"},
-	{"nodeport-addresses", "nodePortAddresses"}, {"masquerade-all", "masqueradeAll"}, {"healthz-bind-address", "healthzBindAddress"},
-	{"metrics-bind-address", "metricsBindAddress"}, {"bind-address-hard-fail", "bindAddressHardFail"}, {"profiling", "enableProfiling"},
-	{"conntrack-max-per-core", "conntrack.maxPerCore"}, {"conntrack-min", "conntrack.min"},
-	{"conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout"}, {"conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout"},
-	{"conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal"},
-	{"conntrack-udp-timeout", "conntrack.udpTimeout"}, {"conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout"},
-	{"iptables-sync-period", "syncPeriod"}, {"iptables-min-sync-period", "minSyncPeriod"},
-	{"kube-api-qps", "clientConnection.qps"}, {"kube-api-burst", "clientConnection.burst"}, {"kube-api-content-type", "clientConnection.contentType"},
-	{"feature-gates", "featureGates"},
+func (c *Config) configFlags() []flag {
+	return slices.DeleteFunc(c.flags(), func(f flag) bool { return f.field == "" })
 }
 
 // setting names where a value is set: a flag, or a field of --config in its place.
@@ -71,7 +62,7 @@ func (c *Config) inFile(err error) error {
 func (c *Config) readConfig(f *pflag.FlagSet) error {
 	c.Conntrack.given = map[string]bool{}
 	if c.ConfigFile == "" {
-		for _, flag := range configFlags {
+		for _, flag := range c.configFlags() {
 			fl := f.Lookup(flag.name)
 			c.Conntrack.given[flag.name] = fl != nil && fl.Changed
 		}
@@ -90,7 +81,7 @@ func (c *Config) readConfig(f *pflag.FlagSet) error {
 	}
 	c.remarks = append(c.remarks, remarks...)
 	c.fields = map[string]string{}
-	for _, flag := range configFlags {
+	for _, flag := range c.configFlags() {
 		c.fields[flag.name] = flag.field
 		if fl := f.Lookup(flag.name); fl != nil && fl.Changed {
 			c.remark("--%s does not count beside --config; set it in the file", flag.name)

@@ -22,14 +22,9 @@ var refusedFlags = map[string]string{
 	"version":         "run 'spillway version'",
 }
 
-// addKubeProxyFlags adds flags of kube-proxy, so that its command line can be used
-// unchanged. --help shows only flags that have an effect.
-func (c *Config) addKubeProxyFlags(f *pflag.FlagSet) {
-	f.Float32Var(&c.client.QPS, "kube-api-qps", 0, "Requests to the API server in a second (default: 5).")
-	f.IntVar(&c.client.Burst, "kube-api-burst", 0, "Requests to the API server at once (default: 10).")
-	f.StringVar(&c.client.ContentType, "kube-api-content-type", "", "Content type of objects from the API server (default: application/vnd.kubernetes.protobuf).")
-	f.StringSliceVar(&c.FeatureGates, "feature-gates", nil, "Feature gates: "+kubeproxyconfig.GateExternalIPs+"=false is --allow-external-ips=false. Other gates of kube-proxy are named in the log and ignored.")
-	f.StringVar(&c.LogFormat, "logging-format", "text", "kube-proxy's name for --log-format.")
+// addHiddenFlags adds flags of kube-proxy that have no effect, so that its command line can be
+// used unchanged. --help does not show them.
+func addHiddenFlags(f *pflag.FlagSet) {
 	for name := range refusedFlags {
 		f.String(name, "", "")
 		f.Lookup(name).Hidden = true

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/observe/otlp"
 	nodeapi "spillway.dev/spillway/internal/observe/server"
@@ -31,15 +29,17 @@ type OTLPConfig struct {
 // The choices of --otlp-signals.
 var otlpSignals = []string{"logs", "metrics"}
 
-func (c *OTLPConfig) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.Endpoint, "otlp-endpoint", "", "OpenTelemetry collector to send flow events and metrics to, by OTLP over HTTP: https://HOST:4318, or http://127.0.0.1:4318 on this node (default: none).")
-	f.StringSliceVar(&c.Signals, "otlp-signals", otlpSignals, "What the collector gets, separated by commas: logs (flow events) and metrics.")
-	f.DurationVar(&c.Interval, "otlp-metrics-interval", time.Minute, "Time between two readings of the metrics for the collector.")
-	f.BoolVar(&c.Insecure, "otlp-insecure", false, "Allow http:// to a collector on another host. The data is then neither encrypted nor authenticated.")
-	f.StringVar(&c.CAFile, "otlp-ca-file", "", "File with the authorities of the collector's certificate, in PEM (default: the system's).")
-	f.StringVar(&c.CertFile, "otlp-cert-file", "", "File with the client certificate for the collector, in PEM.")
-	f.StringVar(&c.KeyFile, "otlp-key-file", "", "File with the key of --otlp-cert-file, in PEM.")
-	f.StringVar(&c.HeadersFile, "otlp-headers-file", "", "File with headers of requests to the collector, such as a token: a line each, as Name: value.")
+func (c *OTLPConfig) flags() []flag {
+	return []flag{
+		{name: "otlp-endpoint", to: at(&c.Endpoint, ""), usage: "OpenTelemetry collector to send flow events and metrics to, by OTLP over HTTP: https://HOST:4318, or http://127.0.0.1:4318 on this node (default: none)."},
+		{name: "otlp-signals", to: at(&c.Signals, otlpSignals), choices: otlpSignals, open: true, usage: "What the collector gets, separated by commas: logs (flow events) and metrics."},
+		{name: "otlp-metrics-interval", to: at(&c.Interval, time.Minute), usage: "Time between two readings of the metrics for the collector."},
+		{name: "otlp-insecure", to: at(&c.Insecure, false), usage: "Allow http:// to a collector on another host. The data is then neither encrypted nor authenticated."},
+		{name: "otlp-ca-file", to: at(&c.CAFile, ""), usage: "File with the authorities of the collector's certificate, in PEM (default: the system's)."},
+		{name: "otlp-cert-file", to: at(&c.CertFile, ""), usage: "File with the client certificate for the collector, in PEM."},
+		{name: "otlp-key-file", to: at(&c.KeyFile, ""), usage: "File with the key of --otlp-cert-file, in PEM."},
+		{name: "otlp-headers-file", to: at(&c.HeadersFile, ""), usage: "File with headers of requests to the collector, such as a token: a line each, as Name: value."},
+	}
 }
 
 func (c *OTLPConfig) validate() error {

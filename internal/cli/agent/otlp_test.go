@@ -27,14 +27,13 @@ func TestOTLPFlags(t *testing.T) {
 		"--otlp-endpoint=https://user:hunter2@c.example --v=0":   "--otlp-headers-file",
 		"--otlp-endpoint=https://c.example/?key=hunter2 --v=0":   "--otlp-headers-file",
 	} {
-		var c OTLPConfig
+		var c Config
 		flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-		flags.Int("v", 0, "")
-		c.addFlags(flags)
+		c.AddFlags(flags)
 		if err := flags.Parse(strings.Fields(args)); err != nil {
 			t.Fatal(err)
 		}
-		err := c.validate()
+		err := c.OTLP.validate()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2")) {
 			t.Errorf("%q: error %v, want %q", args, err, want)
 		}
