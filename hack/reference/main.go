@@ -3,6 +3,7 @@
 // values.schema.json, its icon, and copies of the alerts and the dashboard.
 // A test compares them with the files.
 //
+//	docs/explanation/architecture.md    the dependency rules in .golangci.yml
 //	docs/reference/cli.md               the commands of both programs
 //	docs/reference/exit-codes.md        the constants of internal/cli
 //	docs/reference/metrics.md           the metrics' descriptions, the verdicts in bpf/abi.h
@@ -34,6 +35,7 @@ type document struct {
 }
 
 var documents = []document{
+	{"docs/explanation/architecture.md", architecturePage},
 	{"docs/reference/cli.md", cliPage},
 	{"docs/reference/exit-codes.md", exitCodesPage},
 	{"docs/reference/metrics.md", metricsPage},
