@@ -242,7 +242,7 @@ func (r *replica) takeDelta(d model.Delta) {
 func (r *replica) takeChanges(t *testing.T, c Changes) {
 	t.Helper()
 	for _, sp := range c.Upserts {
-		if old := r.ports[sp.ID]; old != nil && samePort(old, sp) {
+		if old := r.ports[sp.ID]; old != nil && sp.Equal(old) {
 			t.Errorf("upsert of %v changes nothing", sp.ID)
 		}
 		r.ports[sp.ID] = sp

@@ -314,7 +314,7 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 			i++
 		}
 		if i < len(before) && before[i].ID == sp.ID {
-			if samePort(before[i], sp) {
+			if sp.Equal(before[i]) {
 				after[n] = before[i]
 				i++
 				continue
@@ -329,12 +329,12 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 	return after
 }
 
-// samePort compares two decisions without the time that caused them.
-func samePort(a, b *ServicePort) bool {
-	return a.ID == b.ID && a.Affinity == b.Affinity && a.Balance == b.Balance && a.Direct == b.Direct && a.SYNLimit == b.SYNLimit && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
-		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Weights, b.Weights) && slices.Equal(a.Table, b.Table) &&
-		slices.Equal(a.ServingUnselected, b.ServingUnselected) && slices.Equal(a.Lingering, b.Lingering) &&
-		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
+// Equal compares two decisions without the time that caused them.
+func (p *ServicePort) Equal(q *ServicePort) bool {
+	return p.ID == q.ID && p.Affinity == q.Affinity && p.Balance == q.Balance && p.Direct == q.Direct && p.SYNLimit == q.SYNLimit && p.Helper == q.Helper && p.OfFTP == q.OfFTP &&
+		slices.Equal(p.Endpoints, q.Endpoints) && slices.Equal(p.Weights, q.Weights) && slices.Equal(p.Table, q.Table) &&
+		slices.Equal(p.ServingUnselected, q.ServingUnselected) && slices.Equal(p.Lingering, q.Lingering) &&
+		slices.EqualFunc(p.Frontends, q.Frontends, sameFrontend)
 }
 
 func sameFrontend(a, b Frontend) bool {
