@@ -388,11 +388,13 @@ func (b *Backend) writeBatch(ctx context.Context, c *change, from origin) error 
 
 // samePort compares all that is rendered.
 func samePort(a, b *intent.ServicePort) bool {
-	return a == b || a != nil && b != nil && a.ID == b.ID && a.Affinity == b.Affinity && a.Helper == b.Helper && a.OfFTP == b.OfFTP &&
-		slices.Equal(a.Endpoints, b.Endpoints) && slices.EqualFunc(a.Frontends, b.Frontends, func(x, y intent.Frontend) bool {
-		return x.Kind == y.Kind && x.Addr == y.Addr && x.Port == y.Port && x.ExternalRoute == y.ExternalRoute && x.InternalRoute == y.InternalRoute &&
-			(x.SourceRanges == nil) == (y.SourceRanges == nil) && slices.Equal(x.SourceRanges, y.SourceRanges)
-	})
+	return a == b || a != nil && b != nil && rendered(*a).Equal(rendered(*b))
+}
+
+// rendered returns a port without what no rule and no element depends on.
+func rendered(p intent.ServicePort) *intent.ServicePort {
+	p.Table, p.Balance, p.Direct, p.SYNLimit, p.ServingUnselected, p.Lingering = nil, intent.Random, false, 0, nil, nil
+	return &p
 }
 
 // Applied returns what the kernel serves, for tests. It reads the table only if another

@@ -11,6 +11,27 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
+// A full sync writes a port again if its sets depend on what changed.
+func TestAPortIsTheSameIfItsSetsAre(t *testing.T) {
+	old := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), many(3))
+	for name, test := range map[string]struct {
+		change func(*intent.ServicePort)
+		same   bool
+	}{
+		"nothing":   {func(*intent.ServicePort) {}, true},
+		"shares":    {func(p *intent.ServicePort) { p.Weights = []uint16{3, 1, 1} }, false},
+		"endpoints": {func(p *intent.ServicePort) { p.Endpoints = p.Endpoints[:2] }, false},
+		"a table":   {func(p *intent.ServicePort) { p.Balance, p.Table = intent.Maglev, []uint32{0} }, true},
+		"a socket":  {func(p *intent.ServicePort) { p.Lingering = []netip.AddrPort{{}} }, true},
+	} {
+		changed := *old
+		test.change(&changed)
+		if samePort(old, &changed) != test.same || samePort(&changed, old) != test.same {
+			t.Errorf("%s: same is %v, want %v", name, !test.same, test.same)
+		}
+	}
+}
+
 func TestEachEndpointHasAsManySlotsAsEachOther(t *testing.T) {
 	l := newLayout()
 	for _, n := range []int{1, 2, 3, 4, 5, 9, 10, 16, 17, 33, 64, 65, 100, 1000, 1025, 5000} {
