@@ -4,20 +4,11 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
-)
-
-// The wait before the loop retries a failed sync. It doubles each time, with jitter, so
-// that the nodes of a cluster do not retry together.
-const (
-	firstRetry = 250 * time.Millisecond
-	lastRetry  = 30 * time.Second
 )
 
 // backendSync is the state of one backend's sync. While full is set the next sync writes
@@ -40,14 +31,11 @@ type backendSync struct {
 	part    int           // endpoints that one sync writes at most; 0: all
 	// failed holds the ports that the backend could not write. The loop retries them on
 	// their own, so that they do not delay other ports.
-	failed  map[intent.PortID]failure
-	tries   int // consecutive failures
-	retryAt time.Time
+	failed map[intent.PortID]failure
+	retry  retry
 
-	drifted   atomic.Bool // the backend reported a change by another program; see drift.go
-	repairAt  time.Time   // when to compare with the kernel; zero: no comparison is due
-	repairing bool        // the full sync that is due repairs
-	calmUntil time.Time   // no repair before
+	drift     drift
+	repairing bool // the full sync that is due repairs
 }
 
 // failure is a port that the backend could not write.
@@ -109,11 +97,11 @@ func (bs *backendSync) requireFull() {
 func (bs *backendSync) due() (time.Time, bool) {
 	switch {
 	case bs.full:
-		return bs.retryAt, true
+		return bs.retry.at, true
 	case len(bs.pending) > 0 || bs.node != nil:
 		return time.Time{}, true
 	case len(bs.failed) > 0 || bs.failedNode != nil:
-		return bs.retryAt, true
+		return bs.retry.at, true
 	}
 	return time.Time{}, false
 }
@@ -121,7 +109,7 @@ func (bs *backendSync) due() (time.Time, bool) {
 // changes returns what an incremental sync must write now, including failed ports that are
 // due for a retry.
 func (bs *backendSync) changes(now time.Time) (intent.Changes, map[intent.PortID]pendingPort) {
-	if !now.Before(bs.retryAt) {
+	if !now.Before(bs.retry.at) {
 		for id, f := range bs.failed {
 			bs.pending[id] = f.pendingPort
 		}
@@ -185,7 +173,11 @@ func (bs *backendSync) sync(ctx context.Context, now time.Time, whole func() int
 			bs.failed[id] = failure{p, e}
 		}
 	}
-	bs.reschedule(len(bad) > 0 || part.Node != nil)
+	if len(bad) > 0 || part.Node != nil {
+		bs.retry.failed()
+	} else if len(bs.failed) == 0 && bs.failedNode == nil {
+		bs.retry = retry{}
+	}
 	return slices.DeleteFunc(slices.Clone(written), func(p *intent.ServicePort) bool {
 		return bad[p.ID] != nil
 	})
@@ -213,33 +205,7 @@ func (bs *backendSync) noteNode(node *intent.Node, err error) {
 func (bs *backendSync) fail(err error) {
 	bs.requireFull()
 	bs.err = err
-	bs.reschedule(true)
-}
-
-// reschedule sets the time of the next retry.
-func (bs *backendSync) reschedule(failed bool) {
-	if !failed {
-		if len(bs.failed) == 0 && bs.failedNode == nil {
-			bs.tries, bs.retryAt = 0, time.Time{}
-		}
-		return
-	}
-	now := time.Now()
-	if bs.retryAt.After(now) {
-		return // a new failure does not delay the retry of other ports
-	}
-	bs.retryAt = now.Add(backoff(bs.tries))
-	bs.tries++
-}
-
-// backoff returns the wait after that many earlier failures: between half and all of
-// firstRetry doubled each time.
-func backoff(tries int) time.Duration {
-	d := lastRetry
-	if tries < 16 {
-		d = min(firstRetry<<tries, lastRetry)
-	}
-	return d/2 + rand.N(d/2+1)
+	bs.retry.failed()
 }
 
 // portErrors returns the errors of single ports, and false if the whole sync failed. A

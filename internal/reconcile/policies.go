@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
@@ -42,11 +41,8 @@ type policySync struct {
 	changed bool           // the state differs from what the last successful write wrote
 	owned   bool           // the table is of this agent
 	err     error          // of the last write
-	tries   int
-	retryAt time.Time
-
-	drifted  atomic.Bool // another program changed the table
-	repairAt time.Time   // when to write the whole state because of it; zero: not due
+	retry   retry
+	drift   drift
 
 	running  runningConnections
 	refused  []model.Problem
@@ -104,7 +100,7 @@ func (ps *policySync) onUnread(d *model.Delta) {
 	}
 	switch {
 	case ps.stage == policiesUnwritten:
-		ps.whole, ps.retryAt = true, time.Time{} // the input may be fixed
+		ps.whole, ps.retry.at = true, time.Time{} // the input may be fixed
 	case !ps.unread.Any():
 		ps.stage = policiesWritten
 	}
@@ -119,42 +115,34 @@ func (ps *policySync) denyRulesUnknown() bool {
 // plan schedules a write of the whole state at a full sync, and soon after another program
 // changed the table.
 func (ps *policySync) plan(now time.Time, fullSync bool) {
-	if ps.drifted.Swap(false) && ps.repairAt.IsZero() {
-		ps.repairAt = now.Add(driftQuiet)
-	}
-	if due := !ps.repairAt.IsZero() && !now.Before(ps.repairAt); due || fullSync {
-		ps.repairAt, ps.whole = time.Time{}, true
+	if ps.drift.repair(now) || fullSync {
+		ps.drift.repairAt, ps.whole = time.Time{}, true
 	}
 }
 
-// due returns when there is something to do, and whether there is.
+// due returns when there is something to do, and whether there is. Nothing else is done
+// before the retry of a write.
 func (ps *policySync) due() (time.Time, bool) {
 	if ps.writeDue() {
-		return ps.retryAt, true
+		return ps.retry.at, true
 	}
-	at, any := time.Time{}, false
-	for _, due := range []time.Time{ps.repairAt, ps.running.forgetAt, ps.running.lookAt} {
-		if !due.IsZero() && (!any || due.Before(at)) {
-			at, any = due, true
-		}
-	}
-	return at, any
+	return ps.running.due()
 }
 
 func (ps *policySync) writeDue() bool { return ps.whole || !ps.pending.Empty() }
 
 // sync does what is due.
 func (ps *policySync) sync(ctx context.Context, now time.Time) {
-	if now.Before(ps.retryAt) {
+	if now.Before(ps.retry.at) {
 		return
 	}
-	if ps.running.affected || ps.stage == policiesUnwritten || due(ps.running.lookAt, now) {
+	if ps.running.affected || ps.stage == policiesUnwritten || passed(ps.running.lookAt, now) {
 		ps.keepTracked(ctx, now)
 	}
 	if ps.writeDue() {
 		ps.write(ctx)
 	}
-	if due(ps.running.forgetAt, now) && ps.err == nil {
+	if passed(ps.running.forgetAt, now) && ps.err == nil {
 		ps.forget(ctx, now)
 	}
 	if !ps.reported && ps.report != nil && ctx.Err() == nil {
@@ -162,9 +150,6 @@ func (ps *policySync) sync(ctx context.Context, now time.Time) {
 		ps.report(ps.tracker.Refusals(), ps.err)
 	}
 }
-
-// due reports whether a time has come; zero never does.
-func due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 // write writes the policies, and records the result.
 func (ps *policySync) write(ctx context.Context) {
@@ -179,8 +164,7 @@ func (ps *policySync) write(ctx context.Context) {
 		ps.written(start)
 	} else {
 		ps.whole = true
-		ps.retryAt = time.Now().Add(backoff(ps.tries))
-		ps.tries++
+		ps.retry.failed()
 		if ps.denyRulesUnknown() {
 			ps.metrics.SetPoliciesHeld(len(ps.tracker.Policies()))
 		}
@@ -205,7 +189,7 @@ func (ps *policySync) written(start time.Time) {
 			ps.stage = policiesIncomplete
 		}
 	}
-	ps.whole, ps.changed, ps.tries, ps.retryAt = false, false, 0, time.Time{}
+	ps.whole, ps.changed, ps.retry = false, false, retry{}
 	state := ps.tracker.State()
 	ps.metrics.SetPolicies(len(ps.tracker.Policies()), len(state.Targets), len(state.Tracked))
 }

@@ -62,6 +62,9 @@ type fault struct {
 	fewer    time.Time // since when there are fewer than in problems; zero: there are not
 }
 
+// due returns when to call report again without a change, and whether to.
+func (p *problems) due() (time.Time, bool) { return orNever(p.next) }
+
 func (p *problems) set(o origin, ps []model.Problem) { p.current[o] = ps }
 
 // report logs what changed since the last report, and what lasts.

@@ -86,8 +86,8 @@ func (q *queue) drain() pendingChanges {
 	return pending
 }
 
-// waiting reports whether the queue holds changes.
-func (q *queue) waiting() bool { return !q.oldest().IsZero() }
+// due returns a time in the past if the queue holds changes, and whether it does.
+func (q *queue) due() (time.Time, bool) { return orNever(q.oldest()) }
 
 // oldest returns the arrival of the oldest change; zero if there is none.
 func (q *queue) oldest() time.Time {

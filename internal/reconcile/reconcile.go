@@ -223,10 +223,10 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	var watches sync.WaitGroup
 	defer watches.Wait()
 	for _, bs := range r.syncs {
-		watches.Go(func() { r.watch(ctx, bs.backend, &bs.drifted) })
+		watches.Go(func() { r.watch(ctx, bs.backend, &bs.drift) })
 	}
 	if ps := r.policies; ps != nil {
-		watches.Go(func() { r.watch(ctx, ps.table, &ps.drifted) })
+		watches.Go(func() { r.watch(ctx, ps.table, &ps.drift) })
 	}
 	for {
 		r.turn(ctx)
@@ -301,61 +301,6 @@ func (r *Reconciler) fullSyncAt() time.Time {
 		return r.nextFullSync.Add(r.cfg.SyncPeriod)
 	}
 	return r.nextFullSync
-}
-
-// nextTurn returns when the next work is due if no change arrives before.
-func (r *Reconciler) nextTurn() time.Time {
-	next := time.Now().Add(r.cfg.SyncPeriod)
-	if r.ready() {
-		next = r.nextFullSync
-		for _, bs := range r.syncs {
-			if at, any := bs.due(); any {
-				next = earlier(next, at)
-			}
-			if bs.drifted.Load() {
-				next = time.Time{}
-			} else if !bs.repairAt.IsZero() {
-				next = earlier(next, bs.repairAt)
-			}
-		}
-		if at, any := r.entries.due(); any {
-			next = earlier(next, at)
-		}
-		if at, any := r.cfg.Tracker.NextStep(); any {
-			next = earlier(next, at)
-		}
-		if at, any := r.handshakesDue(); any {
-			next = earlier(next, at)
-		}
-		if ps := r.policies; ps != nil {
-			if at, any := ps.due(); any {
-				next = earlier(next, at)
-			}
-			if ps.drifted.Load() {
-				next = time.Time{}
-			}
-		}
-		if !r.checksAt.IsZero() {
-			next = earlier(next, r.checksAt)
-		}
-	}
-	if !r.problems.next.IsZero() {
-		next = earlier(next, r.problems.next)
-	}
-	if r.queue.waiting() {
-		next = time.Time{}
-	}
-	if gate := r.gate(); next.Before(gate) {
-		next = gate
-	}
-	return next
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // drainQueue passes the queued changes to the tracker, and marks what the backends must
@@ -464,10 +409,12 @@ func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
 	r.syncPolicies(ctx, now)
 }
 
+func (r *Reconciler) checksDue() (time.Time, bool) { return orNever(r.checksAt) }
+
 // updateHealthChecks passes on changed health checks. It runs after the sync, so that a
 // load balancer learns of an endpoint when the kernel has it.
 func (r *Reconciler) updateHealthChecks(now time.Time) {
-	if r.checksAt.IsZero() || now.Before(r.checksAt) {
+	if !passed(r.checksAt, now) {
 		return
 	}
 	changed := make([]intent.HealthCheck, 0, len(r.checks))

@@ -31,6 +31,14 @@ type runningConnections struct {
 	lookEvery time.Duration // the interval before lookAt
 }
 
+// due returns when to look or delete, and whether to.
+func (c *runningConnections) due() (time.Time, bool) {
+	if c.forgetAt.IsZero() || !c.lookAt.IsZero() && c.lookAt.Before(c.forgetAt) {
+		return orNever(c.lookAt)
+	}
+	return c.forgetAt, true
+}
+
 // keepTracked makes translated connections tracked exceptions before the agent writes
 // policies that would leave them untracked.
 func (ps *policySync) keepTracked(ctx context.Context, now time.Time) {

@@ -40,17 +40,16 @@ type entries struct {
 	gone    map[intent.PortID]struct{} // deleted ports; passed on once all backends have deleted them
 	node    *intent.Node
 	err     error
-	tries   int // consecutive failures
-	retryAt time.Time
+	retry   retry
 	recheck time.Time // see StaleEntries.Recheck
 }
 
 // due returns when to call Apply without a change, and whether to.
 func (e *entries) due() (time.Time, bool) {
 	if e.err != nil {
-		return e.retryAt, true
+		return e.retry.at, true
 	}
-	return e.recheck, !e.recheck.IsZero()
+	return orNever(e.recheck)
 }
 
 // noteGone records that a port is deleted.
@@ -84,11 +83,10 @@ func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePor
 	}
 	e.recheck = r.cfg.StaleEntries.Recheck()
 	if e.err = err; err == nil {
-		e.tries = 0
+		e.retry = retry{}
 		return
 	}
-	e.retryAt = now.Add(backoff(e.tries))
-	e.tries++
+	e.retry.failed()
 }
 
 // written reports whether every backend has written the last change of a port.

@@ -61,7 +61,7 @@ func (r *Reconciler) awaitLinger(bs *backendSync, now time.Time) bool {
 	if first := r.syncs[0]; bs.unused && !first.full && first.err == nil {
 		return false
 	}
-	bs.unused, bs.retryAt = true, now.Add(Linger)
+	bs.unused, bs.retry.at = true, now.Add(Linger)
 	return true
 }
 
@@ -112,7 +112,7 @@ func (r *Reconciler) planFullSync(now time.Time) {
 	for _, bs := range r.syncs {
 		if bs.err == nil {
 			bs.requireFull()
-			bs.retryAt = time.Time{} // failed ports do not delay the full sync
+			bs.retry.at = time.Time{} // failed ports do not delay the full sync
 		}
 	}
 	if r.pendingSince.IsZero() {
