@@ -63,8 +63,8 @@ func (t *Tracker) SetTime(now time.Time) Changes {
 // NextStep returns when SetTime changes something next.
 func (t *Tracker) NextStep() (at time.Time, any bool) { return t.services.NextStep() }
 
-// Observe takes the outcomes of handshakes with all watched endpoints and the results of checks,
-// and returns what they change.
+// Observe takes what the kernel and the agent have seen since the last call: the outcomes of
+// handshakes with all watched endpoints and the results of checks. It returns what they change.
 func (t *Tracker) Observe(now time.Time, outcomes []outlier.Outcome, results []outlier.Result) Changes {
 	if !t.outliers.Observe(now, outcomes, results) {
 		return Changes{}
@@ -81,20 +81,6 @@ func (t *Tracker) Observe(now time.Time, outcomes []outlier.Outcome, results []o
 
 // Checks returns the endpoints that the agent must connect to before Observe decides about them.
 func (t *Tracker) Checks(now time.Time) []outlier.Check { return t.outliers.Checks(now) }
-
-// SetDenyRulesUnknown sets whether any pod may have a deny rule, because not all policies
-// could be read.
-func (t *Tracker) SetDenyRulesUnknown(unknown bool) Changes {
-	if unknown == t.traversal.Unknown {
-		return Changes{}
-	}
-	t.traversal.Unknown = unknown
-	t.services.SetTraversal(t.traversal)
-	return Changes{Services: t.services.Changes()}
-}
-
-// ServicesWritten says that the kernel serves the Services that State returns.
-func (t *Tracker) ServicesWritten() Changes { return t.changes(t.policies.ServicesWritten()) }
 
 // changes passes on what policies mean for the bypass of netfilter, and adds what changed
 // of Services.

@@ -40,7 +40,7 @@ func TestADenyRuleSendsItsPodThroughNetfilter(t *testing.T) {
 			t.Errorf("policy %v: the endpoint must traverse netfilter: %v", step.policy, got)
 		}
 	}
-	if c := tr.SetDenyRulesUnknown(true); c.Services.Node == nil || !c.Services.Node.PoliciesUnknown {
+	if c := tr.SetKernel(Kernel{DenyRulesUnknown: true}); c.Services.Node == nil || !c.Services.Node.PoliciesUnknown {
 		t.Errorf("unknown deny rules: %+v", c.Services.Node)
 	}
 	// What else changes does not make them known.

@@ -5,6 +5,9 @@
 //	intent   what each Service port means: all Service semantics
 //	outlier  which endpoints fail: from what the dataplane sees, not from the store
 //
+// The second input is Kernel: what reconcile knows that the kernel holds. Tracker.Observe takes
+// what it has seen of connections.
+//
 // Policies and intent read the same store. Policies come first: they say which packets must
 // traverse netfilter, and intent needs that for the endpoints. It also takes those that fail.
 //

@@ -73,8 +73,16 @@ func (f *fakeTracker) SetNodeAddrs(addrs []netip.Addr) decisions.Changes {
 	return decisions.Changes{Services: intent.Changes{Node: &n}, Policies: f.policies.Changes()}
 }
 
-func (f *fakeTracker) ServicesWritten() decisions.Changes {
-	return decisions.Changes{Policies: f.policies.ServicesWritten()}
+func (f *fakeTracker) SetKernel(k decisions.Kernel) (c decisions.Changes) {
+	switch k.Services {
+	case decisions.ServicesForeign:
+		f.policies.StartTakeover()
+	case decisions.ServicesFailing:
+		c.Policies = f.policies.ReportRefusals()
+	case decisions.ServicesWritten:
+		c.Policies = f.policies.ServicesWritten()
+	}
+	return c
 }
 
 func (f *fakeTracker) Observe(time.Time, []outlier.Outcome, []outlier.Result) decisions.Changes {
@@ -92,10 +100,9 @@ func (f *fakeTracker) SetTime(now time.Time) (c decisions.Changes) {
 	return c
 }
 
-func (f *fakeTracker) NextStep() (time.Time, bool)                { return f.step, !f.step.IsZero() }
-func (f *fakeTracker) SetDenyRulesUnknown(bool) decisions.Changes { return decisions.Changes{} }
-func (f *fakeTracker) Policies() *policy.Tracker                  { return f.policies }
-func (f *fakeTracker) Services() *intent.Tracker                  { return intent.New(intent.Config{NodeName: "n1"}) }
+func (f *fakeTracker) NextStep() (time.Time, bool) { return f.step, !f.step.IsZero() }
+func (f *fakeTracker) Policies() *policy.Tracker   { return f.policies }
+func (f *fakeTracker) Services() *intent.Tracker   { return intent.New(intent.Config{NodeName: "n1"}) }
 
 func (f *fakeTracker) State() intent.State {
 	s := intent.State{Node: f.node}

@@ -59,14 +59,10 @@ const (
 )
 
 func newPolicySync(cfg *Config) *policySync {
-	ps := &policySync{
+	return &policySync{
 		tracker: cfg.Tracker.Policies(), table: cfg.Policies, bypass: cfg.Bypass, entries: cfg.StaleEntries,
 		metrics: cfg.Metrics, log: cfg.Logger, report: cfg.OnPolicies, whole: true, changed: true,
 	}
-	if ps.bypass != nil && !ps.bypass.Serves() {
-		ps.tracker.StartTakeover()
-	}
-	return ps
 }
 
 // enqueue stores what the tracker changed.

@@ -90,11 +90,11 @@ type denyRuleTracker struct {
 	unknown bool
 }
 
-func (g *denyRuleTracker) SetDenyRulesUnknown(unknown bool) decisions.Changes {
+func (g *denyRuleTracker) SetKernel(k decisions.Kernel) decisions.Changes {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.unknown = unknown
-	return decisions.Changes{}
+	g.unknown = k.DenyRulesUnknown
+	return g.fakeTracker.SetKernel(k)
 }
 
 func (g *denyRuleTracker) denyRulesUnknown() bool {
@@ -404,15 +404,41 @@ type takingOver struct{ steps }
 
 func (*takingOver) Serves() bool { return false }
 
-// TestAPolicyHoldsWhenItsServiceIsWritten: where netfilter translates, a policy must not
-// hold before the translation stops, nor after it starts.
-func TestAPolicyHoldsWhenItsServiceIsWritten(t *testing.T) {
-	web := model.Name{Namespace: "n", Name: "web"}
-	world := policyDelta()
+// policyBesideService has a policy whose pod is an endpoint of a Service.
+func policyBesideService() (world model.Delta, web model.Name) {
+	web = model.Name{Namespace: "n", Name: "web"}
+	world = policyDelta()
 	world.Services = map[model.Name]*model.Service{web: {Name: web, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}}
 	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
 		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1")}}}}
 	world.DoNotTrackPolicies["p"].DenyOthers = false
+	return world, web
+}
+
+// TestAPolicyThatWaitsForAFailingWriteIsReported: a policy that a takeover blocks for a moment
+// is no news, but a write that fails may block it for long.
+func TestAPolicyThatWaitsForAFailingWriteIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		world, _ := policyBesideService()
+		b := newFakeBackend("a")
+		b.fail = func(int) error { return errors.New("no memory") }
+		var refused []model.PolicyRefusal
+		g := start(t, func(cfg *Config) {
+			cfg.Tracker, cfg.Policies, cfg.Bypass = newFakeTracker(policy.Config{}), &fakeTable{}, &takingOver{}
+			cfg.OnPolicies = func(r []model.PolicyRefusal, _ error) { refused = r }
+		}, b)
+		g.Deliver(world, nil)
+		g.after(time.Second)
+		if len(refused) != 1 {
+			t.Errorf("refused: %v, want the policy's port", refused)
+		}
+	})
+}
+
+// TestAPolicyHoldsWhenItsServiceIsWritten: where netfilter translates, a policy must not
+// hold before the translation stops, nor after it starts.
+func TestAPolicyHoldsWhenItsServiceIsWritten(t *testing.T) {
+	world, web := policyBesideService()
 	bare := world
 	bare.Services, bare.Slices = nil, nil
 	gone := model.Delta{Services: map[model.Name]*model.Service{web: nil}, Slices: map[model.Name]*model.EndpointSlice{web: nil}}

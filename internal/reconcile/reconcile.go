@@ -43,10 +43,8 @@ type Tracker interface {
 	Observe(time.Time, []outlier.Outcome, []outlier.Result) decisions.Changes
 	// Checks returns the endpoints that the agent must connect to now.
 	Checks(time.Time) []outlier.Check
-	// SetDenyRulesUnknown records whether any pod may have a deny rule.
-	SetDenyRulesUnknown(bool) decisions.Changes
-	// ServicesWritten records that the kernel serves the Services of State.
-	ServicesWritten() decisions.Changes
+	// SetKernel records what the kernel holds, and returns what that changes.
+	SetKernel(decisions.Kernel) decisions.Changes
 	// State returns the whole desired state of Services.
 	State() intent.State
 	// Services returns the tracker of Services, which the loop only reads; see inspect.go.
@@ -185,6 +183,9 @@ func New(cfg Config) (*Reconciler, error) {
 	r.problems.log, r.problems.onAppeared = r.log, cfg.OnProblems
 	if cfg.Policies != nil {
 		r.policies = newPolicySync(&cfg)
+		if cfg.Bypass != nil && !cfg.Bypass.Serves() {
+			r.setKernel(decisions.ServicesForeign)
+		}
 	}
 	for _, b := range cfg.Backends {
 		// The state that an earlier run left is unknown, so each backend starts
@@ -340,7 +341,7 @@ func (r *Reconciler) drainQueue() {
 		r.enqueue(r.cfg.Tracker.Apply(*pending.delta))
 		if r.policies != nil {
 			r.policies.onUnread(pending.delta)
-			r.passOnUnknown()
+			r.setKernel(decisions.ServicesPending)
 		}
 		r.metrics.SetPending(r.pendingSvcs, r.pendingEps) // visible during the sync
 	}
@@ -385,13 +386,13 @@ func (r *Reconciler) enqueueServices(c intent.Changes) {
 func (r *Reconciler) syncPolicies(ctx context.Context, now time.Time) {
 	if r.policies != nil && ctx.Err() == nil {
 		r.policies.sync(ctx, now)
-		r.passOnUnknown()
+		r.setKernel(decisions.ServicesPending)
 	}
 }
 
-// passOnUnknown tells the tracker whether any pod may have a deny rule.
-func (r *Reconciler) passOnUnknown() {
-	r.enqueue(r.cfg.Tracker.SetDenyRulesUnknown(r.policies.denyRulesUnknown()))
+// setKernel tells the tracker what the kernel holds.
+func (r *Reconciler) setKernel(services decisions.ServicesHeld) {
+	r.enqueue(r.cfg.Tracker.SetKernel(decisions.Kernel{Services: services, DenyRulesUnknown: r.policies.denyRulesUnknown()}))
 }
 
 // releasePolicies writes the policies that the NAT of Services had blocked, after the sync
@@ -402,9 +403,9 @@ func (r *Reconciler) releasePolicies(ctx context.Context, now time.Time) {
 	}
 	switch {
 	case r.allWritten():
-		r.enqueue(r.cfg.Tracker.ServicesWritten())
+		r.setKernel(decisions.ServicesWritten)
 	case slices.ContainsFunc(r.syncs, func(bs *backendSync) bool { return bs.lasting() != nil }):
-		r.policies.enqueue(r.policies.tracker.ReportRefusals()) // the takeover may take long
+		r.setKernel(decisions.ServicesFailing)
 	}
 	r.syncPolicies(ctx, now)
 }
