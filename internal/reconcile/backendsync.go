@@ -209,7 +209,7 @@ func (bs *backendSync) fail(err error) {
 }
 
 // portErrors returns the errors of single ports, and false if the whole sync failed. A
-// joined error that holds both counts as whole; errors.As would not notice.
+// joined error that holds both counts as whole.
 func portErrors(err error) (map[intent.PortID]error, bool) {
 	if pe := partErrors(err); pe != nil {
 		return pe.Errors, true
@@ -220,7 +220,7 @@ func portErrors(err error) (map[intent.PortID]error, bool) {
 // partErrors returns the errors of ports and of the Node; nil if the whole sync failed.
 func partErrors(err error) *dataplane.PortErrors {
 	for e := err; e != nil; e = errors.Unwrap(e) {
-		if pe, ok := e.(*dataplane.PortErrors); ok {
+		if pe, ok := e.(*dataplane.PortErrors); ok { //nolint:errorlint // errors.As looks into joined errors
 			return pe
 		}
 	}

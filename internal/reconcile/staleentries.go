@@ -61,7 +61,7 @@ func (r *Reconciler) noteGone(id intent.PortID) {
 
 // cleanEntries passes to StaleEntries what a sync wrote: the ports that the kernel holds
 // as requested, and those that every backend has deleted.
-func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePort, now time.Time) {
+func (r *Reconciler) cleanEntries(ctx context.Context, done []*intent.ServicePort) {
 	e := &r.entries
 	if r.cfg.StaleEntries == nil || ctx.Err() != nil {
 		return

@@ -42,7 +42,7 @@ func (r *Reconciler) syncBackends(ctx context.Context, now time.Time) {
 		r.metrics.SyncDone(full, time.Since(start))
 	}
 	if at, again := r.entries.due(); worked || again && !at.After(now) {
-		r.cleanEntries(ctx, done, now)
+		r.cleanEntries(ctx, done)
 	}
 	r.markSynced(ctx)
 }

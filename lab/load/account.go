@@ -41,7 +41,7 @@ func (l *loop) finish(i int32, s *slot, closes bool) {
 
 // fail ends a request without an answer. It always closes the socket: a late answer must
 // not count for the next request.
-func (l *loop) fail(i int32, s *slot, err error) {
+func (l *loop) fail(s *slot, err error) {
 	now := l.now()
 	l.count(s, now, errorKind(err))
 	l.drop(s)
@@ -103,7 +103,7 @@ func (l *loop) sweep(now int64) {
 		switch s.state {
 		case connecting, waiting:
 			if now-s.sent > int64(l.cfg.Timeout) {
-				l.fail(int32(i), s, errTimeout)
+				l.fail(s, errTimeout)
 			}
 		case resting:
 			if now-s.sent > s.rest {
@@ -154,7 +154,7 @@ func (l *loop) drain(end int64) {
 	}
 	for i := range l.slots {
 		if s := &l.slots[i]; s.state == connecting || s.state == waiting {
-			l.fail(int32(i), s, errTimeout)
+			l.fail(s, errTimeout)
 		}
 	}
 }

@@ -166,35 +166,35 @@ func (l *loop) begin(i int32, intended int64) {
 	s.intended, s.sent = intended, l.now()
 	s.resp.reset()
 	if s.fd >= 0 {
-		l.send(i, s)
+		l.send(s)
 		return
 	}
 	fd, connected, err := l.sources[int(i)%len(l.sources)].open()
 	if err != nil {
-		l.fail(i, s, err)
+		l.fail(s, err)
 		return
 	}
 	s.fd = fd
 	s.generation++
 	if err := l.poll.add(fd, i, s.generation); err != nil {
-		l.fail(i, s, err)
+		l.fail(s, err)
 		return
 	}
 	if connected {
-		l.send(i, s)
+		l.send(s)
 		return
 	}
 	s.state = connecting
 }
 
 // send writes the request. It is small enough for one write.
-func (l *loop) send(i int32, s *slot) {
+func (l *loop) send(s *slot) {
 	s.state, s.answers = waiting, 0
 	if l.buddy != nil {
 		l.buddy.send(s.fd)
 	}
 	if _, err := unix.Write(s.fd, l.message); err != nil {
-		l.fail(i, s, err)
+		l.fail(s, err)
 	}
 }
 
@@ -215,7 +215,7 @@ func (l *loop) handleEvents(d int64) {
 			if ev.Events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) == 0 {
 				continue
 			}
-			l.send(i, s) // a refused connection shows itself as the error of write
+			l.send(s) // a refused connection shows itself as the error of write
 		}
 		if s.state != waiting {
 			// The server ended an idle connection. The next request opens another.
@@ -241,7 +241,7 @@ func (l *loop) receive(i int32, s *slot, ended bool) {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			l.fail(i, s, err)
+			l.fail(s, err)
 			return
 		}
 		l.bytes += int64(n)
@@ -269,7 +269,7 @@ func (l *loop) receive(i int32, s *slot, ended bool) {
 		}
 		done, err := s.resp.feed(l.buf[:n])
 		if err != nil {
-			l.fail(i, s, err)
+			l.fail(s, err)
 			return
 		}
 		if done {
@@ -285,7 +285,7 @@ func (l *loop) atEOF(i int32, s *slot) {
 		l.finish(i, s, true)
 		return
 	}
-	l.fail(i, s, errClosed)
+	l.fail(s, errClosed)
 }
 
 // drop closes a slot's socket, if it has one.

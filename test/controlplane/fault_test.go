@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,7 +43,7 @@ func (n *node) startWith(flags ...string) {
 	n.signal(syscall.SIGTERM)
 	n.keepLog()
 	usual := n.argv
-	n.argv = append(usual[:len(usual):len(usual)], flags...)
+	n.argv = slices.Concat(usual, flags)
 	n.start()
 	n.argv = usual
 }

@@ -45,7 +45,7 @@ func unanswered(t *testing.T, e *env, v variant) {
 func misdirectedError(t *testing.T, e *env, v variant) {
 	attacker := e.sender(t, outsider)
 	victim := e.mustConnect(t, v, e.nodePort(t, v.place, "tcp", v))
-	relayed := e.capture(t, honest, func(p packet) bool { return isUnreachable(p) })
+	relayed := e.capture(t, honest, isUnreachable)
 	quoted, err := packet{src: victim.seenAs(), dst: e.backend(v, endpointUp), proto: "tcp", flags: "A", seq: 1}.quote()
 	if err != nil {
 		t.Fatal(err)

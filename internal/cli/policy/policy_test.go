@@ -283,7 +283,8 @@ func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 	const service, host = "is one of Service shop/cache: this", "is the hostPort of pod shop/cache: this"
 	text := strings.Replace(explained, "spec: {nodeName: a}", "spec: {nodeName: a, containers: [{name: c, ports: [{containerPort: 11211, hostPort: 8080}]}]}", 1) + clusterIP
 	denies := text + strings.NewReplacer("PORTS", "{port: 30080}, {port: 8080}, {port: 80}", "PEER", "cache").Replace(asker)
-	none := text[:strings.Index(text, "---\napiVersion: policy")] + clusterIP
+	none, _, _ := strings.Cut(text, "---\napiVersion: policy")
+	none += clusterIP
 	for _, test := range []struct{ text, args, ebpf, nftables, note string }{
 		{text, "--from other/evil --to node/a --port 30080", policyflow.NotJudged, policyflow.NotJudged, service},
 		{text, "--from other/evil --to 192.0.2.1 --port 30080", policyflow.NotJudged, policyflow.NotJudged, service},
@@ -365,7 +366,9 @@ func TestPolicyExplainSaysWhatItCannotKnow(t *testing.T) {
 		}
 	}
 	// Nodes need no object for their pods to be under a policy.
-	bare := explained[strings.Index(explained, "apiVersion: v1\nkind: Pod"):]
+	const pod = "apiVersion: v1\nkind: Pod"
+	_, bare, _ := strings.Cut(explained, pod)
+	bare = pod + bare
 	if e, said, _ := explains(t, bare, ask); e.Outcome != "allowed, not tracked" {
 		t.Errorf("without Nodes: %s", said)
 	}

@@ -41,7 +41,7 @@ func Drain(cfg Config) (any bool, err error) {
 		time.Sleep(cfg.Linger / 2)
 	}
 	for _, dir := range dirs {
-		_, e := deleteFrontends(dir, isService)
+		e := deleteFrontends(dir, isService)
 		if err = errors.Join(err, e, deleteBackends(dir)); err != nil {
 			return any, err
 		}
@@ -76,7 +76,7 @@ func Drained(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer flows.Close()
-	_, err = deleteFrontends(mapsDir(cfg.BPFFS), func(*tcFrontend) bool { return true })
+	err = deleteFrontends(mapsDir(cfg.BPFFS), func(*tcFrontend) bool { return true })
 	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), err, endUDP(ctx, flows, cfg.Linger/2)); err != nil {
 		return err
 	}
@@ -189,15 +189,16 @@ func startDraining(settings *ebpf.Map) error {
 	return nil
 }
 
-// deleteFrontends deletes the frontends of a layout for which drop is true, and counts
-// them. The error is fs.ErrNotExist if there are no maps.
-func deleteFrontends(dir string, drop func(*tcFrontend) bool) (n int, err error) {
+// deleteFrontends deletes the frontends of a layout for which drop is true. The error is
+// fs.ErrNotExist if there are no maps.
+func deleteFrontends(dir string, drop func(*tcFrontend) bool) error {
 	frontends, err := openPinned(dir, tcMapFrontends)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer frontends.Close()
-	return deleteWhere(frontends, func(_ tcFrontendKey, f tcFrontend) bool { return drop(&f) })
+	_, err = deleteWhere(frontends, func(_ tcFrontendKey, f tcFrontend) bool { return drop(&f) })
+	return err
 }
 
 // deleteBackends deletes the backends of a layout. The programs then accept no datagram

@@ -54,7 +54,7 @@ func snatPortList() ([]uint16, error) {
 	if err != nil {
 		return nil, err
 	}
-	banned := append(reserved, local, nodePortRange)
+	banned := append([]kernel.PortRange{local, nodePortRange}, reserved...)
 	var ports []uint16
 	for p := 1024; p <= 65535; p++ {
 		if !slices.ContainsFunc(banned, func(r kernel.PortRange) bool {

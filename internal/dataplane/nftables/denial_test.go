@@ -51,11 +51,12 @@ func randomPolicies(r *rand.Rand, each bool) model.Delta {
 			rule.Peers = append(rule.Peers, model.PolicyPeer{Pods: sel("client")})
 		}
 		p := &model.DoNotTrackPolicy{Name: fmt.Sprint("policy", i), Track: r.IntN(4) == 0, DenyOthers: r.IntN(4) > 0}
-		if each {
+		switch {
+		case each:
 			p.Pods = sel([]string{"cache", "client"}[i])
-		} else if r.IntN(3) == 0 {
+		case r.IntN(3) == 0:
 			p.Nodes = &model.Selector{MatchLabels: map[string]string{"is": "node"}}
-		} else {
+		default:
 			p.Pods = sel([]string{"cache", "client"}[r.IntN(2)])
 		}
 		if each || r.IntN(2) > 0 {

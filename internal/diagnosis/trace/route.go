@@ -12,8 +12,11 @@ import (
 // routeText describes the route to an address in the calling thread's network namespace.
 func routeText(to netip.Addr) (string, error) {
 	routes, err := netlink.RouteGet(to.AsSlice())
-	if err != nil || len(routes) == 0 {
-		return "", fmt.Errorf("no route to %s: %v", to, err)
+	if err != nil {
+		return "", fmt.Errorf("no route to %s: %w", to, err)
+	}
+	if len(routes) == 0 {
+		return "", fmt.Errorf("no route to %s", to)
 	}
 	r := routes[0]
 	name := fmt.Sprintf("device %d", r.LinkIndex)

@@ -14,7 +14,7 @@ import (
 
 // socketSteps adds the steps of the socket hooks. It returns the address that the packet
 // has after them; done reports that there is no packet, or that its address is not known.
-func (t *tracer) socketSteps(dst netip.AddrPort) (to netip.AddrPort, done bool, err error) {
+func (t *tracer) socketSteps(dst netip.AddrPort) (to netip.AddrPort, done bool) {
 	t.add(t.hookStep())
 	to, verdicts, errno, err := t.dryConnect(dst)
 	if err != nil {
@@ -23,7 +23,7 @@ func (t *tracer) socketSteps(dst netip.AddrPort) (to netip.AddrPort, done bool, 
 	t.Verdicts = append(t.Verdicts, verdicts...)
 	fe := t.socketFrontend(dst)
 	if fe == nil {
-		return dst, false, nil
+		return dst, false
 	}
 	t.serves = true
 	if slices.Contains(fe.Flags, "ranges") {
@@ -41,16 +41,16 @@ func (t *tracer) socketSteps(dst netip.AddrPort) (to netip.AddrPort, done bool, 
 		choice := t.choice(fe, fe.InternalRoute, t.client.cookie, "")
 		t.add(choice)
 		t.Decision = "the socket hook decides: " + choice.Found
-		return dst, true, nil
+		return dst, true
 	case m.state == Refused:
 		s.Found, s.Follows = errnoText(errno), m.text+" ("+verdict+")"
 		t.add(s)
 		t.Refused, t.Decision = true, s.Follows
-		return dst, true, nil
+		return dst, true
 	case to == dst:
 		s.Found, s.Follows, s.State = "address unchanged", "the hook leaves it to the packet path", Passed
 		t.add(s)
-		return dst, false, nil
+		return dst, false
 	}
 	t.add(t.choice(fe, fe.InternalRoute, t.client.cookie, ""))
 	s.Found, s.State = fmt.Sprintf("%s became %s", dst, to), Passed
@@ -59,7 +59,7 @@ func (t *tracer) socketSteps(dst netip.AddrPort) (to netip.AddrPort, done bool, 
 		s.Follows += "; each connection chooses anew"
 	}
 	t.add(s)
-	return to, false, nil
+	return to, false
 }
 
 // hookStep says that the connection begins in a socket hook.

@@ -23,9 +23,9 @@ import (
 func (t *tracer) decide(ctx context.Context) error {
 	dst := t.to()
 	if t.client.hooks {
-		to, done, err := t.socketSteps(dst)
-		if err != nil || done {
-			return err
+		to, done := t.socketSteps(dst)
+		if done {
+			return nil
 		}
 		dst = to
 	} else {
@@ -341,13 +341,14 @@ func (p *packet) netfilterStep() (Step, bool) {
 	if own != nil {
 		s.Found += fmt.Sprintf("; one of this source, to %s, %v left", own.Reply.Src, own.Timeout)
 	}
-	if len(stale) > 0 {
+	switch {
+	case len(stale) > 0:
 		s.State = Doubt
 		s.Found += fmt.Sprintf("; stale, to addresses that are no endpoint: %s", shortList(stale))
 		s.Follows = "packets of these entries reach no endpoint: delete them with 'spillway doctor --fix', or 'conntrack -D'"
-	} else if p.Protocol == model.TCP {
+	case p.Protocol == model.TCP:
 		s.Follows = "a SYN begins a connection: netfilter is not asked"
-	} else {
+	default:
 		s.Follows = "netfilter does not translate this packet"
 	}
 	return s, true

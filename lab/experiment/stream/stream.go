@@ -182,7 +182,7 @@ func (b *bench) measure(ctx context.Context, node int, proxy string) (row Row, e
 	if err != nil {
 		return row, err
 	}
-	if err := b.settle(ctx, node, p, &row); err != nil {
+	if err := b.settle(ctx, p, &row); err != nil {
 		return row, err
 	}
 	after, err := p.cpu()

@@ -130,7 +130,7 @@ func (row *Row) note(start, told, seen time.Time) {
 func millis(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 // settle waits until the kernel has exactly the endpoints that were written last.
-func (b *bench) settle(ctx context.Context, node int, p *proxy, row *Row) error {
+func (b *bench) settle(ctx context.Context, p *proxy, row *Row) error {
 	want := map[string]bool{}
 	for i := range b.cfg.Services {
 		for k, ep := range b.crowd.Slice(i).Endpoints {

@@ -124,7 +124,7 @@ func New(keeper []string) experiment.Experiment {
 		},
 		Scale:    describe,
 		Rows:     func(o experiment.Options) []experiment.Row { return rows(o, keeper) },
-		Conclude: func(res *experiment.Result) []string { return conclude(res) },
+		Conclude: conclude,
 		Card:     card,
 	}
 }
