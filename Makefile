@@ -20,14 +20,14 @@ root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): not root: run it as root" >&2; exit 1; }
 
 build: ## build bin/spillway and bin/spillway-lab, static binaries
-	$(BUILD) -o $(BIN)/ ./cmd/spillway ./cmd/spillway-lab
+	$(BUILD) -o $(BIN)/ ./cmd/spillway ./lab/cmd/spillway-lab
 
 image: ## write the image for amd64 and arm64 to bin/image and bin/image.tar, without a container engine
 	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway; done
 	go -C hack/image run ./build -version $(VERSION) -commit $(COMMIT) -created $$(git log -1 --format=%ct) -bin $(BIN) $(if $(filter release,$(MAKECMDGOALS)),-locked)
 
 release: image ## write archives, image, chart, SBOMs, notes and checksums to dist/
-	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway-lab; done
+	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./lab/cmd/spillway-lab; done
 	go run ./hack/man -version $(VERSION) -created $$(git log -1 --format=%ct) -dir $(BIN)/man/man1
 	go -C hack/image run ./release -version $(VERSION) -created $$(git log -1 --format=%ct) -bin $(BIN) -dist $(CURDIR)/dist
 

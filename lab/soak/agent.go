@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"spillway.dev/spillway/lab/agent"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // readyWithin bounds the time for an agent to start or to end. It is long because

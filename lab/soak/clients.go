@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // place is where honest clients run, as the losses name it.

@@ -14,7 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/lab/agent"
+	"spillway.dev/spillway/test/testbed/agent"
 )
 
 // Usage is what an agent and its node's kernel hold.

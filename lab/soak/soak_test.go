@@ -12,9 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"spillway.dev/spillway/internal/cli/clitest"
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
 	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 func TestMain(m *testing.M) {

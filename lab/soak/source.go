@@ -19,9 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/listwatch"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // world is the facts that agents read: a directory for one node, an API server for the

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/lab/controlplane"
-	"spillway.dev/spillway/lab/process"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/cluster/programs"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/process"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Config configures a cluster. Zero values mean the default.

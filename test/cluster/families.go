@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Families names the address families of a cluster.

@@ -12,8 +12,8 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/lab/process"
 	"spillway.dev/spillway/test/cluster/programs"
+	"spillway.dev/spillway/test/testbed/process"
 )
 
 // kubeletService runs the kubelet as the systemd unit of kubeadm's package does: from the

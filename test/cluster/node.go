@@ -14,10 +14,10 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/lab/controlplane"
-	"spillway.dev/spillway/lab/process"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/cluster/images"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/process"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Node is a machine of the cluster: namespaces of its own for network, mounts, processes,

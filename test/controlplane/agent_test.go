@@ -20,10 +20,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"spillway.dev/spillway/lab/controlplane"
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 // node is one node of a lab cluster whose agent watches an API server that runs

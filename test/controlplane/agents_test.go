@@ -14,8 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"spillway.dev/spillway/internal/cli/reach"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // schedule binds the Pods of a DaemonSet to their nodes, as the scheduler does, and has their

@@ -7,8 +7,8 @@ import (
 	"syscall"
 	"testing"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment/apiload"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // TestAnAgentAsksForWhatItNeeds counts what agents ask a real API server, in a cluster

@@ -24,8 +24,8 @@ import (
 	"k8s.io/client-go/restmapper"
 	"sigs.k8s.io/yaml"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // strictly sends an object to the API server as a dry run that refuses unknown fields.

@@ -1,5 +1,5 @@
 // Package controlplane tests the code that uses Kubernetes with the real programs: etcd,
-// kube-apiserver and kube-controller-manager. lab/controlplane starts them, and the tests
+// kube-apiserver and kube-controller-manager. test/testbed/controlplane starts them, and the tests
 // of this package share them.
 package controlplane
 
@@ -12,9 +12,9 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"spillway.dev/spillway/lab/controlplane"
-	"spillway.dev/spillway/lab/workload"
 	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 // shared serves the tests that leave the API server alone.

@@ -16,8 +16,8 @@ import (
 
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/model"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {

@@ -32,8 +32,8 @@ import (
 	"spillway.dev/spillway/internal/proxymode"
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/internal/telemetry"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // startWith ends the agent and starts it again with additional flags after the usual

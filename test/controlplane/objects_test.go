@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
-	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 var (

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // orphanVariable makes this test binary start a control plane in a directory, report

@@ -22,8 +22,8 @@ import (
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/kubeobject"
 	"spillway.dev/spillway/internal/facts/model"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // policies serves the CRD of the chart on an API server and returns a client for it.

@@ -6,7 +6,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 func TestACrowdOfServicesIsCreatedThroughTheAPI(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // createViewer creates the viewer's objects of a manifest, and deletes them at the end.

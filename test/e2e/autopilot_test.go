@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/capacity"
-	machine "spillway.dev/spillway/lab/experiment/sysctl"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
+	machine "spillway.dev/spillway/test/testbed/sysctl"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // The autopilot of a running agent shortens the timeouts of a pod whose short flows

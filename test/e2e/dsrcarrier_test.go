@@ -14,11 +14,11 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestDSRCarriers changes what the network between the nodes forwards, under clients of a Service

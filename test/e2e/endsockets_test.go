@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/node/kernel"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestSocketsOfAGoneEndpointEnd removes an endpoint that stays alive and silent: neither an

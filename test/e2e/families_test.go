@@ -8,8 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestNodesOfOneFamily serves a Service on nodes that have IPv4 alone, with IPv6 off in

@@ -8,11 +8,11 @@ import (
 	"syscall"
 	"testing"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // webPort is the port of every host's server, and hostPort leads there too.

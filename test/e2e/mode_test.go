@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/reconcile"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestANewProxyModeTakesOverWithoutAGap changes the dataplane of running nodes

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestPathMTU: the path to an endpoint on another node has a smaller MTU than the

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // cachePort is memcached's.

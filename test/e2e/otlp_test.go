@@ -18,13 +18,13 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
-	"spillway.dev/spillway/lab/agent"
-	"spillway.dev/spillway/lab/controlplane"
-	"spillway.dev/spillway/lab/process"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/process"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // collectorConfig returns the collector's configuration in a document: its first block of

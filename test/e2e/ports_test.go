@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestNodesOwnQuestionsShareItsPortsWithAService: the CNI masquerades what a node

@@ -15,11 +15,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/internal/node/conntrack"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 const sctpPort, sctpServerPort = 80, 8080

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/net/ipv6"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestALateAnswerDoesNotHoldASocket: a pod's connected UDP socket follows its Service to

@@ -11,12 +11,12 @@ import (
 	"syscall"
 	"testing"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/suite"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // connection is what a host's kernel has as the other end of a new connection to a Service.

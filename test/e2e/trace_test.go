@@ -18,8 +18,8 @@ import (
 
 	"spillway.dev/spillway/internal/diagnosis/trace"
 	"spillway.dev/spillway/internal/node/kernel"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // trace traces a connection from a host's IPv4 address through node a.

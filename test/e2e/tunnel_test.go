@@ -9,10 +9,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // tunnelDevice has no Ethernet header, as those of WireGuard and IPIP, which the kernel of

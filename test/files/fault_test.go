@@ -12,10 +12,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/testbed/sysctl"
 )
 
 // TestTFTPFaults has clients, servers and agents misbehave while files are read.

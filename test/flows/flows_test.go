@@ -9,12 +9,12 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/suite"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestMain runs 32 flows at once: most of them wait, for an answer or for silence.

@@ -9,9 +9,9 @@ import (
 	"syscall"
 	"testing"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // MustHost returns the host of a short name.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Reader is a process that waits for data on a connected socket.

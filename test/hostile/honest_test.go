@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // patience is how long a new honest client, or an answer, may take.

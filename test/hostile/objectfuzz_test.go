@@ -17,11 +17,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/lab/agent"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 var tenantForwarding = flag.String("tenant-forwarding", "", "--forwarding of the agents beside random tenants, with a CNI that masquerades: hybrid or dsr")

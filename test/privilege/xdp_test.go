@@ -5,11 +5,11 @@ import (
 	"syscall"
 	"testing"
 
-	"spillway.dev/spillway/lab/agent"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // TestXDPAttachesWithTheChartsPrivileges: also to a device that comes after the agent has dropped

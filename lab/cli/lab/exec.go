@@ -5,7 +5,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 func newExecCommand() *cobra.Command {

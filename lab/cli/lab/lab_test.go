@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/internal/cli/clitest"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 func TestEveryLabVerbTakesTheNameByFlag(t *testing.T) {

@@ -17,7 +17,6 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/progress"
 	"spillway.dev/spillway/internal/page"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/experiment/notrack"
@@ -25,10 +24,11 @@ import (
 	"spillway.dev/spillway/lab/experiment/scale"
 	"spillway.dev/spillway/lab/experiment/snat"
 	"spillway.dev/spillway/lab/experiment/suite"
-	"spillway.dev/spillway/lab/experiment/sysctl"
 	"spillway.dev/spillway/lab/experiment/tftp"
 	"spillway.dev/spillway/lab/report"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/sysctl"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // labExperiments are all that `lab run` knows. "all" runs them in this order, and a report

@@ -20,8 +20,8 @@ import (
 	"spillway.dev/spillway/lab/cli/load"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/workload"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 // asProgram makes the test binary act as spillway-lab, and as spillway.

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // server reads what the API server says of itself, and what the kernel says of it.

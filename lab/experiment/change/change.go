@@ -21,8 +21,8 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 // Modes lists the dataplanes. kube-proxy's need the programs of hack/peers. "iptables"

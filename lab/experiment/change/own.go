@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // own is a side that a process of Spillway writes to; see Side.

@@ -22,8 +22,8 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Each server answers one connection at a time. Each client connects, waits for the answer, and

@@ -16,7 +16,7 @@ import (
 	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 func files(t *testing.T) fs.FS {

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 // objects holds the manifests' objects that the demo itself needs. The agents read the

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 const (

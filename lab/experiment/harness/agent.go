@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"spillway.dev/spillway/lab/agent"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Agent starts a Spillway agent on a node and waits for its first sync. The health

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	apiwait "k8s.io/apimachinery/pkg/util/wait"
 
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/listwatch"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 const apiPort = 8080

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // RanFor returns the CPU time of the cluster's processes and of kernel threads so far, in

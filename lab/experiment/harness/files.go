@@ -8,7 +8,7 @@ import (
 
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // MeasureFiles is Measure for files that a server on a host sends. With full, other

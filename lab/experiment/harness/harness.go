@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // root holds a directory for each harness. It is not in the lab's own state

@@ -7,7 +7,7 @@ import (
 	"os/exec"
 	"strings"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // UseIptables makes the chain that kubelet makes in its variant of iptables, "legacy"

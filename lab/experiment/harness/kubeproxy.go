@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/lab/agent"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 const planeDir = "plane"

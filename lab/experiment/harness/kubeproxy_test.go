@@ -11,9 +11,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 const kubeProxyTestPort = 30080

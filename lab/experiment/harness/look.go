@@ -8,7 +8,7 @@ import (
 
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Counters reads what conntrack has counted on a host.

@@ -14,7 +14,7 @@ import (
 
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Sample is one measurement: a load, and what it cost and left behind.

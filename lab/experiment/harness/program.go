@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // spillway is the path of the program spillway, as given by the user.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/lab/agent"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 func agentName(node *topology.Host) string { return "spillway agent on " + node.Name }

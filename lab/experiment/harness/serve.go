@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 // Packages maps the programs that a cluster with conntrack and an HTTP server need

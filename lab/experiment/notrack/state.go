@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Case is the policy that is in force.

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // service is the exchange's.

@@ -13,8 +13,8 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 // The NodePorts and the pods of node0 that the designs use: a rule of one must not match the

@@ -7,7 +7,7 @@ import (
 
 	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // The agent must accept the manifests, and the kernel the rules.

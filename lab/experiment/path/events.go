@@ -11,12 +11,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 // EventsConfig sets the extent of a measurement of flow events and Service metrics against

@@ -14,8 +14,8 @@ import (
 	"spillway.dev/spillway/lab/experiment/change"
 	"spillway.dev/spillway/lab/experiment/fixture"
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 func TestMain(m *testing.M) {

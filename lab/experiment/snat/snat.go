@@ -16,12 +16,12 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/lab/agent"
 	"spillway.dev/spillway/lab/experiment"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/lab/load"
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 const (

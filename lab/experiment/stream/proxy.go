@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment/harness"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // proxy is a running Spillway agent or kube-proxy.

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/cli/clitest"
-	"spillway.dev/spillway/lab/controlplane"
 	"spillway.dev/spillway/lab/experiment"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 func TestReport(t *testing.T) {

@@ -17,11 +17,11 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/cluster"
 	"spillway.dev/spillway/test/cluster/clustertest"
 	"spillway.dev/spillway/test/cluster/programs"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 const (

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/instance"
-	"spillway.dev/spillway/lab/agent"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/agent"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Agent starts, ends and queries the spillway agent of one node.

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
-	"spillway.dev/spillway/lab/controlplane"
+	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // API is a real API server on a machine of its own, the lab's last client. What

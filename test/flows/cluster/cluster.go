@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // runDir holds what must outlive a crashed test, to be found by the next one:

@@ -11,8 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // externalHalves are what clients route to the nodes: the lower half of the

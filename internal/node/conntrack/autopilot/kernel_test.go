@@ -209,7 +209,7 @@ func TestAdviceIsGivenOnceAndChangesNothing(t *testing.T) {
 // It raises the machine's sizes by a fourth for a moment, and restores them.
 // excludeExperiments waits for the end of a lab experiment that changes these sizes, and
 // blocks the next one. The test must not restore an experiment's values. The lock is that
-// of lab/experiment/sysctl.
+// of test/testbed/sysctl.
 func excludeExperiments(t *testing.T) {
 	t.Helper()
 	lock, err := os.OpenFile("/run/spillway-sysctl/lock", os.O_RDWR, 0)

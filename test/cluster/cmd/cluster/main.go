@@ -18,9 +18,9 @@ import (
 	"syscall"
 	"time"
 
-	"spillway.dev/spillway/lab/controlplane"
-	"spillway.dev/spillway/lab/topology"
 	"spillway.dev/spillway/test/cluster"
+	"spillway.dev/spillway/test/testbed/controlplane"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 const usage = `Usage: spillway-cluster COMMAND [-name NAME] …

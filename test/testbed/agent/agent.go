@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Ports of /healthz and /metrics. Each agent has a network namespace of its own, so

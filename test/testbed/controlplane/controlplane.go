@@ -13,8 +13,8 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"spillway.dev/spillway/lab/process"
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/process"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Config configures the control plane.

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Question is a client's request to a server: HTTP, UDP or TCP.

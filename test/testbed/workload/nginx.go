@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // nginxConf configures a minimal server. /client returns the client's address; every

@@ -15,9 +15,9 @@ import (
 
 	"github.com/pin/tftp/v3"
 
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 func TestMain(m *testing.M) {

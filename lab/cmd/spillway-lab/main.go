@@ -8,7 +8,7 @@ import (
 
 	"spillway.dev/spillway/lab/cli/program"
 	"spillway.dev/spillway/lab/soak"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 func main() {

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // Process is a running program. A nil Process is one that has ended.

@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"spillway.dev/spillway/lab/process"
+	"spillway.dev/spillway/test/testbed/process"
 )
 
 // startEtcd starts etcd with plain HTTP on loopback: it has only the lab's objects.

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"spillway.dev/spillway/lab/topology"
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 // askVariable is the environment variable that makes an executable with RunIfAsked a

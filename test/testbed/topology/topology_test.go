@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"spillway.dev/spillway/lab/topology"
-	"spillway.dev/spillway/lab/workload"
+	"spillway.dev/spillway/test/testbed/topology"
+	"spillway.dev/spillway/test/testbed/workload"
 )
 
 func TestMain(m *testing.M) {
