@@ -183,13 +183,11 @@ func Up(ctx context.Context, cfg Config) (b *Bench, err error) {
 	if b.plane, err = controlplane.Up(ctx, controlplane.Config{Dir: b.dir, Etcd: etcd, StartWithin: 5 * time.Minute}); err != nil {
 		return b, err
 	}
-	if b.server, err = newServer(b.plane); err != nil {
-		return b, err
-	}
+	b.server = &server{b.plane}
 	if b.api, err = kubernetes.NewForConfig(b.plane.REST()); err != nil {
 		return b, fmt.Errorf("open client: %w", err)
 	}
-	if b.own, err = b.server.watches(ctx); err != nil {
+	if b.own, err = b.plane.Watches(ctx); err != nil {
 		return b, err
 	}
 	if err := populate(ctx, b.api, cfg); err != nil {
@@ -290,7 +288,7 @@ func (b *Bench) Measure(ctx context.Context, name string) (row Row, err error) {
 
 // watches returns the clients' open watches.
 func (b *Bench) watches(ctx context.Context) (map[string]int, error) {
-	all, err := b.server.watches(ctx)
+	all, err := b.plane.Watches(ctx)
 	for resource, n := range b.own {
 		if all[resource] -= n; all[resource] == 0 {
 			delete(all, resource)

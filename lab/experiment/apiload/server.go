@@ -10,88 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-
 	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
-// server reads what the API server says of itself, and what the kernel says of it.
-type server struct {
-	plane *controlplane.ControlPlane
-	rest  rest.Interface
-}
-
-func newServer(plane *controlplane.ControlPlane) (*server, error) {
-	k, err := kubernetes.NewForConfig(plane.REST())
-	if err != nil {
-		return nil, fmt.Errorf("open client: %w", err)
-	}
-	return &server{plane: plane, rest: k.Discovery().RESTClient()}, nil
-}
-
-// sample is one line of /metrics.
-type sample struct {
-	name   string
-	labels map[string]string
-	value  float64
-}
-
-func (s *server) metrics(ctx context.Context) ([]sample, error) {
-	text, err := s.rest.Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read metrics of the API server: %w", err)
-	}
-	var out []sample
-	for line := range bytes.Lines(text) {
-		if one, ok := parseSample(strings.TrimSpace(string(line))); ok {
-			out = append(out, one)
-		}
-	}
-	return out, nil
-}
-
-// parseSample parses a line. The values of the API server's labels that matter here have
-// no quotes and no commas.
-func parseSample(line string) (s sample, ok bool) {
-	if line == "" || line[0] == '#' {
-		return s, false
-	}
-	head, value, ok := strings.Cut(line, "} ")
-	if !ok {
-		return s, false
-	}
-	s.value, _ = strconv.ParseFloat(value, 64)
-	s.name, head, _ = strings.Cut(head, "{")
-	s.labels = map[string]string{}
-	for label := range strings.SplitSeq(head, ",") {
-		name, quoted, _ := strings.Cut(label, "=")
-		s.labels[name] = strings.Trim(quoted, `"`)
-	}
-	return s, true
-}
-
-// Watches returns the open watches of each resource, as the API server counts them: its
-// own and those of all clients.
-func Watches(ctx context.Context, plane *controlplane.ControlPlane) (map[string]int, error) {
-	s, err := newServer(plane)
-	if err != nil {
-		return nil, err
-	}
-	return s.watches(ctx)
-}
-
-// watches is Watches.
-func (s *server) watches(ctx context.Context) (map[string]int, error) {
-	all, err := s.metrics(ctx)
-	out := map[string]int{}
-	for _, m := range all {
-		if m.name == "apiserver_longrunning_requests" && m.labels["verb"] == "WATCH" && m.value != 0 {
-			out[m.labels["resource"]] += int(m.value)
-		}
-	}
-	return out, err
-}
+// server reads what the kernel knows of the API server's process.
+type server struct{ plane *controlplane.ControlPlane }
 
 // id returns the API server's process.
 func (s *server) id() (int, error) {

@@ -1,24 +1,20 @@
-package controlplane
+package apiload
 
 import (
-	"context"
 	"maps"
-	"strings"
-	"syscall"
 	"testing"
-
-	"spillway.dev/spillway/lab/experiment/apiload"
-	"spillway.dev/spillway/test/testbed/controlplane"
 )
 
 // TestAnAgentAsksForWhatItNeeds counts what agents ask a real API server, in a cluster
 // with more Nodes than an agent watches.
 func TestAnAgentAsksForWhatItNeeds(t *testing.T) {
-	t.Parallel()
 	const agents = 5
-	b := must[*apiload.Bench](t)(apiload.Up(t.Context(), apiload.Config{
+	b, err := Up(t.Context(), Config{
 		Agents: agents, AtOnce: agents, Services: 20, Endpoints: 10, Nodes: 510, Pods: 2, Changes: 20, Beats: 20,
-	}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if err := b.Down(); err != nil {
 			t.Error(err)
@@ -37,7 +33,10 @@ func TestAnAgentAsksForWhatItNeeds(t *testing.T) {
 		{"kube-proxy", map[string]int{"services": agents, "endpointslices": agents, "nodes": agents, "servicecidrs": agents}, nil},
 	} {
 		t.Run(c.kind, func(t *testing.T) {
-			row := must[apiload.Row](t)(b.Measure(t.Context(), c.kind))
+			row, err := b.Measure(t.Context(), c.kind)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if !maps.Equal(row.Watches, c.watches) {
 				t.Errorf("watches of %d clients: %v, want %v", agents, row.Watches, c.watches)
 			}
@@ -69,53 +68,4 @@ func TestAnAgentAsksForWhatItNeeds(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestCompletePrograms checks that a complete agent and kube-proxy have the watches of the
-// clients that bench apiserver counts.
-func TestCompletePrograms(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: three programs start, one after the other")
-	}
-	n := newNode(t)
-	before := must[map[string]int](t)(apiload.Watches(t.Context(), n.cp))
-	watches := func() map[string]int {
-		now := must[map[string]int](t)(apiload.Watches(context.WithoutCancel(t.Context()), n.cp))
-		for resource, count := range before {
-			if now[resource] -= count; now[resource] == 0 {
-				delete(now, resource)
-			}
-		}
-		return now
-	}
-	agent := map[string]int{"services": 1, "endpointslices": 1, "nodes": 1, "pods": 1, "networkpolicies": 1}
-	kubeProxy := must[string](t)(controlplane.Program("kube-proxy"))
-	for _, c := range []struct {
-		name string
-		argv []string
-		want map[string]int
-	}{
-		{"ebpf", n.argv, agent},
-		{"nftables", append(n.argv[:len(n.argv):len(n.argv)], "--proxy-mode", "nftables"), agent},
-		{"kube-proxy", []string{kubeProxy, "--proxy-mode", "nftables", "--hostname-override", n.host.Name, "--kubeconfig", flagValue(n.argv, "--kubeconfig"),
-			// No setting of the whole machine is changed.
-			"--conntrack-max-per-core", "0", "--conntrack-min", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0"},
-			map[string]int{"services": 1, "endpointslices": 1, "nodes": 1, "servicecidrs": 1}},
-	} {
-		n.argv = c.argv
-		n.start()
-		n.until("the watches of "+c.name, func() bool { return maps.Equal(watches(), c.want) })
-		n.signal(syscall.SIGTERM)
-		n.until("no watch after "+c.name, func() bool { return len(watches()) == 0 })
-	}
-}
-
-// flagValue returns the argument after a flag.
-func flagValue(argv []string, flag string) string {
-	for i, arg := range argv {
-		if strings.EqualFold(arg, flag) {
-			return argv[i+1]
-		}
-	}
-	return ""
 }
