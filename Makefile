@@ -9,7 +9,7 @@ export GOFLAGS := $(strip $(shell go env GOFLAGS 2>/dev/null) -trimpath)
 
 VERSION := $(file <VERSION)
 COMMIT := $(shell git describe --always --abbrev=40 --exclude '*' --dirty 2>/dev/null || echo unknown)
-BUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X spillway.dev/spillway/internal/cli.version=$(VERSION) -X spillway.dev/spillway/internal/cli.commit=$(COMMIT)'
+BUILD := build -trimpath -buildvcs=false -ldflags '-s -w -X spillway.dev/spillway/internal/cli.version=$(VERSION) -X spillway.dev/spillway/internal/cli.commit=$(COMMIT)'
 ARCHITECTURES := amd64 arm64
 BIN := $(CURDIR)/bin
 
@@ -20,15 +20,16 @@ root:
 	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): not root: run it as root" >&2; exit 1; }
 
 build: ## build bin/spillway and bin/spillway-lab, static binaries
-	$(BUILD) -o $(BIN)/ ./cmd/spillway ./lab/cmd/spillway-lab
+	go $(BUILD) -o $(BIN)/ ./cmd/spillway
+	go -C lab $(BUILD) -o $(BIN)/ ./cmd/spillway-lab
 
 image: ## write the image for amd64 and arm64 to bin/image and bin/image.tar, without a container engine
-	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway; done
+	for arch in $(ARCHITECTURES); do GOARCH=$$arch go $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway; done
 	go -C hack/image run ./build -version $(VERSION) -commit $(COMMIT) -created $$(git log -1 --format=%ct) -bin $(BIN) $(if $(filter release,$(MAKECMDGOALS)),-locked)
 
 release: image ## write archives, image, chart, SBOMs, notes and checksums to dist/
-	for arch in $(ARCHITECTURES); do GOARCH=$$arch $(BUILD) -o $(BIN)/linux-$$arch/ ./lab/cmd/spillway-lab; done
-	go run ./hack/man -version $(VERSION) -created $$(git log -1 --format=%ct) -dir $(BIN)/man/man1
+	for arch in $(ARCHITECTURES); do GOARCH=$$arch go -C lab $(BUILD) -o $(BIN)/linux-$$arch/ ./cmd/spillway-lab; done
+	go -C hack/man run . -version $(VERSION) -created $$(git log -1 --format=%ct) -dir $(BIN)/man/man1
 	go -C hack/image run ./release -version $(VERSION) -created $$(git log -1 --format=%ct) -bin $(BIN) -dist $(CURDIR)/dist
 
 repository:
@@ -51,9 +52,9 @@ generate: ## compile bpf/ with clang-19 and make the Go code around it, and that
 
 .PHONY: reference
 reference: ## write docs/reference, the chart's README and its schema from the code and the chart
-	go run ./hack/reference
+	go -C hack/reference run .
 
-GOLANGCI_LINT := go tool -modfile=hack/tools/go.mod golangci-lint
+GOLANGCI_LINT = go -C $(1) tool -modfile=$(CURDIR)/hack/tools/go.mod golangci-lint run --allow-serial-runners ./...
 BUF := go tool -modfile=hack/proto/go.mod buf
 ACTIONLINT := go tool -modfile=hack/actionlint/go.mod actionlint -shellcheck= -pyflakes=
 VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
@@ -61,11 +62,12 @@ VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
 lint: lint-prose ## check format, golangci-lint with vet and the dependency rules, prose, and that the reference is current
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
-	for module in test/deploy test/cluster hack/image; do go -C $$module vet ./...; done
-	$(GOLANGCI_LINT) run --allow-serial-runners ./...
+	for module in test/deploy test/cluster; do go -C $$module vet ./...; done
+	for module in . lab hack; do $(call GOLANGCI_LINT,$$module); done
 	$(ACTIONLINT)
 	$(BUF) lint api/proto
-	go test ./test/lint ./hack/reference
+	go test ./test/lint
+	go -C hack test ./reference
 
 # Vale parses Go with a library in C and C++.
 lint-prose: ## check the prose of documents and Go comments

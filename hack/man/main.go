@@ -20,7 +20,7 @@ import (
 func main() {
 	version := flag.String("version", "", "version of Spillway")
 	created := flag.String("created", "0", "time of the commit, in seconds since 1970")
-	dir := flag.String("dir", "bin/man/man1", "directory to write; what it had is deleted")
+	dir := flag.String("dir", "../../bin/man/man1", "directory to write; what it had is deleted")
 	flag.Parse()
 	if err := write(*dir, *version, *created); err != nil {
 		fmt.Fprintf(os.Stderr, "write manual pages: %v\n", err)

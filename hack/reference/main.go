@@ -3,6 +3,8 @@
 // values.schema.json, its icon, and copies of the alerts and the dashboard.
 // A test compares them with the files.
 //
+//	go -C hack/reference run .
+//
 //	docs/explanation/architecture.md    the dependency rules in .golangci.yml
 //	docs/reference/cli.md               the commands of both programs
 //	docs/reference/exit-codes.md        the constants of internal/cli
@@ -21,8 +23,11 @@ import (
 	"strings"
 )
 
+// root is the root of the repository, from the directory of this package.
+const root = "../.."
+
 func main() {
-	if err := run(".", false); err != nil {
+	if err := run(root, false); err != nil {
 		fmt.Fprintln(os.Stderr, "reference:", err)
 		os.Exit(1)
 	}

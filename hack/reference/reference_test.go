@@ -8,8 +8,6 @@ import (
 	"testing"
 )
 
-const root = "../.."
-
 func TestTheReferenceIsCurrent(t *testing.T) {
 	if err := run(root, true); err != nil {
 		t.Error(err)

@@ -174,7 +174,7 @@ func TestMakeVerbsExist(t *testing.T) {
 	}
 }
 
-// programs are the programs that cmd builds.
+// programs are the programs that build builds.
 var programs = []string{"spillway", "spillway-lab"}
 
 // build builds the programs once, into a directory that TestMain removes.
@@ -183,11 +183,13 @@ var build = sync.OnceValues(func() (dir string, err error) {
 		return "", err
 	}
 	built = dir
-	cmd := exec.Command("go", "build", "-o", dir+"/", "./cmd/...")
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build: %w: %s", err, out)
+	for _, module := range []string{root, filepath.Join(root, "lab")} {
+		cmd := exec.Command("go", "build", "-o", dir+"/", "./cmd/...")
+		cmd.Dir = module
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("build: %w: %s", err, out)
+		}
 	}
 	return dir, nil
 })

@@ -65,7 +65,6 @@ var first = []string{
 	"internal/dataplane/iptables",
 	"test/files",
 	"test/scale",
-	"lab/soak",
 	"internal/node/dnat",
 }
 
@@ -79,9 +78,13 @@ func (o options) tests() ([]step, error) {
 	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
 	stages := []step{o.goTest("ebpf", ".", o.packages, packages...)}
 	stages = append(stages, o.dataplanes()...)
-	stages = append(stages, o.goTest("deploy", "test/deploy", 1, "./..."))
-	if o.all {
-		stages = append(stages, o.goTest("image", "hack/image", 1, "./..."))
+	lab := o.goTest("lab", "lab", 1, "./soak", "./...") // the longest first
+	lab.after = append(lab.after, "peers")
+	stages = append(stages, lab, o.goTest("deploy", "test/deploy", 1, "./..."))
+	if !o.all {
+		stages = append(stages, o.goTest("hack", "hack", 1, "./man", "./reference"))
+	} else {
+		stages = append(stages, o.goTest("hack", "hack", 1, "./..."))
 		cluster := o.goTest("cluster", "test/cluster", 1, "-short", "./...")
 		cluster.after = append(names(stages), "generated") // it counts losses: nothing runs beside it
 		stages = append(stages, cluster)

@@ -134,7 +134,7 @@ func (r release) writeArchive(arch string) error {
 	if err := r.writeFile(name+".tar.gz", archive.Bytes()); err != nil {
 		return err
 	}
-	bom, err := sbom.Write(context.Background(), sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Root: r.root}, programs, nil)
+	bom, err := sbom.Write(context.Background(), sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Root: r.root, Module: filepath.Join(r.root, "lab")}, programs, nil)
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,8 @@ type Subject struct {
 	Arch    string
 	Created time.Time
 	Image   bool   // a container image; else an archive of programs
-	Root    string // directory of the module of the programs
+	Root    string // directory of the repository, with the license of the programs
+	Module  string // directory of a module that requires what the programs do
 }
 
 // Write returns the components of a subject: programs, with the Go modules that their
@@ -58,10 +59,7 @@ func Write(ctx context.Context, s Subject, programs []string, packages []debian.
 		}
 		library := &debug.Module{Path: stdlib, Version: strings.TrimPrefix(info.GoVersion, "go")}
 		for _, m := range append([]*debug.Module{library}, info.Deps...) {
-			if m.Replace != nil {
-				m = m.Replace
-			}
-			if !seen[m.Path] {
+			if m = external(m); m != nil && !seen[m.Path] {
 				seen[m.Path] = true
 				modules = append(modules, cdx.Component{
 					Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version,
@@ -70,7 +68,7 @@ func Write(ctx context.Context, s Subject, programs []string, packages []debian.
 			}
 		}
 	}
-	if err := addLicenses(ctx, s.Root, modules); err != nil {
+	if err := addLicenses(ctx, s.Module, modules); err != nil {
 		return nil, err
 	}
 	components = append(components, modules...)
@@ -101,15 +99,27 @@ func Write(ctx context.Context, s Subject, programs []string, packages []debian.
 	return out.Bytes(), err
 }
 
+// external returns the module that a dependency's code comes from, nil for a module of this
+// repository.
+func external(m *debug.Module) *debug.Module {
+	switch {
+	case m.Replace == nil:
+		return m
+	case strings.HasPrefix(m.Replace.Path, "."):
+		return nil
+	}
+	return m.Replace
+}
+
 // addLicenses adds the licenses of Go modules.
-func addLicenses(ctx context.Context, root string, modules []cdx.Component) error {
+func addLicenses(ctx context.Context, module string, modules []cdx.Component) error {
 	var paths []string
 	for _, m := range modules {
 		if m.Name != stdlib {
 			paths = append(paths, m.Name)
 		}
 	}
-	found, err := moduleLicenses(ctx, root, paths)
+	found, err := moduleLicenses(ctx, module, paths)
 	if err != nil {
 		return err
 	}

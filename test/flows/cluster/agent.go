@@ -46,7 +46,13 @@ func Build(ctx context.Context, dir, given string) (string, error) {
 		return filepath.Abs(given)
 	}
 	binary := filepath.Join(dir, "spillway")
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", binary, "spillway.dev/spillway/cmd/spillway")
+	// A test of another module does not have what spillway is built from.
+	module, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "spillway.dev/spillway").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module of spillway: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", binary, "./cmd/spillway")
+	cmd.Dir = strings.TrimSpace(string(module))
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build spillway: %w\n%s", err, out)
