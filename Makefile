@@ -63,7 +63,7 @@ lint: lint-prose ## check format, golangci-lint with vet and the dependency rule
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	for module in test/deploy test/cluster; do go -C $$module vet ./...; done
-	for module in . lab hack; do $(call GOLANGCI_LINT,$$module); done
+	for module in . lab hack test/browser; do $(call GOLANGCI_LINT,$$module); done
 	$(ACTIONLINT)
 	$(BUF) lint api/proto
 	go test ./test/lint

@@ -7,6 +7,7 @@ go 1.26.0
 replace (
 	spillway.dev/spillway => ..
 	spillway.dev/spillway/lab => ../lab
+	spillway.dev/spillway/test/browser => ../test/browser
 )
 
 require (

@@ -3,9 +3,15 @@ module spillway.dev/spillway/lab
 
 go 1.26.0
 
-replace spillway.dev/spillway => ..
+replace (
+	spillway.dev/spillway => ..
+	spillway.dev/spillway/test/browser => ../test/browser
+)
 
-require spillway.dev/spillway v0.0.0
+require (
+	spillway.dev/spillway v0.0.0
+	spillway.dev/spillway/test/browser v0.0.0
+)
 
 require (
 	github.com/HdrHistogram/hdrhistogram-go v1.4.0

@@ -1,6 +1,6 @@
 // Package docs holds the tests that the documents do not promise what is not there: files,
 // headings, flags of the agent, commands of both programs, make's verbs. Each alert and each
-// finding has its runbook, and the site renders.
+// finding has its runbook.
 package docs
 
 import (

@@ -57,7 +57,6 @@ var first = []string{
 	"test/e2e",
 	"test/hostile",
 	"internal/dataplane/ebpf",
-	"test/ui",
 	"test/flows",
 	"test/controlplane",
 	"test/privilege",
@@ -78,16 +77,15 @@ func (o options) tests() ([]step, error) {
 	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
 	stages := []step{o.goTest("ebpf", ".", o.packages, packages...)}
 	stages = append(stages, o.dataplanes()...)
-	lab := o.goTest("lab", "lab", 1, "./soak", "./...") // the longest first
-	lab.after = append(lab.after, "peers")
-	stages = append(stages, lab, o.goTest("deploy", "test/deploy", 1, "./..."))
-	if !o.all {
-		stages = append(stages, o.goTest("hack", "hack", 1, "./man", "./reference"))
-	} else {
+	stages = append(stages, o.goTest("lab", "lab", 1, "./soak", "./..."), // the longest first
+		o.goTest("browser", "test/browser", 1, "./..."), o.goTest("deploy", "test/deploy", 1, "./..."))
+	if o.all {
 		stages = append(stages, o.goTest("hack", "hack", 1, "./..."))
 		cluster := o.goTest("cluster", "test/cluster", 1, "-short", "./...")
 		cluster.after = append(names(stages), "generated") // it counts losses: nothing runs beside it
 		stages = append(stages, cluster)
+	} else {
+		stages = append(stages, o.goTest("hack", "hack", 1, "./man", "./reference"))
 	}
 	return stages, nil
 }

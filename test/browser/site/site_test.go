@@ -1,4 +1,5 @@
-package docs
+// Package site tests the site of the documents in chromium.
+package site
 
 import (
 	"encoding/json"
@@ -56,7 +57,7 @@ func TestTheSite(t *testing.T) {
 		t.Skip("-short: builds the site and opens it in a browser")
 	}
 	dir := t.TempDir()
-	build := exec.Command(filepath.Join(root, "hack/docs/build"), dir)
+	build := exec.Command("../../../hack/docs/build", dir)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the site: %v\n%s", err, out)
 	}

@@ -1,10 +1,8 @@
 package ui
 
 import (
-	"compress/gzip"
 	"context"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/http/httptest"
@@ -23,7 +21,7 @@ import (
 	"spillway.dev/spillway/docs"
 	"spillway.dev/spillway/internal/observe/web"
 	"spillway.dev/spillway/test/browser"
-	"spillway.dev/spillway/test/ui/fakenode"
+	"spillway.dev/spillway/test/browser/ui/fakenode"
 	"spillway.dev/spillway/ui"
 )
 
@@ -177,25 +175,6 @@ func TestPictures(t *testing.T) {
 	}
 }
 
-// axe is the script of axe-core; lab/report checks its sum.
-func axe(t *testing.T) string {
-	t.Helper()
-	packed, err := os.Open("../../lab/report/testdata/axe/axe.min.js.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer packed.Close()
-	unpacked, err := gzip.NewReader(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	script, err := io.ReadAll(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(script)
-}
-
 const runAxe = `axe.run().then(r => ({passes: r.passes.length,
 	faults: r.violations.flatMap(v => v.nodes.map(n => v.id + ": " + n.html.slice(0, 200) + ": " + n.failureSummary))}))`
 
@@ -211,7 +190,7 @@ func TestViewsAreAccessible(t *testing.T) {
 	browser.Call(tab, page.SetBypassCSP, page.SetBypassCSPParams{Enabled: true}) // axe-core makes markup
 	tab.Do(chromedp.Navigate(address + "/#token=" + token))
 	tab.Text("does not answer")
-	tab.Run("void (() => {" + axe(t) + "})()")
+	tab.Run("void (() => {" + browser.Axe(t) + "})()")
 	check := func(name string) {
 		t.Helper()
 		for _, mode := range []string{"light", "dark"} {

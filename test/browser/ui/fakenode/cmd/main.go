@@ -10,7 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 
-	"spillway.dev/spillway/test/ui/fakenode"
+	"spillway.dev/spillway/test/browser/ui/fakenode"
 )
 
 func main() {

@@ -11,7 +11,7 @@ import (
 
 	"spillway.dev/spillway/internal/observe/web"
 	"spillway.dev/spillway/test/browser"
-	"spillway.dev/spillway/test/ui/fakenode"
+	"spillway.dev/spillway/test/browser/ui/fakenode"
 )
 
 // Nodes of a cluster come and go without a reload, and a node without an agent says so.
