@@ -256,6 +256,55 @@ spec: {clusterIP: %q, externalIPs: [%q], ports: [{protocol: TCP, port: 10250}]}
 	}
 }
 
+// TestATenantLiftsNoDenial: a policy denies a pod all servers but one. A slice of another
+// namespace names that one, so that netfilter may translate there, and its Service leads to others.
+func TestATenantLiftsNoDenial(t *testing.T) {
+	e := start(t, "hostile-lift")
+	e.Load(t, flows.Pods{"a1", "b0", "b1"})
+	policy := "apiVersion: policy.spillway.dev/v1alpha1\nkind: DoNotTrackPolicy\nmetadata: {name: asking}\n" +
+		"spec:\n  podSelector: {matchLabels: {pod: a1}}\n  deny: others\n  egress:\n"
+	tenant := ""
+	for i, v := range variants[:2] {
+		policy += fmt.Sprintf("  - {ports: [{port: %d}], to: [{ipBlock: {cidr: %q}}]}\n", endpointUp, netip.PrefixFrom(e.addr("b1", v), e.addr("b1", v).BitLen()))
+		tenant += fmt.Sprintf(`---
+apiVersion: v1
+kind: Service
+metadata: {namespace: tenant, name: s%d, annotations: {spillway.dev/helper: ftp}}
+spec: {clusterIP: %q, ports: [{name: p, protocol: TCP, port: %d}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: tenant, name: s%[1]d, labels: {kubernetes.io/service-name: s%[1]d}}
+addressType: %[4]s
+endpoints: [{addresses: [%q], conditions: {ready: false}}, {addresses: [%q]}]
+ports: [{name: p, protocol: TCP, port: %[3]d}]
+`, i, greedyIP(v.v6, i), endpointUp, map[bool]string{false: "IPv4", true: "IPv6"}[v.v6], e.addr("b1", v), e.addr("b0", v))
+	}
+	check := func(when string) {
+		t.Helper()
+		for i, v := range variants[:2] {
+			at := func(host string) netip.AddrPort { return netip.AddrPortFrom(e.addr(host, v), endpointUp) }
+			await.NoError(t, func() error { return e.reaches(t, "a1", at("b1")) })
+			for _, dst := range []netip.AddrPort{at("b0"), netip.AddrPortFrom(netip.MustParseAddr(greedyIP(v.v6, i)), endpointUp)} {
+				if e.reaches(t, "a1", dst) == nil {
+					t.Errorf("%s, %s: the pod reaches %s, which leads to what the policy denies it", v, when, dst)
+				}
+			}
+		}
+	}
+	e.writeAll(t, "policy.yaml", []byte(policy))
+	for _, v := range variants[:2] {
+		await.True(t, "the policy denies", func() bool { return e.reaches(t, "a1", netip.AddrPortFrom(e.addr("b0", v), endpointUp)) != nil })
+	}
+	check("without a tenant")
+	e.writeAll(t, "tenant.yaml", []byte(tenant))
+	for i, v := range variants[:2] {
+		at := netip.AddrPortFrom(netip.MustParseAddr(greedyIP(v.v6, i)), endpointUp)
+		await.NoError(t, func() error { return e.reaches(t, "a2", at) })
+	}
+	check("with a tenant")
+}
+
 // reaches returns why a host cannot connect.
 func (e *env) reaches(t *testing.T, from string, dst netip.AddrPort) error {
 	t.Helper()

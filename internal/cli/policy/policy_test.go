@@ -260,9 +260,9 @@ func TestPolicyExplainFollowsServices(t *testing.T) {
 			t.Errorf("%s: outcome %q, want %q\n%s", test.args, e.Outcome, test.want, said)
 		}
 	}
-	// Where netfilter translates, the client's node sees the Service's address.
+	// An egress rule is about the endpoint, whatever translates.
 	open := strings.Replace(with("{port: 80}", "cache"), "deny: others", "track: false", 1)
-	for mode, want := range map[string]string{"ebpf": "tracked as usual", "nftables": "denied"} {
+	for mode, want := range map[string]string{"ebpf": "tracked as usual", "nftables": "tracked as usual"} {
 		if e, said, _ := explains(t, open, "--from other/evil --to 10.96.0.8 --port 80 --proxy-mode "+mode); e.Outcome != want {
 			t.Errorf("%s: outcome %q, want %q\n%s", mode, e.Outcome, want, said)
 		}
@@ -296,11 +296,10 @@ func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 		{text, "--from other/evil --to node/a --port 30081", "tracked as usual", "tracked as usual", ""},
 		{text, "--from other/evil --to node/a --port 30080 --protocol UDP", "tracked as usual", "tracked as usual", ""},
 		{none, "--from other/evil --to node/a --port 30080", "tracked as usual", "tracked as usual", service},
-		// A policy denies the client's request before netfilter translates it; eBPF has
-		// translated it before.
-		{denies, "--from other/evil --to node/a --port 30080", policyflow.NotJudged, "denied", service},
-		{denies, "--from other/evil --to 203.0.113.8 --port 80", policyflow.NotJudged, "denied", "is an address of Service shop/cache: this"},
-		{denies, "--from other/evil --to node/a --port 8080", "denied", "denied", host},
+		// An egress rule denies after the translation.
+		{denies, "--from other/evil --to node/a --port 30080", policyflow.NotJudged, policyflow.NotJudged, service},
+		{denies, "--from other/evil --to 203.0.113.8 --port 80", policyflow.NotJudged, policyflow.NotJudged, "is an address of Service shop/cache: this"},
+		{denies, "--from other/evil --to node/a --port 8080", policyflow.NotJudged, policyflow.NotJudged, host},
 	} {
 		for mode, want := range map[string]string{"ebpf": test.ebpf, "nftables": test.nftables} {
 			e, said, code := explains(t, test.text, test.args+" --proxy-mode "+mode)

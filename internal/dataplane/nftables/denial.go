@@ -34,10 +34,10 @@ type Denial struct {
 	Before []string
 }
 
-// denyingHooks are the base chains that deny, by netfilter's hooks.
-var denyingHooks = map[string]string{
-	"PREROUTING": "prerouting", "OUTPUT": "output",
-	"INPUT": "translated-here", "FORWARD": "translated-on",
+// denyingHooks are the base chains that deny, by netfilter's hooks, in order.
+var denyingHooks = map[string][]string{
+	"PREROUTING": {"prerouting"}, "OUTPUT": {"output", "translated-out"},
+	"INPUT": {"translated-here"}, "FORWARD": {"translated-on"},
 }
 
 // Enter runs a function in the network namespace that is meant.
@@ -47,9 +47,9 @@ type Enter func(func() error) error
 // namespace. It reads what the kernel holds now, and changes nothing; without the table no
 // policy denies. Errors are those of netlink, and enter's.
 func Denied(enter Enter, d Dropped) (Denial, error) {
-	out := Denial{Chain: denyingHooks[d.Hook]}
-	if _, carried := carries[d.Protocol]; !carried || out.Chain == "" {
-		return Denial{}, nil
+	var out Denial
+	if _, carried := carries[d.Protocol]; !carried {
+		return out, nil
 	}
 	q := denialQuestion{Dropped: d, enter: enter, table: nft.Table{Family: unix.NFPROTO_INET, Name: PolicyTable}}
 	// A socket stays in the namespace it was opened in. Reading in that namespace would
@@ -59,7 +59,12 @@ func Denied(enter Enter, d Dropped) (Denial, error) {
 	}
 	defer q.conn.Close()
 	var err error
-	if out.Policy, err = q.denies(); err == nil && out.Policy != "" {
+	for _, out.Chain = range denyingHooks[d.Hook] {
+		if out.Policy, err = q.denies(out.Chain); out.Policy != "" || err != nil {
+			break
+		}
+	}
+	if err == nil && out.Policy != "" {
 		out.Before, err = q.chainsBefore(out.Chain)
 	}
 	if err != nil {
@@ -82,13 +87,16 @@ type denialQuestion struct {
 	enter Enter
 }
 
-// denies follows the packet through the base chains of the table. A drop is final, and so is
-// an accept.
-func (q *denialQuestion) denies() (policy string, err error) {
+// denies follows the packet through a base chain of the table. A drop is final, and an
+// accept ends the chain.
+func (q *denialQuestion) denies(chain string) (policy string, err error) {
 	f, ends := familyOfAddr(q.Source.Addr()), [2]netip.AddrPort{q.Source, q.Destination}
-	_, requestsOnly := translatedHooks[denyingHooks[q.Hook]]
+	other := afterNAT // the stage that the chain does not have
+	if translatedHooks[chain] != nil {
+		other = beforeNAT
+	}
 	for _, p := range paths {
-		if requestsOnly && !p.request {
+		if p.stage == other {
 			continue
 		}
 		key := string(appendPort(appendProto(appendAddr(nil, ends[p.target].Addr()), q.Protocol), ends[p.port].Port()))

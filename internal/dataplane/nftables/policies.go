@@ -27,6 +27,10 @@ const PolicyTable = "spillway-policy"
 //	  port, then source . protocol . port in asking4? ────────────> chain out-db-0-to
 //	  source port, then destination . protocol . it in answered4? > chain out-db-0-from
 //
+//	translated-on, translated-here, translated-out (forward, input, output: after DNAT)
+//	  translated, and port . destination . protocol in asked4? ───> chain in-cache-0-from
+//	  port, then source . protocol . port in translated4? ────────> chain out-db-0-translated
+//
 //	in-cache-0-from:
 //	  destination . source . protocol . port in kept4   go back: netfilter translates it
 //	  source in in-cache-0-pods4      count, notrack, accept (with egress rules: go back)

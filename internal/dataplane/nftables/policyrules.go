@@ -23,33 +23,58 @@ var policyHooks = map[string]*nft.Hook{
 	"output":     {Type: "filter", Num: unix.NF_INET_LOCAL_OUT, Priority: rawPriority},
 }
 
-// translatedHooks are of base chains for what netfilter has translated since: a
-// Service's client asks another address, and only now is it known which pod.
+// translatedHooks are of base chains after DNAT, and before any masquerade: a Service's client
+// asks another address, and only now is it known which pod.
 var translatedHooks = map[string]*nft.Hook{
 	"translated-on":   {Type: "filter", Num: unix.NF_INET_FORWARD, Priority: rawPriority},
 	"translated-here": {Type: "filter", Num: unix.NF_INET_LOCAL_IN, Priority: rawPriority},
+	"translated-out":  {Type: "filter", Num: unix.NF_INET_LOCAL_OUT, Priority: outputAfterDNAT},
 }
 
-// path is one of the four kinds of packets of a target: requests and replies, of the
-// policy's pods as servers and as clients.
+// outputAfterDNAT is after the chains of type nat (-100) in the hook output.
+const outputAfterDNAT = -50
+
+// path is one of the kinds of packets of a target: requests and replies, of the policy's pods
+// as servers and as clients.
 type path struct {
 	name    string
 	comment string
 	side    policy.Side
-	request bool
+	stage   stage
 	// target and port are the ends of the packet that have the target's address and port.
 	// The peer is the other end than target.
 	target, port nft.End
 }
 
+// stage says in which base chains a path is.
+type stage uint8
+
+const (
+	beforeNAT     stage = iota // those of policyHooks
+	andTranslated              // also those of translatedHooks, if netfilter has translated the packet
+	afterNAT                   // those of translatedHooks
+)
+
+// Requests of addresses here to a Service have its address before DNAT, and rules are about
+// its endpoints: any author of a Service or an EndpointSlice can be in between. So only
+// after DNAT does a rule deny them.
 var paths = []path{
-	{"asked", "requests to ports of addresses here", policy.Ingress, true, nft.Destination, nft.Destination},
-	{"answering", "what these answer", policy.Ingress, false, nft.Source, nft.Source},
-	{"asking", "requests of addresses here to ports of others", policy.Egress, true, nft.Source, nft.Destination},
-	{"answered", "what is answered to these", policy.Egress, false, nft.Destination, nft.Source},
+	{"asked", "requests to ports of addresses here", policy.Ingress, andTranslated, nft.Destination, nft.Destination},
+	{"answering", "what these answer", policy.Ingress, beforeNAT, nft.Source, nft.Source},
+	{"asking", "requests of addresses here to ports of others", policy.Egress, beforeNAT, nft.Source, nft.Destination},
+	{"answered", "what is answered to these", policy.Egress, beforeNAT, nft.Destination, nft.Source},
+	{"translated", "requests of addresses here, after DNAT", policy.Egress, afterNAT, nft.Source, nft.Destination},
 }
 
 func (p path) peer() nft.End { return 1 - p.target }
+
+// chain is the name of the chain of a verdict for a path's packets.
+func (p path) chain(verdict string) string {
+	if p.stage == afterNAT {
+		return verdict + "-translated"
+	}
+	return chainOf(verdict, p.peer())
+}
 
 // chainOf is the name of the chain of a verdict that compares one end of the packet with the
 // peers.
@@ -136,7 +161,7 @@ func (t *policyTable) span(set string) ports {
 // shape works out sets and chains from the rest.
 func (t *policyTable) shape() {
 	t.sets, t.chains, t.counters = map[string]*nft.Set{}, map[string]*nft.Chain{}, map[*nft.Rule]counterKey{}
-	var base, translated []*nft.Rule
+	var base, changed []*nft.Rule
 	for _, f := range families {
 		for _, p := range paths {
 			for _, ranges := range []bool{false, true} {
@@ -145,9 +170,11 @@ func (t *policyTable) shape() {
 				}
 				s := p.newSet(f, ranges)
 				t.sets[s.Name] = s
-				base = append(base, p.rule(&nft.Rule{}, f, s, t.span(s.Name)))
-				if p.request && t.denies() {
-					translated = append(translated, p.rule(translatedRequest(), f, s, t.span(s.Name)))
+				if p.stage != afterNAT {
+					base = append(base, p.rule(&nft.Rule{}, f, s, t.span(s.Name)))
+				}
+				if t.denies() {
+					changed = append(changed, p.translatedRules(f, s, t.span(s.Name))...)
 				}
 			}
 		}
@@ -167,9 +194,13 @@ func (t *policyTable) shape() {
 			name := chainOf(v.Name, peer)
 			t.chains[name] = &nft.Chain{Name: name, Rules: t.verdictRules(v, peer)}
 		}
+		if t.side(v) == policy.Egress {
+			name := v.Name + "-translated"
+			t.chains[name] = &nft.Chain{Name: name, Rules: t.translatedVerdictRules(v)}
+		}
 	}
 	t.hook(policyHooks, base)
-	t.hook(translatedHooks, translated)
+	t.hook(translatedHooks, changed)
 }
 
 // hook makes base chains of rules, if there are any.
@@ -190,6 +221,17 @@ func (t *policyTable) denies() bool {
 		}
 	}
 	return false
+}
+
+// translatedRules are the rules of a path in the chains of translatedHooks.
+func (p path) translatedRules(f *nft.IP, s *nft.Set, span ports) []*nft.Rule {
+	switch p.stage {
+	case andTranslated:
+		return []*nft.Rule{p.rule(translatedRequest(), f, s, span)}
+	case afterNAT:
+		return []*nft.Rule{p.rule(&nft.Rule{}, f, s, span)}
+	}
+	return nil
 }
 
 // translatedRequest matches requests whose destination netfilter has translated.
@@ -248,8 +290,6 @@ func (t *policyTable) hasEgress() bool {
 }
 
 // verdictRules match the peer. A packet whose peer is in no rule is denied, or continues.
-// The node itself is never denied, as with NetworkPolicies: kubelet's probes come from the
-// node's address that is nearest to the pod.
 func (t *policyTable) verdictRules(v *policy.Verdict, peer nft.End) (out []*nft.Rule) {
 	end := t.done(v, peer)
 	if !v.Track {
@@ -267,10 +307,28 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer nft.End) (out []*nft.
 		}
 		out = append(out, end(r))
 	}
+	t.eachPeer(v, peer, match)
+	if v.Deny && (t.side(v) == policy.Ingress || peer == nft.Source) {
+		out = append(out, t.denial(v, peer)...)
+	}
+	return out
+}
+
+// translatedVerdictRules deny requests of addresses here, after DNAT.
+func (t *policyTable) translatedVerdictRules(v *policy.Verdict) (out []*nft.Rule) {
+	if !v.Deny {
+		return nil
+	}
+	t.eachPeer(v, nft.Destination, func(_ string, r *nft.Rule) { out = append(out, r.Return()) })
+	return append(out, t.denial(v, nft.Destination)...)
+}
+
+// eachPeer calls do with rules that match the peers of a verdict.
+func (t *policyTable) eachPeer(v *policy.Verdict, peer nft.End, do func(policy string, r *nft.Rule)) {
 	for _, name := range v.Rules {
 		r := t.rules[name]
 		if r.AnyPeer {
-			match(r.Policy, &nft.Rule{})
+			do(r.Policy, &nft.Rule{})
 			continue
 		}
 		for _, s := range peerSets(r) {
@@ -278,14 +336,16 @@ func (t *policyTable) verdictRules(v *policy.Verdict, peer nft.End) (out []*nft.
 			if s.Key[0].Size == nft.IPv6.Size {
 				f = nft.IPv6
 			}
-			match(r.Policy, (&nft.Rule{}).Version(f).Addr(f, peer, nft.Reg).In(s.Name, nft.Reg))
+			do(r.Policy, (&nft.Rule{}).Version(f).Addr(f, peer, nft.Reg).In(s.Name, nft.Reg))
 		}
 	}
-	if v.Deny {
-		by := t.rules[v.Rules[0]].Policy
-		out = append(append(out, itself(peer)...), t.counted(&nft.Rule{Comment: aboutPolicy(by) + deniesOthers}, by, verdictDenied).Drop())
-	}
-	return out
+}
+
+// denial drops a packet, and counts it. The node itself is never denied, as with
+// NetworkPolicies: kubelet's probes come from the node's address that is nearest to the pod.
+func (t *policyTable) denial(v *policy.Verdict, peer nft.End) []*nft.Rule {
+	by := t.rules[v.Rules[0]].Policy
+	return append(itself(peer), t.counted(&nft.Rule{Comment: aboutPolicy(by) + deniesOthers}, by, verdictDenied).Drop())
 }
 
 // trackedSet holds the pairs between which packets stay tracked although they match; see
@@ -380,7 +440,7 @@ func targetElems(t policy.Target, verdict string, do func(set, key string, v *nf
 	}
 	for _, p := range paths {
 		if p.side == t.Side {
-			do(p.set(f, last != ""), first, &nft.Value{KeyEnd: last, Jump: chainOf(verdict, p.peer())})
+			do(p.set(f, last != ""), first, &nft.Value{KeyEnd: last, Jump: p.chain(verdict)})
 		}
 	}
 }

@@ -292,6 +292,33 @@ func TestAServiceDoesNotOpenWhatAPolicyDenies(t *testing.T) {
 	}
 }
 
+// TestASliceLiftsNoDenialOfRequests: any author of a slice can name an address that a rule of
+// egress allows. The rule still denies all others.
+func TestASliceLiftsNoDenialOfRequests(t *testing.T) {
+	for _, peer := range []string{"10.0.1.1", "fd00:1::1"} {
+		peer := netip.MustParseAddr(peer)
+		pods := podsOf(pod("n", "p", "here", "cache", "10.0.0.1", "fd00::1"))
+		out := cache("out", 80, 80, "")
+		out.Ingress[0].Peers = []model.PolicyPeer{{Block: netip.PrefixFrom(peer, peer.BitLen())}}
+		out.Ingress, out.Egress, out.DenyOthers = nil, out.Ingress, true
+		name := model.Name{Namespace: "tenant", Name: "mine"}
+		tr := New(Config{NodeName: "here", Netfilter: true})
+		tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(out), Pods: pods})
+		tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: {Name: name}}, Slices: map[model.Name]*model.EndpointSlice{name: {
+			Name: name, Service: name, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}}, Endpoints: []model.Endpoint{{Addr: peer}}}}})
+		s := tr.State()
+		for _, a := range pods[model.Name{Namespace: "n", Name: "p"}].IPs {
+			v := s.Verdicts[s.Targets[Target{Egress, a, model.TCP, 80, 80}]]
+			if v == nil || !v.Deny || !v.Track {
+				t.Errorf("a slice names %s: the verdict of %s is %+v, want one that tracks and denies", peer, a, v)
+			}
+		}
+		if r := tr.Refusals(); len(r) != 1 || r[0].Reason != NeedsNAT || !strings.Contains(r[0].Message, "others are denied there") {
+			t.Errorf("a slice names %s: refusals %+v", peer, r)
+		}
+	}
+}
+
 // TestPortsThatPodsAskFrom has policies be about ports that the pods' own connections
 // to Services may come from: those answers would not be translated back.
 func TestPortsThatPodsAskFrom(t *testing.T) {

@@ -97,9 +97,9 @@ func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []heldRule, ref
 		held = append(held, p)
 		for _, r := range p.rules {
 			in := t.natAt(addr, r)
-			// Any author of a Service or a slice can be the cause, so what others may not reach stays
-			// closed. A Service may also not be served where it has an address.
-			deniesYet := in.what != "" && r.Deny && r.Side == Ingress
+			// Any author of a Service or a slice can be the cause, so what is denied stays denied. A
+			// Service may also not be served where it has an address.
+			deniesYet := in.what != "" && r.Deny
 			if in.what != "" {
 				refused = append(refused, in.refusal(addr, r, deniesYet))
 			}
@@ -114,10 +114,7 @@ func (t *Tracker) hold(addr netip.Addr, wanted []*policy) (rules []heldRule, ref
 // refusal returns what does not hold at an address, and the remedy.
 func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
 	out := Refusal{Policy: r.Policy, Field: fmt.Sprintf("spec.%s[%d]", r.Side, r.Index), Reason: cmp.Or(in.reason, NeedsNAT)}
-	what, open := "is not applied to", ""
-	if r.Deny {
-		open = " (others are not denied there)"
-	}
+	what, denied := "is not applied to", ""
 	if in.early {
 		if deniesYet {
 			what = "denies only what eBPF does not translate at"
@@ -127,10 +124,10 @@ func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
 		return out
 	}
 	if deniesYet {
-		what, open = "is applied with conntrack to", " (others are denied there)"
+		what, denied = "is applied with conntrack to", " (others are denied there)"
 	}
 	out.Message = fmt.Sprintf("%s %s: %s, and netfilter cannot translate packets that are not tracked%s; "+
-		"leave the port out, or %s", what, addr, in.what, open, in.instead)
+		"leave the port out, or %s", what, addr, in.what, denied, in.instead)
 	return out
 }
 

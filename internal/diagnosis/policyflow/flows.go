@@ -246,10 +246,13 @@ func (x *explainer) decide(e *Explanation, f policy.Flow) string {
 		}
 		t := x.tracker(name)
 		found := t.Explain(f)
+		if elsewhere == translatedAfter {
+			found = withoutEgressDenials(found)
+		}
 		if x.alsoTo.IsValid() && x.has(name, f.From) {
 			before := f
 			before.To, before.Port = x.alsoTo.Addr(), x.alsoTo.Port()
-			found = append(found, t.Explain(before)...)
+			found = append(found, withoutEgressDenials(t.Explain(before))...)
 		}
 		for _, d := range found {
 			if one := (NodeDecision{name, d.Side.String(), d}); !slices.Contains(e.Decisions, one) {
@@ -263,6 +266,12 @@ func (x *explainer) decide(e *Explanation, f policy.Flow) string {
 		return NotJudged
 	}
 	return outcome
+}
+
+// withoutEgressDenials removes what egress rules deny of a destination that netfilter
+// translates: they deny after DNAT.
+func withoutEgressDenials(all []policy.Decision) []policy.Decision {
+	return slices.DeleteFunc(all, func(d policy.Decision) bool { return d.Side == policy.Egress && d.Outcome == policy.Denied })
 }
 
 // has reports whether an address is on a node.
