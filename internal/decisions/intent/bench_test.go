@@ -99,3 +99,30 @@ func BenchmarkFullDelta(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkServicesThatDoNotFit measures a change of all Services of one namespace that ask for
+// 524,288 endpoints each: one of them fits.
+func BenchmarkServicesThatDoNotFit(b *testing.B) {
+	const ports, endpoints = 512, 1024
+	for _, services := range []int{1, 2, 16} {
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
+			tr := New(Config{NodeName: "node-0", Capacity: Capacity{Endpoints: 2 * ports * endpoints}})
+			d := model.Delta{Services: map[model.Name]*model.Service{}, Slices: map[model.Name]*model.EndpointSlice{}}
+			for i := range services {
+				s, slice := tenant("greedy", fmt.Sprint("s", i), int64(i), ports, 0, model.IPv4)
+				for k := range endpoints - 1 {
+					slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: benchAddr(9, k), Ready: true, Node: there})
+				}
+				d.Services[s.Name], d.Slices[slice.Name] = s, slice
+			}
+			tr.Apply(d)
+			b.ReportAllocs()
+			for b.Loop() {
+				for _, e := range tr.services {
+					tr.markDirty(e)
+				}
+				tr.Changes()
+			}
+		})
+	}
+}

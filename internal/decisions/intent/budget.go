@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
 // A dataplane has room for a number of entries, and any author of Services and EndpointSlices
@@ -17,6 +18,10 @@ import (
 // The share is the same for all namespaces, and depends on nothing but what they ask for. A
 // namespace that asks for less gets what it asks for, whatever others do. Of one that asks for
 // more, the oldest Services that fit are served. See docs/adr/0051-budgets.md.
+//
+// A Tracker divides twice. What a Service asks for at most is known from its objects alone, and
+// what does not fit so is not decided: it costs no more than reading its objects. Of the rest,
+// what is decided counts.
 
 // Capacity is the number of entries that a dataplane has room for. 0: any number.
 type Capacity struct {
@@ -88,14 +93,48 @@ func (c *Config) entriesOf(ports []*ServicePort) (n entries) {
 	return n
 }
 
+// mostEntries counts the entries that a Service, whose slices are of, asks for at most. It leaves
+// out shares of endpoints, which only a decision knows.
+func (t *Tracker) mostEntries(e *service, of []*store.Slice) (n entries) {
+	if e.spec == nil {
+		return n
+	}
+	for i := range e.plan.ports {
+		p := &e.plan.ports[i]
+		n[frontendEntries] += len(p.requests)
+		if slices.ContainsFunc(p.requests, func(c addressRequest) bool { return c.kind == LoadBalancerIP }) {
+			n[rangeEntries] += len(e.plan.ranges[p.id.Family])
+		}
+	}
+	if e.plan.redirect != (model.Name{}) {
+		t.nearSlices = t.facts.SlicesOf(e.plan.redirect, t.nearSlices)
+		n[endpointEntries] += endpointsOf(t.nearSlices, len(e.plan.ports))
+	}
+	n[endpointEntries] += endpointsOf(of, len(e.plan.ports))
+	if e.plan.balance == Maglev && n[endpointEntries] > 0 {
+		n[slotEntries] = len(e.plan.ports) * t.cfg.MaglevSize
+	}
+	return n
+}
+
+// endpointsOf counts the endpoints of slices, each once per port of the slice, of which a Service
+// has no more than ports.
+func endpointsOf(of []*store.Slice, ports int) (n int) {
+	for _, s := range of {
+		n += min(len(s.Object.Ports), ports) * len(s.Object.Endpoints)
+	}
+	return n
+}
+
 // budget divides a Capacity among namespaces.
 type budget struct {
-	capacity entries
-	total    entries
-	of       map[string]*entries  // by namespace
-	shares   map[string]entries   // of the namespaces that ask for more than their share
-	refused  map[*service]refusal // the Services that do not fit
-	stale    bool                 // a Service of a namespace in shares has changed
+	entriesOf func(*service) *entries // what a Service asks for
+	capacity  entries
+	total     entries
+	of        map[string]*entries  // by namespace
+	shares    map[string]entries   // of the namespaces that ask for more than their share
+	refused   map[*service]refusal // the Services that do not fit
+	stale     bool                 // a Service of a namespace in shares has changed
 }
 
 // refusal says what a Service did not get.
@@ -104,16 +143,18 @@ type refusal struct {
 	share int // of its namespace
 }
 
-func newBudget(c Capacity) budget {
+func newBudget(c Capacity, entriesOf func(*service) *entries) budget {
 	return budget{
-		capacity: entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges, fallbackRangeEntries: c.FallbackRanges},
-		of:       map[string]*entries{},
+		entriesOf: entriesOf,
+		capacity:  entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges, fallbackRangeEntries: c.FallbackRanges},
+		of:        map[string]*entries{},
 	}
 }
 
 // set records what a Service asks for.
 func (b *budget) set(e *service, now entries) {
-	if b.capacity == (entries{}) || e.entries == now {
+	asked := b.entriesOf(e)
+	if b.capacity == (entries{}) || *asked == now {
 		return
 	}
 	namespace := e.name.Namespace
@@ -123,13 +164,13 @@ func (b *budget) set(e *service, now entries) {
 		b.of[namespace] = sum
 	}
 	for _, n := range []*entries{sum, &b.total} {
-		n.add(e.entries, -1)
+		n.add(*asked, -1)
 		n.add(now, 1)
 	}
 	if *sum == (entries{}) {
 		delete(b.of, namespace)
 	}
-	e.entries = now
+	*asked = now
 	_, over := b.shares[namespace]
 	b.stale = b.stale || over
 }
@@ -159,7 +200,7 @@ func (b *budget) divide(services map[model.Name]*service) (changed []*service) {
 	b.shares, b.stale = shares, false
 	of := map[string][]*service{}
 	for name, e := range services {
-		if _, over := shares[name.Namespace]; over && e.entries != (entries{}) {
+		if _, over := shares[name.Namespace]; over && *b.entriesOf(e) != (entries{}) {
 			of[name.Namespace] = append(of[name.Namespace], e)
 		}
 	}
@@ -185,13 +226,14 @@ func (b *budget) choose(list []*service, share entries) {
 	var used entries
 next:
 	for _, e := range list {
+		asked := b.entriesOf(e)
 		for r := range share {
-			if b.capacity[r] > 0 && used[r]+e.entries[r] > share[r] {
+			if b.capacity[r] > 0 && used[r]+asked[r] > share[r] {
 				b.refused[e] = refusal{resource(r), share[r]}
 				continue next
 			}
 		}
-		used.add(e.entries, 1)
+		used.add(*asked, 1)
 	}
 }
 
@@ -251,5 +293,5 @@ func (b *budget) problem(e *service) (p model.Problem, refused bool) {
 	return model.ServiceProblem(e.name, resourceFields[why.what], fmt.Sprintf(
 		"is not served: it asks for %d %s, and all Services of namespace %s may have %d of the %d that a node has room for: as many stay free for other namespaces; "+
 			"the oldest that fit are served: ask for fewer, or delete Services of the namespace",
-		e.entries[why.what], resourceNames[why.what], e.name.Namespace, why.share, b.capacity[why.what])), true
+		b.entriesOf(e)[why.what], resourceNames[why.what], e.name.Namespace, why.share, b.capacity[why.what])), true
 }

@@ -133,6 +133,51 @@ func TestOneNamespaceCannotFillTheNode(t *testing.T) {
 	}
 }
 
+// A Service that does not fit costs no more than its objects: a tenant may change any number of
+// them, and others' changes wait.
+func TestServicesThatDoNotFitAreNotDecided(t *testing.T) {
+	const ports, endpoints, services = 200, 50, 20
+	for resource, capacity := range map[string]Capacity{
+		"Endpoints": {Endpoints: ports*endpoints*3 - 1}, "Frontends": {Frontends: ports*2*3 - 1}, "SourceRanges": {SourceRanges: ports*3 - 1}, "Slots": {Slots: 251*ports*3 - 1},
+	} {
+		for _, family := range []model.Family{model.IPv4, model.IPv6} {
+			c := newCluster(t, capacity)
+			change := func(n int) model.Delta {
+				d := model.Delta{Services: map[model.Name]*model.Service{}, Slices: map[model.Name]*model.EndpointSlice{}}
+				for i := range n {
+					s, slice := tenant("greedy", fmt.Sprint("s", i), int64(100+i), ports, 1, family)
+					if resource == "Slots" {
+						s.Annotations = map[string]string{BalanceAnnotation: "maglev"}
+					}
+					for k := range byte(endpoints - 1) {
+						a := netip.AddrFrom4([4]byte{9, 1, 1, k})
+						if family == model.IPv6 {
+							a = netip.AddrFrom16([16]byte{0: 0xfd, 1: 9, 15: k})
+						}
+						slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: a, Ready: true, Node: there})
+					}
+					d.Services[s.Name], d.Slices[slice.Name] = s, slice
+				}
+				return d
+			}
+			c.Apply(change(services))
+			c.wantServed(resource, "greedy/s0")
+			allocations := func(n int) float64 {
+				return testing.AllocsPerRun(1, func() {
+					for i := range n {
+						c.markDirty(c.services[model.Name{Namespace: "greedy", Name: fmt.Sprint("s", i)}])
+					}
+					c.Changes()
+				})
+			}
+			one, all := allocations(1), allocations(services)
+			if each := (all - one) / (services - 1); each > ports/4 {
+				t.Errorf("%s, %s: a decision that a Service of %d ports does not fit makes %.0f allocations", resource, family, ports, each)
+			}
+		}
+	}
+}
+
 // What is served does not depend on the order in which objects come.
 func TestTheOldestServicesAreServed(t *testing.T) {
 	order := []int64{3, 0, 4, 1, 2}

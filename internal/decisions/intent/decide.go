@@ -11,10 +11,9 @@ import (
 
 // decide computes the decisions about one Service, whose slices are of.
 func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthCheck, []model.Problem) {
-	health := HealthCheck{Service: e.name}
 	before := t.beginStarts(e)
 	if e.spec == nil {
-		return nil, health, nil
+		return nil, HealthCheck{Service: e.name}, nil
 	}
 	problems := append(slices.Clone(e.plan.problems), t.redirectProblems(e)...)
 	var others []model.Problem // of other Services, which must not displace those of this one
@@ -63,15 +62,22 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 		}
 		ports = append(ports, sp)
 	}
-	if c := e.plan.health; c != nil {
-		if holder := t.addresses.holder(c.key); holder != healthCheckID(e.name) {
-			problems = append(problems, conflict(e.name, *c, holder))
-		} else {
-			health.Port = c.key.Port
-			health.Endpoints = countHealthy(t.healthy)
-		}
-	}
+	health, problems := t.decideHealth(e, t.healthy, problems)
 	return ports, health, append(capProblems(e.name, problems), others[:min(len(others), maxProblems)]...)
+}
+
+// decideHealth decides the healthCheckNodePort of a Service, and adds its problem to others.
+func (t *Tracker) decideHealth(e *service, healthy []netip.Addr, problems []model.Problem) (HealthCheck, []model.Problem) {
+	health, c := HealthCheck{Service: e.name}, e.plan.health
+	if c == nil {
+		return health, problems
+	}
+	if holder := t.addresses.holder(c.key); holder != healthCheckID(e.name) {
+		return health, append(problems, conflict(e.name, *c, holder))
+	}
+	health.Port = c.key.Port
+	health.Endpoints = countHealthy(healthy)
+	return health, problems
 }
 
 // portOf returns the port with an id; nil: none has it.

@@ -27,8 +27,9 @@ type Tracker struct {
 	addresses    addressTable
 	conflictable store.Sets[netip.Addr, *service] // by externalIP and LoadBalancer IP
 	services     map[model.Name]*service
-	served       int // Services with a port
-	budget       budget
+	served       int                            // Services with a port
+	most         budget                         // of what Services ask for at most
+	budget       budget                         // of what they ask for as decided
 	problemsOf   map[model.Name][]model.Problem // of Services, as decided
 	problems     []model.Problem                // of all Services and the node, sorted
 
@@ -59,7 +60,8 @@ type service struct {
 	plan plan
 
 	ports   []*ServicePort // that are served, sorted by ID
-	entries entries        // that it asks for
+	most    entries        // that it asks for at most
+	entries entries        // that it asks for, as decided
 	health  *HealthCheck   // nil: none
 	dirty   bool
 
@@ -88,7 +90,8 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		own:          newOwnNode(),
 		ranges:       newPodRanges(cfg.ClusterCIDRs),
 		addresses:    newAddressTable(),
-		budget:       newBudget(cfg.Capacity),
+		most:         newBudget(cfg.Capacity, func(e *service) *entries { return &e.most }),
+		budget:       newBudget(cfg.Capacity, func(e *service) *entries { return &e.entries }),
 		conflictable: store.Sets[netip.Addr, *service]{},
 		redirecting:  store.Sets[model.Name, *service]{},
 		services:     map[model.Name]*service{},
@@ -199,6 +202,7 @@ type decidedService struct {
 // divided, it holds the new ports of at most half of the capacity, and of one Service more: a
 // namespace may ask for any number that do not fit.
 func (t *Tracker) decideDirty(c *Changes) (complained bool) {
+	t.divideMost()
 	decided := make([]decidedService, 0, len(t.dirty))
 	var held entries
 	for _, e := range t.dirty {
@@ -229,13 +233,31 @@ func (t *Tracker) decideDirty(c *Changes) (complained bool) {
 	return complained
 }
 
+// divideMost divides the budget of what Services ask for at most, and marks those dirty that it
+// now treats in another way.
+func (t *Tracker) divideMost() {
+	for _, e := range t.dirty {
+		t.most.set(e, t.mostEntries(e, t.slicesOf(e)))
+	}
+	for _, e := range t.most.divide(t.services) {
+		t.markDirty(e)
+	}
+}
+
 func (t *Tracker) decideService(e *service) decidedService {
 	of := t.slicesOf(e)
 	for _, s := range of {
 		t.updateSlicePods(s)
 	}
 	d := decidedService{service: e, slices: len(of)}
-	d.ports, d.health, d.problems = t.decide(e, of)
+	if problem, refused := t.most.problem(e); refused {
+		t.beginStarts(e)
+		d.problems = append(append(d.problems, problem), e.plan.problems...)
+		d.health, d.problems = t.decideHealth(e, nil, d.problems)
+		d.problems = capProblems(e.name, d.problems)
+	} else {
+		d.ports, d.health, d.problems = t.decide(e, of)
+	}
 	t.noteSteps(e)
 	t.noteWatched(e)
 	return d
