@@ -2,6 +2,7 @@ package kubeobject
 
 import (
 	"cmp"
+	"encoding/hex"
 	"maps"
 	"net/netip"
 
@@ -56,7 +57,18 @@ func (c *checker) unhooked(o *corev1.Pod) string {
 		return ""
 	}
 	// The kubelet names the cgroup of a static Pod by the file, not by the mirror Pod.
-	return cmp.Or(o.Annotations[corev1.MirrorPodAnnotationKey], string(o.UID))
+	if hash := o.Annotations[corev1.MirrorPodAnnotationKey]; isStaticUID(hash) {
+		return hash
+	}
+	return string(o.UID)
+}
+
+// isStaticUID reports whether a UID may be that of a static Pod: an MD5 in hexadecimal. Any
+// author of a Pod may set the annotation of mirror Pods, and would exclude another's Pod by
+// its UID, which has another form (RFC 9562).
+func isStaticUID(uid string) bool {
+	sum, err := hex.DecodeString(uid)
+	return err == nil && len(sum) == 16
 }
 
 var podProtocols = map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP}
