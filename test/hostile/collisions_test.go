@@ -29,7 +29,7 @@ var (
 	servicePort   = []int32{80}
 	endpointPorts = []int32{endpointUp, policedPort}
 	reservedPorts = []int32{179, 2379, 2380, 4789, 6081, 8472, 10249, 10250, 10256, 51820}
-	honestNames   = []string{"tight", "moving", "policed", "old", "young", "named", "local", "denied"}
+	honestNames   = []string{"tight", "moving", "policed", "old", "young", "named", "local", "far", "denied"}
 )
 
 const byController, byAPIServer, byKubelet = "a controller writes it", "an API server refuses it", "a kubelet writes it"
@@ -43,7 +43,7 @@ var collisions = []collision{
 		})
 	}},
 	{name: "externalIPs of Pods", draw: func(g *tenant) []any {
-		return g.grab(endpointPorts, func(o *corev1.Service) { o.Spec.ExternalIPs = texts(g.their.pods) })
+		return g.grab(endpointPorts, func(o *corev1.Service) { o.Spec.ExternalIPs = texts(g.their.pods, g.their.ranged) })
 	}},
 	{name: "externalIPs of nodes", draw: func(g *tenant) []any {
 		return g.grab(reservedPorts, func(o *corev1.Service) { o.Spec.ExternalIPs = texts(g.their.machines) })
@@ -89,6 +89,9 @@ var collisions = []collision{
 		sure := func(a netip.Addr) discoveryv1.Endpoint {
 			e := g.lie(a)
 			e.Conditions = discoveryv1.EndpointConditions{}
+			if !g.chance(4) { // the Pod is there, and no policy selects it
+				e.NodeName, e.TargetRef = ptr("node0"), &corev1.ObjectReference{Kind: "Pod", Namespace: honestNamespace, Name: draw(g, "a0", "a1", "a2")}
+			}
 			return e
 		}
 		return append([]any{o}, g.slicesOf(o.Name, o.Name, servicePort, policedPort, sure, g.their.policed)...)
@@ -214,7 +217,7 @@ func (g *tenant) lie(a netip.Addr) discoveryv1.Endpoint {
 		e.NodeName = &node
 	}
 	if g.chance(2) {
-		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: draw(g, tenantNamespace, "case-002"), Name: draw(g, "p0", "a0", "b1", selected)}
+		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: draw(g, tenantNamespace, honestNamespace), Name: draw(g, "p0", "a0", "b1", selected)}
 	}
 	return e
 }
@@ -266,6 +269,9 @@ func (g *tenant) hostPorts() (out []any) {
 		}
 		for _, a := range slices.Concat(g.their.clusterIPs, g.their.external, g.their.young) {
 			add(80, a.String())
+		}
+		for _, a := range g.their.pods {
+			add(endpointUp, a.String())
 		}
 		o.Spec.Containers = []corev1.Container{c}
 		out = append(out, o)

@@ -62,6 +62,9 @@ func TestRandomTenants(t *testing.T) {
 	f.startNodeServers(t)
 	e.writeAll(t, "denied.yaml", f.denyPolicy())
 	e.file = e.Load(t, f.honestObjects()...)
+	if ns := e.file.Scope.Namespace; ns != honestNamespace {
+		t.Fatalf("honest tenants have the namespace %s", ns)
+	}
 	f.tenant = &tenant{r: rand.New(rand.NewPCG(seed, 0)), docs: map[string]string{}, their: f.addresses(t)}
 	f.check(t)
 	steps := *tenantSteps
@@ -199,11 +202,12 @@ func (f *objectFuzzer) honestObjects() []flows.Object {
 	young := flows.Service{Name: "young", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, Endpoints: flows.On("b0"), Age: -2 * 365 * 24 * time.Hour}
 	named := flows.Service{Name: "named", Via: []string{receiver}, Endpoints: flows.On("b0")}
 	local := flows.Service{Name: "local", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, ExternalLocal: true, Endpoints: flows.On("a0")}
+	far := flows.Service{Name: "far", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, ExternalLocal: true, Endpoints: flows.On("b0")}
 	closed := flows.Service{Name: "denied", Endpoints: flows.On(denied), Ports: []flows.Port{
 		{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: policedPort},
 		{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: policedPort},
 	}}
-	return slices.Concat(f.honest.objects(), []flows.Object{young, named, local, closed}, f.honestPods())
+	return slices.Concat(f.honest.objects(), []flows.Object{young, named, local, far, closed}, f.honestPods())
 }
 
 func (f *objectFuzzer) honestPods() []flows.Object {
@@ -235,6 +239,7 @@ func (f *objectFuzzer) addresses(t *testing.T) (out addresses) {
 			out.machines = append(out.machines, f.addr(node, v))
 		}
 		out.policed = append(out.policed, f.addr(selected, v), f.addr(denied, v))
+		out.ranged = append(out.ranged, f.addr(ranged, v))
 		out.own = append(out.own, f.addr("a5", v))
 		out.clients = append(out.clients, f.addr(outsider, v), f.addr(another, v))
 	}
@@ -244,8 +249,12 @@ func (f *objectFuzzer) addresses(t *testing.T) (out addresses) {
 	return out
 }
 
-// unnamed is a pod that no Pod object names, in the podCIDR of node b.
-const unnamed = "b2"
+// honestNamespace has the honest objects: it is the second file of a cluster.
+const honestNamespace = "case-002"
+
+// unnamed and ranged are pods that no Pod object names, in the podCIDR of node b. The tenant's
+// slices and Pods name unnamed: a slice of its own namespace keeps an externalIP from being served.
+const unnamed, ranged = "b2", "b3"
 
 // visit has clients ask at addresses that the tenant may have, so that there are flows of its
 // Services.
@@ -289,8 +298,10 @@ func (f *objectFuzzer) questions() []question {
 		{"a1", young, "b0", ""}, {"a1/vm", young, "b0", ""}, {honest, young, "b0", ""}, {honest, flows.LoadBalancer(receiver).Of("young"), "b0", ""},
 		{honest, flows.ExternalIP(receiver).Of("named"), "b0", ""}, {"a1/vm", flows.ClusterIP.Of("named"), "b0", ""},
 		{honest, flows.LoadBalancer(receiver).Of("local"), "a0", ""}, {honest, flows.HealthCheck(receiver).Of("local"), "200", "http"},
+		// Its endpoint is on another node, in whose podCIDR it is.
+		{honest, flows.LoadBalancer(receiver).Of("far"), silent, ""}, {honest, flows.HealthCheck(receiver).Of("far"), "503", "http"},
 		// Pods' own addresses.
-		{"a1/vm", flows.Address("b0", endpointUp), "b0", ""}, {"b1", flows.Address("a0", endpointUp), "a0", ""}, {"a1", flows.Address(unnamed, endpointUp), unnamed, ""},
+		{"a1/vm", flows.Address("b0", endpointUp), "b0", ""}, {"b1", flows.Address("a0", endpointUp), "a0", ""}, {"a1", flows.Address(unnamed, endpointUp), unnamed, ""}, {"a1", flows.Address(ranged, endpointUp), ranged, ""}, {"b1", flows.Address(ranged, endpointUp), ranged, ""},
 		{"b1/vm", flows.Address("a2", endpointUp), "a2", ""}, {"b1", flows.Address(selected, endpointUp), silent, ""},
 		{"b1", flows.Address(denied, policedPort), denied + ":8090", ""}, {"b0", flows.Address(denied, policedPort), silent, ""},
 		// Nodes' own ports.

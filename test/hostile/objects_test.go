@@ -45,6 +45,7 @@ type addresses struct {
 	pods, nodes, clients        []netip.Addr
 	machines                    []netip.Addr // those of nodes that a Node object has
 	policed                     []netip.Addr // those of pods that policies protect
+	ranged                      []netip.Addr // of a pod that nothing else of the tenant names
 	own                         []netip.Addr // of a Pod of the tenant
 }
 
@@ -385,7 +386,7 @@ func (g *tenant) endpoint(v6 bool) discoveryv1.Endpoint {
 	if !g.chance(4) {
 		e.NodeName = ptr(draw(g, "node0", "node1", "gone", longest(253)))
 		e.Zone = ptr(draw(g, "zone0", "zone1", ""))
-		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: draw(g, tenantNamespace, "case-002"), Name: draw(g, "p0", "a0", selected)}
+		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: draw(g, tenantNamespace, honestNamespace), Name: draw(g, "p0", "a0", selected)}
 	}
 	if g.chance(4) {
 		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: draw(g, "zone0", "zone1")}}}
