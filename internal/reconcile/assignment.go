@@ -141,10 +141,11 @@ func (r *Reconciler) stateOf(backend int, s intent.State) intent.State {
 }
 
 // measure observes the time from a change in the cluster to the kernel. Like kube-proxy it
-// ignores changes older than this process, because their age does not depend on its speed.
+// ignores changes older than this process, because their age does not depend on its speed. It
+// ignores the future: any author of a slice writes the annotation, and clocks are set back.
 func (r *Reconciler) measure(done []*intent.ServicePort, now time.Time) {
 	for _, p := range done {
-		if !p.Triggered.After(r.started) {
+		if !p.Triggered.After(r.started) || p.Triggered.After(now) {
 			continue
 		}
 		a, ok := r.assignments[p.ID]

@@ -589,6 +589,9 @@ func TestLatencyIsMeasuredOncePerTrigger(t *testing.T) {
 		d = delta(false, map[string]uint16{"a": 1})
 		d.Services[svcName("a")].Created = time.Now().Add(-time.Second / 2)
 		g.Deliver(d, nil)
+		d = delta(false, map[string]uint16{"future": 1}) // the annotation of a slice may say anything
+		d.Services[svcName("future")].Created = time.Now().Add(time.Hour)
+		g.Deliver(d, nil)
 		g.after(2 * time.Minute) // full syncs write it again
 		if got := g.metric("kubeproxy_network_programming_duration_seconds"); got != 1 {
 			t.Errorf("%v observations, want 1", got)
