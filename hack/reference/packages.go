@@ -88,8 +88,8 @@ func writePackages(w *bytes.Buffer, root string, rules map[string]importRule) er
 			continue
 		}
 		rule := rules[name]
-		if len(rule.Allow) == 0 {
-			continue // what all others may not import
+		if len(rule.packages(root)) == 0 {
+			continue // a rule for all packages
 		}
 		named = append(named, rule)
 		rows = append(rows, []string{code(strings.Join(rule.packages(root), "`, `")), rule.imports(root, pure)})
