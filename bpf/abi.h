@@ -204,14 +204,6 @@ enum flow_flags {
 	FLOW_DSR = 1 << 15, /* its endpoint's node answers the client: special/dsr.h */
 };
 
-/*
- * The timeout of an established SCTP flow, as in nf_conntrack_proto_sctp.c. An idle
- * association sends a HEARTBEAT every 30 s (RFC 9260, 16). The other states have TCP's timeouts.
- */
-enum sctp_timeout {
-	SCTP_ESTABLISHED_SECONDS = 210,
-};
-
 /* The side that closed a TCP connection first and so waits in TIME-WAIT. */
 enum flow_end {
 	END_UNKNOWN = 0,
@@ -253,13 +245,6 @@ struct tcp_side {
 	__u8 reset;	   /* this side has sent an RST that the other side has accepted */
 };
 
-/* The verification tags of SCTP, as one direction's entry has them (flow/sctp.h). 0: unknown. */
-struct sctp_side {
-	__be32 tag;	  /* of this direction's packets */
-	__be32 peer_tag;  /* of the other direction's packets */
-	__be32 other_tag; /* of this direction's packets in another handshake */
-};
-
 /* The fields that every packet needs come first: they fit into two cache lines. */
 struct flow {
 	struct addr saddr;
@@ -283,7 +268,6 @@ struct flow {
 	__u32 in_ifindex; /* device of the pod that sends these packets; 0: the network */
 	union {
 		struct tcp_side tcp; /* TCP */
-		struct sctp_side sctp; /* SCTP */
 		struct { /* UDP */
 			__be16 helper_port; /* the endpoint's port that the client asked */
 			__u16 answers; /* HELPER_REQUEST: server ports that have answered */
@@ -747,7 +731,7 @@ enum verdict {
 	SOCKET_TRANSLATED,	/* a socket connects or sends to an endpoint instead of a Service */
 	SOCKET_REFUSED,		/* a socket gets ECONNREFUSED: the Service has no endpoint */
 	SOCKET_TIMED_OUT,	/* a socket gets ETIMEDOUT: a Local policy or a source range drops it */
-	PASS_CONNTRACK,		/* netfilter knows the flow, or may know it (SCTP): left to it */
+	PASS_CONNTRACK,		/* netfilter knows the flow: left to it */
 	HELPER_ASKED,		/* a translated request to a server that may answer from another port */
 	HELPER_ANSWERED,	/* the first answer to such a request from another port */
 	DROP_HELPER_ANSWERS,	/* too many ports of the server answer one request */

@@ -18,11 +18,9 @@
  *                parse/fragment.h                 later fragments: the ports of the first,
  *                                                 which is stored when it is forwarded
  *    look up     lookup/port_filter.h             is it ours? Most packets leave here
- *                flow/table.h                     a known flow; flow/tcp.h: the TCP state,
- *                                                 flow/sctp.h: that of SCTP
+ *                flow/table.h                     a known flow; flow/tcp.h: the TCP state
  *                serve.h: decide()                no flow: Service -> endpoint, enum decision
- *    act         act/forward.h                    rewrite and send: act/nat.h, act/redirect.h;
- *                                                 act/crc32c.h: SCTP's checksum
+ *    act         act/forward.h                    rewrite and send: act/nat.h, act/redirect.h
  *                flow/plan.h, flow/create.h       new flow: source address and port, entries
  *                act/answer.h                     RST and ICMP errors
  *
@@ -37,7 +35,7 @@
  *                tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
  *                egress.h      packets of the node's own stack
- *                stray.h       TCP and SCTP packets to a Service without a flow
+ *                stray.h       TCP packets to a Service without a flow
  *                syn_challenge.h  answers of the SYN filter that XDP could not send
  *                dsr.h         DSR: an endpoint's node answers clients of another node;
  *                              lookup/dsr.h, act/dsr.h: the option that carries the address;
@@ -119,7 +117,6 @@ const enum flow_helper *unused_flow_helper __attribute__((unused));
 const enum untracked_peers *unused_untracked_peers __attribute__((unused));
 const enum feature *unused_feature __attribute__((unused));
 const enum route *unused_route __attribute__((unused));
-const enum sctp_timeout *unused_sctp_timeout __attribute__((unused));
 const enum verdict *unused_verdict __attribute__((unused));
 const struct event *unused_event __attribute__((unused));
 const enum event_kind *unused_event_kind __attribute__((unused));

@@ -26,7 +26,7 @@ type Backend interface {
 	Name() string
 
 	// CanCarry returns nil if the backend can serve the port, else an error that
-	// names what it lacks ("the kernel has no socket hooks for SCTP ...").
+	// names what it lacks ("the eBPF programs do not serve SCTP ...").
 	CanCarry(*intent.ServicePort) error
 
 	// Apply writes changes on top of the state that earlier calls wrote. Its cost

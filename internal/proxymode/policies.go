@@ -12,21 +12,17 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// PolicyConfig is how a node with a proxy mode decides about do-not-track policies. sctp
-// is --ebpf-sctp.
-func PolicyConfig(node, proxyName, mode string, sctp bool) policy.Config {
-	return policy.Config{
-		NodeName: node, ProxyName: proxyName, Netfilter: UsesNetfilter(mode), SCTP: sctp,
-		GivenAway: func(s *model.Service) []bool { return givenToNetfilter(s, sctp) },
-	}
+// PolicyConfig is how a node with a proxy mode decides about do-not-track policies.
+func PolicyConfig(node, proxyName, mode string) policy.Config {
+	return policy.Config{NodeName: node, ProxyName: proxyName, Netfilter: UsesNetfilter(mode), GivenAway: givenToNetfilter}
 }
 
 // givenToNetfilter returns, for each port of a Service, whether the eBPF dataplane
 // leaves it to its fallback.
-func givenToNetfilter(s *model.Service, sctp bool) []bool {
+func givenToNetfilter(s *model.Service) []bool {
 	out := make([]bool, len(s.Ports))
 	for i, h := range intent.HelperOf(s) {
-		out[i] = ebpf.GivesAway(s.Ports[i].Protocol, h, sctp) != nil
+		out[i] = ebpf.GivesAway(s.Ports[i].Protocol, h) != nil
 	}
 	return out
 }

@@ -283,7 +283,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"nameOverride", "fullnameOverride", "proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "maglevSeedSecretName", "xdp", "masqueradeAll", "bypass", "ebpfSCTP", "socketHooks", "endSockets",
+			"nameOverride", "fullnameOverride", "proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "maglevSeedSecretName", "xdp", "masqueradeAll", "bypass", "socketHooks", "endSockets",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
 			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
 			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",

@@ -1,313 +1,138 @@
 package e2e
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"net/netip"
-	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
-	"spillway.dev/spillway/test/flows/cluster"
-	"spillway.dev/spillway/test/harness"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
 const sctpPort, sctpServerPort = 80, 8080
 
-// sctpWait is how long a socket waits for the other end. The first retransmission of an
-// INIT comes after 3 s.
-const sctpWait = 30 * time.Second
-
-// TestSCTPChangesItsDataplane restarts an agent with and without --ebpf-sctp. Running
-// associations continue, and new ones belong to the other dataplane. Only without the
-// flag, a process of the node has the Service.
-func TestSCTPChangesItsDataplane(t *testing.T) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
-	if err != nil {
-		t.Skipf("needs SCTP sockets in the kernel: %v", err)
-	}
-	must(t, unix.Close(fd))
-	t.Parallel()
+// TestSCTPIsServedBesideEBPF has a pod, a process of the node and a client outside exchange SCTP
+// packets with endpoints of Services, on the node and elsewhere. eBPF serves TCP at the same
+// addresses and ports. The sockets are raw ones, since not every kernel has SCTP.
+func TestSCTPIsServedBesideEBPF(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-sctp")
 	spec.Conntrack = true
-	e := &sctpNode{env: &env{Harness: harness.Start(t, cluster.Config{Spec: spec, NoAgents: true})}}
-	must(t, e.Agent("a").Start(t.Context()))
-	e.waitVerified(t)
-	e.serve(t)
-	e.open(t, "nftables", "a1", "client0", "a")
-	e.wantEBPF(t, 0)
-
-	e.restartWith(t, "--ebpf-sctp")
-	e.talk(t, "with the flag")
-	await.True(t, "no table of nftables", func() bool {
-		return !strings.Contains(e.Output(t, "a", "nft", "list", "tables"), "table inet spillway\n")
-	})
-	e.talk(t, "with the flag, when nftables has gone")
-	tracked := e.tracked(t)
-	opened := e.open(t, "ebpf", "a1", "client0")
-	if now := e.tracked(t); now > tracked {
-		t.Errorf("%d associations, opened with the flag, have added %d entries to conntrack", opened, now-tracked)
-	}
-	e.wantEBPF(t, opened)
-	e.wantNone(t, "a")
-
-	e.restartWith(t)
-	e.talk(t, "without the flag")
-	e.open(t, "nftables again", "a1", "client0", "a")
-	e.wantEBPF(t, opened)
-	e.talk(t, "at the end")
-}
-
-// restartWith restarts the agent of node a with flags.
-func (e *sctpNode) restartWith(t *testing.T, flags ...string) {
-	t.Helper()
-	e.Flags = map[string][]string{"": flags}
-	e.restart(t, "a", syscall.SIGTERM)
-	e.waitVerified(t)
-}
-
-// waitVerified waits until the agent is ready. On a busy machine, the emulated CPU of
-// hack/vm verifies the programs for longer than WaitReady waits. So only the end of the
-// agent ends the wait, or of the time that the test has.
-func (e *sctpNode) waitVerified(t *testing.T) {
-	t.Helper()
-	deadline, limited := t.Deadline()
-	for {
-		err := e.Agent("a").WaitReady(t.Context())
-		if err == nil {
-			return
-		}
-		if e.Agent("a").Ended() != nil || !limited || time.Until(deadline) < 3*time.Minute {
-			t.Fatal(err)
-		}
-	}
-}
-
-// sctpNode is a cluster with an agent on node a, with Services of SCTP and associations.
-type sctpNode struct {
-	*env
-	fronts       []sctpFront
-	associations []sctpAssociation
-	port         uint16 // of the last client
-}
-
-// sctpFront is an address of a Service.
-type sctpFront struct {
-	what     string
-	to       netip.AddrPort
-	external bool // for clients outside
-}
-
-type sctpAssociation struct {
-	name string
-	fd   int
-}
-
-// serve loads a Service with an endpoint on the client's node, and one with an endpoint
-// elsewhere. Servers echo.
-func (e *sctpNode) serve(t *testing.T) {
-	t.Helper()
-	var services []flows.Object
+	e := startSpec(t, spec)
 	endpoints := []string{"a0", "b0"}
+	var services []flows.Object
 	for _, on := range endpoints {
 		services = append(services, flows.Service{
 			Name: on, Type: corev1.ServiceTypeNodePort, Endpoints: flows.On(on),
-			Ports: []flows.Port{{Name: "sctp", Protocol: corev1.ProtocolSCTP, Port: sctpPort, Target: sctpServerPort}},
+			Ports: []flows.Port{
+				{Name: "sctp", Protocol: corev1.ProtocolSCTP, Port: sctpPort, Target: sctpServerPort},
+				{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: sctpPort, Target: sctpServerPort},
+			},
 		})
-		for _, v6 := range []bool{false, true} {
-			fd := e.socket(t, on, netip.AddrPortFrom(e.Addr(on, v6), sctpServerPort))
-			must(t, unix.Listen(fd, 64))
-			echoSCTP(t, fd)
-		}
 	}
-	s := e.NewFile()
-	s.MustWrite(t, services...)
-	must(t, s.WaitOn(t.Context(), "a"))
-	for _, on := range endpoints {
-		for _, v6 := range []bool{false, true} {
-			e.fronts = append(e.fronts,
-				sctpFront{"cluster IP of " + on, netip.AddrPortFrom(s.Scope.ClusterIP(on, v6), sctpPort), false},
-				sctpFront{"NodePort of " + on, netip.AddrPortFrom(e.Addr("a", v6), uint16(s.Scope.NodePort(on, "sctp"))), true})
-		}
-	}
-}
-
-// echoSCTP answers on all associations of a listening socket until the test ends.
-func echoSCTP(t *testing.T, listener int) {
-	var stop atomic.Bool
-	var accepting sync.WaitGroup
-	must(t, unix.SetsockoptTimeval(listener, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}))
-	accepting.Go(func() {
-		for !stop.Load() {
-			if fd, _, err := unix.Accept(listener); err == nil {
-				go echoOn(fd)
+	s := e.Load(t, services...)
+	clientPort := uint16(40000)
+	for _, v6 := range []bool{false, true} {
+		for _, on := range endpoints {
+			server := e.sctpSocket(t, on, v6)
+			clusterIP := netip.AddrPortFrom(s.Scope.ClusterIP(on, v6), sctpPort)
+			nodePort := netip.AddrPortFrom(e.Addr("a", v6), uint16(s.Scope.NodePort(on, "sctp")))
+			for from, front := range map[string]netip.AddrPort{"a1": clusterIP, "a": clusterIP, "client0": nodePort} {
+				clientPort++
+				client := e.sctpSocket(t, from, v6)
+				await.True(t, fmt.Sprintf("the answer of %s from %s at %s", on, front, from), func() bool {
+					return exchangeSCTP(t, client, server, clientPort, front)
+				})
 			}
 		}
-	})
-	t.Cleanup(func() { stop.Store(true); accepting.Wait(); _ = unix.Close(listener) })
+	}
 }
 
-// echoOn answers on an association until its client ends it.
-func echoOn(fd int) {
-	defer unix.Close(fd)
-	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{})
-	for buf := make([]byte, 2048); ; {
-		n, err := unix.Read(fd, buf)
+// exchangeSCTP sends the first packet of an association to an address of a Service. It reports whether
+// the endpoint gets the packet, and the client the answer, from the Service's address.
+func exchangeSCTP(t *testing.T, client, server int, port uint16, front netip.AddrPort) bool {
+	t.Helper()
+	clientTag, serverTag := uint32(port), uint32(port)<<16
+	must(t, unix.Sendto(client, sctpPacket(port, front.Port(), sctpINIT, 0, clientTag), 0, rawAddr(front.Addr())))
+	seen, ok := receiveSCTP(server, sctpServerPort, clientTag)
+	if !ok {
+		return false
+	}
+	must(t, unix.Sendto(server, sctpPacket(sctpServerPort, seen.Port(), sctpINITACK, clientTag, serverTag), 0, rawAddr(seen.Addr())))
+	answered, ok := receiveSCTP(client, port, serverTag)
+	return ok && answered == front
+}
+
+// Types of chunks (RFC 9260, 3.2).
+const sctpINIT, sctpINITACK = 1, 2
+
+// sctpPacket returns an INIT or an INIT ACK, whose verification tag is tag (RFC 9260, 3.3.2).
+func sctpPacket(from, to uint16, kind byte, tag, initTag uint32) []byte {
+	p := make([]byte, 32)
+	binary.BigEndian.PutUint16(p[0:], from)
+	binary.BigEndian.PutUint16(p[2:], to)
+	binary.BigEndian.PutUint32(p[4:], tag)
+	p[12] = kind
+	binary.BigEndian.PutUint16(p[14:], 20)
+	binary.BigEndian.PutUint32(p[16:], initTag)
+	binary.BigEndian.PutUint32(p[20:], 65536) // window in bytes
+	binary.BigEndian.PutUint16(p[24:], 1)     // streams out
+	binary.BigEndian.PutUint16(p[26:], 1)     // streams in
+	binary.LittleEndian.PutUint32(p[8:], crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli)))
+	return p
+}
+
+// receiveSCTP reads packets until one to the port has the initiate tag, and returns its source. ok is
+// false if none comes for a second.
+func receiveSCTP(fd int, port uint16, initTag uint32) (from netip.AddrPort, ok bool) {
+	for buf := make([]byte, 256); ; {
+		n, source, err := unix.Recvfrom(fd, buf, 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err != nil || n == 0 {
-			return
+		if err != nil {
+			return from, false
 		}
-		if _, err := unix.Write(fd, buf[:n]); err != nil {
-			return
+		p, addr := buf[:n], netip.Addr{}
+		switch a := source.(type) {
+		case *unix.SockaddrInet4:
+			addr, p = netip.AddrFrom4(a.Addr), p[int(p[0]&15)*4:] // the IP header comes first
+		case *unix.SockaddrInet6:
+			addr = netip.AddrFrom16(a.Addr)
+		}
+		if len(p) >= 20 && binary.BigEndian.Uint16(p[2:]) == port && binary.BigEndian.Uint32(p[16:]) == initTag {
+			return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(p)), true
 		}
 	}
 }
 
-// socket opens a socket of a host with one address: an INIT names all addresses of a
-// socket, and peers would use them beside the Service's.
-func (e *sctpNode) socket(t *testing.T, host string, bind netip.AddrPort) (fd int) {
+// sctpSocket opens a socket for whole SCTP packets at the address of a host.
+func (e *env) sctpSocket(t *testing.T, host string, v6 bool) (fd int) {
 	t.Helper()
 	family := unix.AF_INET
-	if bind.Addr().Is6() {
+	if v6 {
 		family = unix.AF_INET6
 	}
 	e.Do(t, host, func() (err error) {
-		fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+		fd, err = unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 		return err
 	})
-	wait := unix.NsecToTimeval(int64(sctpWait))
+	t.Cleanup(func() { _ = unix.Close(fd) })
 	must(t, errors.Join(
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
-		unix.Bind(fd, socketAddr(bind))))
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}),
+		unix.Bind(fd, rawAddr(e.Addr(host, v6)))))
 	return fd
 }
 
-func socketAddr(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+func rawAddr(a netip.Addr) unix.Sockaddr {
+	if a.Is4() {
+		return &unix.SockaddrInet4{Addr: a.As4()}
 	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
-}
-
-// dial opens an association. The error is the client's.
-func (e *sctpNode) dial(t *testing.T, from string, f sctpFront, wait time.Duration) (fd int, err error) {
-	t.Helper()
-	e.port++
-	fd = e.socket(t, from, netip.AddrPortFrom(e.Addr(from, f.to.Addr().Is6()), 40000+e.port))
-	t.Cleanup(func() { _ = unix.Close(fd) })
-	limit := unix.NsecToTimeval(int64(wait))
-	must(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
-	for deadline := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
-		// A signal of Go's interrupts connect, which continues in the kernel.
-		switch err = unix.Connect(fd, socketAddr(f.to)); {
-		case errors.Is(err, unix.EISCONN):
-			return fd, nil
-		case !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EALREADY), time.Now().After(deadline):
-			return fd, err
-		}
-	}
-}
-
-// open opens associations that stay, from each client to each address that it may use,
-// and returns their number.
-func (e *sctpNode) open(t *testing.T, what string, clients ...string) (opened int) {
-	t.Helper()
-	for _, from := range clients {
-		for _, f := range e.fronts {
-			if f.external != (from == "client0") {
-				continue
-			}
-			name := fmt.Sprintf("%s: %s to %s at %s", what, from, f.what, f.to)
-			fd, err := e.dial(t, from, f, sctpWait)
-			if err != nil {
-				t.Errorf("connect, %s: %v", name, err)
-				continue
-			}
-			e.associations = append(e.associations, sctpAssociation{name, fd})
-			opened++
-		}
-	}
-	e.talk(t, what)
-	return opened
-}
-
-// wantNone wants that a process of the host has no Service.
-func (e *sctpNode) wantNone(t *testing.T, from string) {
-	t.Helper()
-	for _, f := range e.fronts {
-		if f.external {
-			continue
-		}
-		if _, err := e.dial(t, from, f, time.Second); err == nil {
-			t.Errorf("a process of %s reaches %s with eBPF", from, f.what)
-		}
-	}
-}
-
-// talk asks on all associations.
-func (e *sctpNode) talk(t *testing.T, when string) {
-	t.Helper()
-	for _, a := range e.associations {
-		if err := askSCTP(a.fd, when); err != nil {
-			t.Errorf("%s: %s: %v", when, a.name, err)
-		}
-	}
-}
-
-func askSCTP(fd int, question string) error {
-	if _, err := unix.Write(fd, []byte(question)); err != nil {
-		return fmt.Errorf("ask: %w", err)
-	}
-	answer := make([]byte, len(question))
-	for n := 0; n < len(answer); {
-		size, err := unix.Read(fd, answer[n:])
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil || size == 0 {
-			return fmt.Errorf("read after %d bytes: %w", n, errors.Join(err, unix.ECONNRESET))
-		}
-		n += size
-	}
-	if string(answer) != question {
-		return fmt.Errorf("answer %q, want %q", answer, question)
-	}
-	return nil
-}
-
-// tracked counts conntrack's entries of SCTP on node a.
-func (e *sctpNode) tracked(t *testing.T) (n int) {
-	t.Helper()
-	e.Do(t, "a", func() error {
-		table, err := conntrack.Open()
-		if err != nil {
-			return err
-		}
-		defer table.Close()
-		return table.Dump(t.Context(), conntrack.Filter{Protocol: unix.IPPROTO_SCTP}, func(*conntrack.Entry) bool { n++; return true })
-	})
-	return n
-}
-
-// wantEBPF waits for a number of flows of SCTP in the flow table of node a.
-func (e *sctpNode) wantEBPF(t *testing.T, want int) {
-	t.Helper()
-	line := fmt.Sprintf("spillway_ebpf_flows{protocol=\"sctp\"} %d\n", want)
-	await.True(t, fmt.Sprintf("%d flows of SCTP on node a", want), func() bool {
-		text, err := e.Agent("a").Metrics(t.Context())
-		return err == nil && strings.Contains(text, line)
-	})
+	return &unix.SockaddrInet6{Addr: a.As16()}
 }

@@ -152,8 +152,6 @@ static __noinline int frame_for_node(struct __sk_buff *skb, const struct packet 
 {
 	struct pod *pod;
 
-	if (p->tuple.proto == IPPROTO_SCTP)
-		return 0;
 	pod = pod_lookup(&p->tuple.saddr, p->tuple.family);
 	if (!pod || !(pod->flags & POD_REACHABLE))
 		return 0;

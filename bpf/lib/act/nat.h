@@ -8,7 +8,6 @@
 #define SPILLWAY_ACT_NAT_H
 
 #include "../parse/packet.h"
-#include "crc32c.h"
 #include "csum.h"
 
 #define IPV4_TTL_OFF 8
@@ -16,7 +15,6 @@
 #define IPV6_SADDR_OFF 8
 #define TCP_CHECK_OFF 16
 #define UDP_CHECK_OFF 6
-#define SCTP_CHECK_OFF 8
 #define ICMP_CHECK_OFF 2
 
 static __always_inline __u64 l4_flags(__u8 family, __u8 proto)
@@ -86,10 +84,9 @@ static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet 
 		return -1;
 	to[0] = *saddr;
 	to[1] = *daddr;
-	/* The transport checksum covers the addresses, except SCTP's. */
+	/* The transport checksum covers the addresses. */
 	return bpf_skb_store_bytes(skb, p->l3_off + IPV6_SADDR_OFF, to, sizeof(to),
-				   p->flags & (PACKET_NO_L4 | PACKET_SCTP) ?
-				   BPF_F_RECOMPUTE_CSUM : 0);
+				   p->flags & PACKET_NO_L4 ? BPF_F_RECOMPUTE_CSUM : 0);
 }
 
 union ports {
@@ -196,88 +193,13 @@ __noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *
 {
 	int summed;
 
-	if (!p || !f || !bpf_cast_to_kern_ctx || p->flags & (PACKET_NO_L4 | PACKET_SCTP))
+	if (!p || !f || !bpf_cast_to_kern_ctx || p->flags & PACKET_NO_L4)
 		return -1;
 	summed = ip_summed(skb);
 	if (summed == CHECKSUM_COMPLETE)
 		return -1;
 	return nat_store((void *)(long)skb->data, (void *)(long)skb->data_end, p, f, hops,
 			 summed == CHECKSUM_PARTIAL);
-}
-
-/*
- * Is the CRC of an SCTP packet still missing (CHECKSUM_PARTIAL)? The sender's stack has left
- * it 0, and the device or the kernel fills it in later. The kernel does not clear the field
- * before (skb_crc32c_csum_help), so it must stay 0. Before Linux 6.2 the state is invisible,
- * and 0 is taken for a missing CRC.
- */
-static __always_inline int sctp_check_missing(struct __sk_buff *skb, __u32 check)
-{
-	return bpf_cast_to_kern_ctx ? ip_summed(skb) == CHECKSUM_PARTIAL : !check;
-}
-
-#define SCTP_HEADER 12
-#define SCTP_CHUNKS_MAX 16 /* maximum of chunks before the one that a fragment cuts */
-
-/*
- * Returns the number of bytes that the CRC of an SCTP packet covers, or 0 if it is unknown. Of
- * a first fragment, the chunk that it cuts tells the number: a sender fragments a packet if a
- * chunk alone is too long, and that chunk is the last one (RFC 9260, 6.9).
- */
-__noinline __u32 sctp_length(struct __sk_buff *skb, const struct packet *p)
-{
-	struct {
-		__u8 type;
-		__u8 flags;
-		__be16 len;
-	} chunk;
-	__u32 off, end, len;
-
-	if (!p)
-		return 0;
-	end = p->l3_off + p->l3_len;
-	if (!(p->flags & PACKET_FIRST_FRAGMENT))
-		return end - p->l4_off;
-	off = p->l4_off + SCTP_HEADER;
-	for (int i = 0; i < SCTP_CHUNKS_MAX; i++) {
-		if (off + sizeof(chunk) > end || load(skb, off, &chunk, sizeof(chunk)))
-			return 0;
-		len = bpf_ntohs(chunk.len);
-		if (len < sizeof(chunk))
-			return 0;
-		off += (len + 3) & ~3U;
-		if (off > end)
-			return off - p->l4_off;
-	}
-	return 0;
-}
-
-/* Writes the ports of an SCTP packet, and the change of its CRC. Returns 0, or -1. */
-__noinline int sctp_rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
-{
-	union ports old, new;
-	__u32 check, len;
-
-	if (!p || !f)
-		return -1;
-	old.p[0] = p->tuple.sport;
-	old.p[1] = p->tuple.dport;
-	new.p[0] = f->sport;
-	new.p[1] = f->dport;
-	if (old.word == new.word)
-		return 0;
-	if (load(skb, p->l4_off + SCTP_CHECK_OFF, &check, sizeof(check)))
-		return -1;
-	if (!sctp_check_missing(skb, check)) {
-		len = sctp_length(skb, p);
-		if (!len || len > 0xffff)
-			return -1;
-		check ^= crc32c_shift(old.word ^ new.word, len);
-		if (bpf_skb_store_bytes(skb, p->l4_off + SCTP_CHECK_OFF, &check, sizeof(check),
-					BPF_F_RECOMPUTE_CSUM))
-			return -1;
-	}
-	return bpf_skb_store_bytes(skb, p->l4_off, &new, sizeof(new), BPF_F_RECOMPUTE_CSUM);
 }
 
 /* nat_rewrite by helper calls, for any packet. */
@@ -293,8 +215,8 @@ __noinline int nat_rewrite_by_helpers(struct __sk_buff *skb, const struct packet
 	change = addrs_change(&p->tuple.saddr, &p->tuple.daddr, &f->saddr, &f->daddr);
 	if (nat_addrs(skb, p, &f->saddr, &f->daddr, change, hops))
 		return -1;
-	if (p->flags & (PACKET_NO_L4 | PACKET_SCTP))
-		return p->flags & PACKET_NO_L4 ? 0 : sctp_rewrite(skb, p, f);
+	if (p->flags & PACKET_NO_L4)
+		return 0;
 	check = p->l4_off + (p->tuple.proto == IPPROTO_TCP ? TCP_CHECK_OFF : UDP_CHECK_OFF);
 	flags = l4_flags(p->tuple.family, p->tuple.proto);
 	if (bpf_l4_csum_replace(skb, check, 0, change, flags | BPF_F_PSEUDO_HDR))

@@ -75,9 +75,6 @@ static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple
 	struct bpf_sock *sk;
 	__u32 len;
 
-	/* The kernel has no lookup of SCTP sockets. */
-	if (reply->proto == IPPROTO_SCTP)
-		return 0;
 	len = sock_tuple(&t, reply);
 	if (reply->proto == IPPROTO_TCP)
 		sk = bpf_skc_lookup_tcp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);

@@ -59,19 +59,14 @@ static __always_inline enum verdict xfrm_plan(const struct settings *s, const st
 	return FLOW_CREATED;
 }
 
-/* Stores the first packet's sequence number and TCP state, or SCTP tag, in the new flow. */
+/* Stores the first packet's sequence number and TCP state in the new flow. */
 static __always_inline void flow_record_first(struct __sk_buff *skb, struct scratch *m)
 {
 	struct flow *f = &m->pair.flow;
 
 	m->pair.seq = m->packet.seq;
-	if (m->packet.tuple.proto != IPPROTO_TCP) {
-		if (m->packet.flags & PACKET_SCTP) {
-			__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
-			f->sctp.peer_tag = m->packet.sctp.init_tag;
-		}
+	if (m->packet.tuple.proto != IPPROTO_TCP)
 		return;
-	}
 	f->flags |= FLOW_TRACKED;
 	tcp_begin(skb, &f->tcp, &m->packet);
 }
@@ -99,7 +94,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	f->state = FLOW_NEW;
 	f->opened = p->time;
 	__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
-	f->helper_port = b->port; /* flow_record_first replaces it for TCP and SCTP */
+	f->helper_port = b->port; /* flow_record_first replaces it for TCP */
 	f->in_ifindex = hook_device(skb, hook);
 	flow_forget_next_hop(f);
 	if (!on_this_node) {
@@ -143,8 +138,7 @@ struct port_plan {
  * Decides about the source port. Sockets of pods and nodes connect directly to endpoints
  * (see socket.h), and other nodes use the ports of their own lists. This node has no entry
  * for such connections. A flow with the same address must not use their ports, or it would
- * get their replies. Ports of pods below 1024 stay, because servers check them. So do a pod's
- * ports of SCTP, which has no socket hooks.
+ * get their replies. Ports of pods below 1024 stay, because servers check them.
  */
 static __always_inline struct port_plan plan_port(const struct packet *p, const struct flow *f,
 						  enum hook hook)
@@ -158,7 +152,7 @@ static __always_inline struct port_plan plan_port(const struct packet *p, const 
 		return plan;
 	}
 	if (hook == FROM_POD) {
-		if (bpf_ntohs(p->tuple.sport) < 1024 || p->flags & PACKET_SCTP)
+		if (bpf_ntohs(p->tuple.sport) < 1024)
 			plan.source = SOURCE_PORT_KEEP;
 		return plan;
 	}

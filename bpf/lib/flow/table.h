@@ -13,7 +13,7 @@
 #include "../lookup/conntrack.h"
 #include "../lookup/socket.h"
 #include "../report.h"
-#include "sctp.h"
+#include "tcp.h"
 
 /* Seconds after which no client repeats an answered request. */
 #define TFTP_IDLE_SECONDS 5
@@ -142,10 +142,7 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 		tcp_make_reverse(&reverse->tcp, &f->tcp);
 	} else {
 		__builtin_memset(&reverse->tcp, 0, sizeof(reverse->tcp));
-		if (key->proto == IPPROTO_UDP)
-			reverse->helper_port = f->helper_port;
-		else
-			sctp_make_reverse(&reverse->sctp, &f->sctp);
+		reverse->helper_port = f->helper_port;
 	}
 	flow_forget_next_hop(reverse);
 }
@@ -215,21 +212,6 @@ __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct pack
 	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
 		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
 	return tcp_advance(skb, f, reverse, p, s);
-}
-
-/* Applies an SCTP packet to both entries of its flow. */
-__noinline int flow_sctp(struct flow *f, const struct packet *p)
-{
-	struct tuple reverse_key;
-	struct flow *reverse;
-
-	if (!f || !p)
-		return TCP_IGNORED;
-	flow_reverse_key(&reverse_key, f, &p->tuple);
-	reverse = bpf_map_lookup_elem(&flows, &reverse_key);
-	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
-		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
-	return sctp_advance(f, reverse, p);
 }
 
 /* Does a packet leave the state of such a flow as it is? */
@@ -483,8 +465,7 @@ static __always_inline int flow_is_busy(struct flow *f, const struct packet *p,
 		return 0;
 	if (p->tuple.proto == IPPROTO_UDP)
 		return udp_plain(f, s);
-	return p->tuple.proto == IPPROTO_TCP &&
-	       (dsr_one_way(f) ? one_way_plain(f, p) : tcp_plain(f, p));
+	return dsr_one_way(f) ? one_way_plain(f, p) : tcp_plain(f, p);
 }
 
 /* Applies a packet to the state of its flow. A flow that is over gives way to a new one. */
@@ -512,11 +493,9 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		    !flow_check(skb, f, &p->tuple))
 			return MISS_STALE;
 		flow_udp(f, p);
-	} else if (unlikely(p->flags & (PACKET_NO_L4 | PACKET_SCTP))) {
+	} else if (unlikely(p->flags & PACKET_NO_L4)) {
 		/* A later fragment has no sequence numbers. */
-		counts = p->flags & PACKET_NO_L4 ? TCP_IGNORED : flow_sctp(f, p);
-		if (counts == TCP_RENEWS)
-			return MISS_STALE;
+		counts = TCP_IGNORED;
 	} else if (dsr_one_way(f)) {
 		counts = flow_one_way(f, p);
 		if (counts == TCP_RENEWS)

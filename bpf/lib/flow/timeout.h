@@ -16,7 +16,7 @@ static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
 	case FLOW_LAST_ACK:
 		return s->timeout_new;
 	case FLOW_ESTABLISHED:
-		return proto == IPPROTO_SCTP ? SCTP_ESTABLISHED_SECONDS : s->timeout_tcp;
+		return s->timeout_tcp;
 	case FLOW_CLOSING:
 		return s->timeout_closing;
 	}

@@ -12,10 +12,7 @@
  */
 const struct bpf_flow_keys *volatile const flow_keys_type = 0;
 
-/*
- * The TCP flags have the positions of the TCP header (RFC 9293, 3.1). SCTP's INIT has
- * PACKET_SYN: both start a connection.
- */
+/* The TCP flags have the positions of the TCP header (RFC 9293, 3.1). */
 enum packet_flags {
 	PACKET_FIN = 1 << 0,
 	PACKET_SYN = 1 << 1,
@@ -26,7 +23,6 @@ enum packet_flags {
 	PACKET_ICMP_ERROR = 1 << 10,
 	PACKET_OPTIONS = 1 << 11,    /* IPv4 options or IPv6 extension headers */
 	PACKET_DF = 1 << 12,	     /* must not be fragmented; always set for IPv6 */
-	PACKET_SCTP = 1 << 13,	     /* SCTP, and not a later fragment */
 	PACKET_DSR = 1 << 14,	     /* the option of lookup/dsr.h comes first */
 	/* The destination is the endpoint already, while the tuple has the Service's: special/dsr.h. */
 	PACKET_TRANSLATED = 1 << 15,
@@ -37,26 +33,6 @@ enum packet_flags {
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)
 #define TCP_FLAGS_OFF 13
-
-/* The chunk types of SCTP that change a flow's state (RFC 9260, 3.2). */
-enum sctp_chunk {
-	SCTP_INIT = 1,
-	SCTP_INIT_ACK = 2,
-	SCTP_ABORT = 6,
-	SCTP_SHUTDOWN_ACK = 8,
-	SCTP_COOKIE_ACK = 11,
-	SCTP_SHUTDOWN_COMPLETE = 14,
-};
-
-#define SCTP_TAG_REFLECTED 1 /* flag T of ABORT and SHUTDOWN COMPLETE */
-
-/* The start of an SCTP packet, without the checksum. */
-struct sctp_start {
-	__be32 tag;	 /* verification tag */
-	__be32 init_tag; /* of INIT and INIT ACK, otherwise 0 */
-	__u8 chunk;	 /* type of the first chunk */
-	__u8 chunk_flags;
-};
 
 struct packet {
 	struct tuple tuple;
@@ -75,7 +51,6 @@ struct packet {
 	__u32 ack;
 	__u16 window; /* not scaled */
 	__u16 header; /* bytes of the TCP header */
-	struct sctp_start sctp; /* valid only with PACKET_SCTP */
 };
 
 /* The option of lookup/dsr.h: types and lengths, and the length of the IPv6 header around it. */
@@ -87,7 +62,7 @@ struct packet {
 
 enum parse_result {
 	PARSE_OK,
-	PARSE_OTHER,	 /* well-formed, but not TCP, UDP, SCTP or an ICMP error */
+	PARSE_OTHER,	 /* well-formed, but not TCP, UDP or an ICMP error */
 	PARSE_MALFORMED,
 };
 
@@ -160,43 +135,6 @@ static __always_inline int parse_udp(struct packet *p, const struct udphdr *udp)
 }
 
 /*
- * Parses the common header and the first chunk, which decides about the flow's state. The
- * stack of a pod's SCTP may keep chunks outside the linear part, so this copies.
- */
-__noinline int parse_sctp(struct __sk_buff *skb, struct packet *p)
-{
-	struct {
-		__be16 ports[2];
-		__be32 tag;
-		__u32 check;
-		__u8 chunk;
-		__u8 flags;
-		__be16 len;
-	} h;
-
-	if (!p || p->l4_off + sizeof(h) > p->l3_off + p->l3_len ||
-	    load(skb, p->l4_off, &h, sizeof(h)))
-		return PARSE_MALFORMED;
-	p->flags |= PACKET_SCTP;
-	p->tuple.sport = h.ports[0];
-	p->tuple.dport = h.ports[1];
-	p->sctp.tag = h.tag;
-	p->sctp.init_tag = 0;
-	p->sctp.chunk = h.chunk;
-	p->sctp.chunk_flags = h.flags;
-	if (h.chunk != SCTP_INIT && h.chunk != SCTP_INIT_ACK)
-		return PARSE_OK;
-	if (p->l4_off + sizeof(h) + sizeof(__be32) > p->l3_off + p->l3_len ||
-	    load(skb, p->l4_off + sizeof(h), &p->sctp.init_tag, sizeof(__be32)) ||
-	    !p->sctp.init_tag)
-		return PARSE_MALFORMED;
-	/* An INIT has no verification tag (RFC 9260, 8.5.1). */
-	if (h.chunk == SCTP_INIT && !h.tag)
-		p->flags |= PACKET_SYN;
-	return PARSE_OK;
-}
-
-/*
  * Is this a source that no packet may have (RFC 1812, 5.3.7)? The stack drops such a
  * packet, and an answer would go to a group or to this node.
  */
@@ -219,8 +157,6 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 		return parse_tcp(p, header(skb, p->l4_off, sizeof(struct tcphdr)));
 	if (p->tuple.proto == IPPROTO_UDP)
 		return parse_udp(p, header(skb, p->l4_off, sizeof(struct udphdr)));
-	if (unlikely(p->tuple.proto == IPPROTO_SCTP))
-		return parse_sctp(skb, p);
 	icmp = header(skb, p->l4_off, sizeof(*icmp));
 	if (!icmp)
 		return PARSE_MALFORMED;
@@ -264,7 +200,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 	p->tuple.saddr.w[0] = ip->saddr;
 	p->tuple.daddr.w[0] = ip->daddr;
 	if (ip->protocol != IPPROTO_TCP && ip->protocol != IPPROTO_UDP &&
-	    ip->protocol != IPPROTO_ICMP && ip->protocol != IPPROTO_SCTP)
+	    ip->protocol != IPPROTO_ICMP)
 		return PARSE_OTHER;
 	frag = bpf_ntohs(ip->frag_off);
 	p->fragment_id = ip->id;
@@ -299,8 +235,7 @@ static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet
 	__u8 ext[4];
 
 	for (int i = 0; i < IPV6_MAX_HEADERS; i++) {
-		if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_ICMPV6 ||
-		    next == IPPROTO_SCTP) {
+		if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_ICMPV6) {
 			p->tuple.proto = next;
 			return PARSE_OK;
 		}
@@ -386,10 +321,7 @@ __noinline int parse(struct __sk_buff *skb, struct packet *p)
 	return PARSE_OTHER;
 }
 
-/*
- * Is this the first packet of a TCP connection or of an SCTP association? Linux ignores a SYN
- * with an RST or a FIN.
- */
+/* Is this the first packet of a TCP connection? Linux ignores a SYN with an RST or a FIN. */
 static __always_inline int packet_syn(const struct packet *p)
 {
 	return (p->flags & (PACKET_SYN | PACKET_ACK | PACKET_RST | PACKET_FIN)) == PACKET_SYN;
@@ -403,21 +335,16 @@ static __always_inline int packet_begins(const struct packet *p)
 
 /*
  * Returns the length of the datagram on the wire, in bytes, with its IP header. A GSO
- * packet leaves the node as segments, each with all headers. Those of SCTP have a length
- * each (GSO_BY_FRAGS), that programs cannot see: 0, unknown. If one is too long, the sender
- * learns it from the answer to its retransmission, which is no GSO packet.
+ * packet leaves the node as segments, each with all headers.
  */
 static __always_inline __u32 packet_size(const struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 header = sizeof(struct udphdr);
 
-	if (unlikely(p->flags & (PACKET_NO_L4 | PACKET_SCTP))) {
+	if (unlikely(p->flags & PACKET_NO_L4))
 		header = 0;
-		if (p->flags & PACKET_SCTP && skb->gso_size)
-			return 0;
-	} else if (p->tuple.proto == IPPROTO_TCP) {
+	else if (p->tuple.proto == IPPROTO_TCP)
 		header = p->header;
-	}
 
 	return skb->gso_size ? p->l4_off - p->l3_off + header + skb->gso_size : p->l3_len;
 }

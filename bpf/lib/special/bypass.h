@@ -83,13 +83,9 @@ static __always_inline int serve_bypass(struct __sk_buff *skb, struct scratch *m
 	int ret;
 
 	if (to_endpoint || from_endpoint) {
-		/*
-		 * Netfilter may have to translate an endpoint's reply back. Programs cannot
-		 * look up SCTP in conntrack.
-		 */
+		/* Netfilter may have to translate an endpoint's reply back. */
 		if (s->flags & SETTING_ASK_CONNTRACK &&
-		    (t->proto == IPPROTO_SCTP ||
-		     conntrack_has(skb, &m->packet, CONNTRACK_ANY_ENTRY)))
+		    conntrack_has(skb, &m->packet, CONNTRACK_ANY_ENTRY))
 			return pass(PASS_CONNTRACK);
 		if (packet_begins(&m->packet)) {
 			tuple_mirror(&m->pair.reply_key, t);

@@ -44,7 +44,7 @@ static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packe
 		__builtin_memcpy(&key->saddr, &ip->daddr, sizeof(key->saddr));
 		__builtin_memcpy(&key->daddr, &ip->saddr, sizeof(key->daddr));
 	}
-	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP && key->proto != IPPROTO_SCTP)
+	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP)
 		return -1;
 	/* Bytes after the datagram are padding of Ethernet. */
 	if (off + ip_len + QUOTED_L4 > p->l3_off + p->l3_len ||
@@ -83,10 +83,7 @@ static __always_inline __u32 icmp_requote(struct icmp_scratch *m, const struct f
 		__builtin_memcpy(&ip->daddr, &f->saddr, sizeof(ip->daddr));
 	}
 	__builtin_memcpy(m->new.l4, &to, sizeof(to));
-	/*
-	 * The quoted 8 bytes include the checksum of UDP, but not that of TCP. The CRC of SCTP
-	 * stays: it covers bytes that the quote lacks, so that no receiver checks it.
-	 */
+	/* The quoted 8 bytes include the checksum of UDP, but not that of TCP. */
 	if (m->key.proto == IPPROTO_UDP && *check)
 		*check = check_apply(*check, ports) ?: 0xffff;
 	return ports;

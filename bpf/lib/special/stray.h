@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* TCP and SCTP packets to a Service that belong to no flow and start none. */
+/* TCP packets to a Service that belong to no flow and start none. */
 #ifndef SPILLWAY_SPECIAL_STRAY_H
 #define SPILLWAY_SPECIAL_STRAY_H
 
 #include "../act/forward.h"
 
 /*
- * Handles a packet to a Service that has no forward entry and is no SYN or INIT. The kernel may
+ * Handles a packet to a Service that has no forward entry and is no SYN. The kernel may
  * have evicted the forward entry of an idle flow. If only the endpoint's address differs
  * between the two entries, the reply entry is found here and the forward entry restored.
  * Otherwise the client gets the answer of a host without the connection (RFC 9293,
- * 3.10.7.1). SCTP is left to netfilter, which may know the association from an earlier proxy:
- * programs cannot look it up (bpf_skb_ct_lookup refuses the protocol).
+ * 3.10.7.1).
  */
 __noinline int serve_stray(struct __sk_buff *skb, enum hook hook)
 {
@@ -38,8 +37,6 @@ __noinline int serve_stray(struct __sk_buff *skb, enum hook hook)
 		m->pair.flow = m->pair.reply;
 		return flow_forward(skb, m, hook, NULL);
 	}
-	if (m->packet.tuple.proto == IPPROTO_SCTP)
-		return pass(PASS_CONNTRACK);
 	if (m->packet.flags & PACKET_RST)
 		return drop_reported(s, b->service, DROP_NO_FLOW, REPORT_PACKET);
 	report_refusal(s, b->service, REJECTED_NO_FLOW, REPORT_PACKET);

@@ -257,7 +257,7 @@ func (a *agent) loopConfig(in *input, parts *kernelParts, m *telemetry.Metrics, 
 	cfg := a.cfg.intent()
 	cfg.APIServer = in.apiServer
 	return reconcile.Config{
-		Tracker:       decisions.New(cfg, proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode, a.cfg.EBPFSCTP)),
+		Tracker:       decisions.New(cfg, proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode)),
 		Backends:      parts.backends,
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,

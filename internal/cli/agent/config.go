@@ -57,7 +57,6 @@ type Config struct {
 	Forwarding         string
 	DSRKeyFile         string
 	DropCapabilities   bool
-	EBPFSCTP           bool
 	ProxyName          string
 	Conntrack          ConntrackConfig
 	Influx             InfluxConfig
@@ -274,7 +273,7 @@ func (c *Config) fallsBack() func(*intent.ServicePort) bool {
 	if c.ProxyMode != "ebpf" {
 		return nil
 	}
-	return func(p *intent.ServicePort) bool { return ebpf.GivesAway(p.ID.Protocol, p.Helper, c.EBPFSCTP) != nil }
+	return func(p *intent.ServicePort) bool { return ebpf.GivesAway(p.ID.Protocol, p.Helper) != nil }
 }
 
 // maglevSize returns 0 for a dataplane without tables.
@@ -302,7 +301,6 @@ func (c *Config) servers() (list []netip.AddrPort) {
 // set EBPF.Refused and Takeover.
 func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
 	p := proxymode.Config{Mode: c.ProxyMode, EBPF: c.EBPF, NFTables: c.NFTables, IPTables: c.IPTables, MaxSourceRanges: c.MaxSourceRanges, Log: log}
-	p.EBPF.SCTP = c.EBPFSCTP
 	p.EBPF.Timeouts = c.Conntrack.timeouts()
 	p.EBPF.LoadAll = c.DropCapabilities
 	return p

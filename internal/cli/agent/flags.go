@@ -107,7 +107,6 @@ func (c *Config) dataplaneFlags() []flag {
 		{name: "bpffs", to: at(&c.EBPF.BPFFS, defaultBPFFS), usage: "Directory of this instance in a bpf file system."},
 		{name: "drop-capabilities", to: at(&c.DropCapabilities, false), usage: "Drop CAP_SYS_ADMIN and CAP_PERFMON after the dataplane is loaded. Conntrack of other network namespaces is then neither measured nor tuned."},
 		{name: "leave-previous-layout", to: at(&c.EBPF.LeavePrevious, false), modes: onEBPF, usage: "Leave the maps and programs of the release before when the agent ends, for a rollback to it."},
-		{name: "ebpf-sctp", to: at(&c.EBPFSCTP, false), modes: onEBPF, usage: "Serve SCTP with eBPF, not with nftables and conntrack. Processes of the node, as in host-network pods, then have no SCTP Services."},
 		{name: "bypass", to: at(&c.EBPF.Bypass, ebpf.BypassAuto), choices: []string{ebpf.BypassAuto, ebpf.BypassAlways, ebpf.BypassNever}, usage: "Whether packets to a pod bypass netfilter: auto (unless a NetworkPolicy selects the pod), always or never."},
 	}
 }

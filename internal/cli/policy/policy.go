@@ -90,13 +90,12 @@ Other outcomes:
 	f.StringVar(&c.master, "master", "", "Address of the API server, instead of the kubeconfig's.")
 	f.StringVar(&c.ProxyMode, "proxy-mode", "ebpf", "--proxy-mode of the agents. Flows that netfilter translates are tracked.")
 	f.StringVar(&c.ProxyName, "service-proxy-name", "", "--service-proxy-name of the agents.")
-	f.BoolVar(&c.EBPFSCTP, "ebpf-sctp", false, "--ebpf-sctp of the agents. Without it, netfilter translates SCTP.")
 	c.output.AddFlag(cmd)
 	cli.Choices(cmd, "protocol", "TCP", "UDP", "SCTP")
 	cli.Choices(cmd, "proxy-mode", proxymode.Names()...)
 	cli.GroupFlags(f, "Flow", "from", "to", "port", "source-port", "protocol")
 	cli.GroupFlags(f, "Source", "manifests", "kubeconfig", "master")
-	cli.GroupFlags(f, "Agent", "proxy-mode", "service-proxy-name", "ebpf-sctp")
+	cli.GroupFlags(f, "Agent", "proxy-mode", "service-proxy-name")
 	return cmd
 }
 

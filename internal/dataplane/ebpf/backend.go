@@ -105,7 +105,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		b.objects.close()
 		return nil, err
 	}
-	if b.policies, err = openUntracked(b.objects.maps, b.objects.filter, cfg.SCTP); err != nil {
+	if b.policies, err = openUntracked(b.objects.maps, b.objects.filter); err != nil {
 		b.objects.close()
 		return nil, err
 	}
@@ -184,17 +184,13 @@ func (b *Backend) Name() string { return "ebpf" }
 
 // CanCarry returns an error for a port that another dataplane must serve.
 func (b *Backend) CanCarry(p *intent.ServicePort) error {
-	return GivesAway(p.ID.Protocol, p.Helper, b.cfg.SCTP)
+	return GivesAway(p.ID.Protocol, p.Helper)
 }
 
 // GivesAway returns why another dataplane must serve a port with this protocol and
-// helper, or nil if the programs can. sctp is Config.SCTP.
-func GivesAway(proto model.Protocol, helper intent.Helper, sctp bool) error {
-	if proto == model.SCTP && !sctp {
-		return errors.New("the kernel has no socket hooks for SCTP, so that processes of the node would have no Service with eBPF; " +
-			"nftables or iptables must serve it (if no such process is a client, give --ebpf-sctp)")
-	}
-	if proto != model.TCP && proto != model.UDP && proto != model.SCTP {
+// helper, or nil if the programs can.
+func GivesAway(proto model.Protocol, helper intent.Helper) error {
+	if proto != model.TCP && proto != model.UDP {
 		return fmt.Errorf("the eBPF programs do not serve %s; nftables or iptables must", proto)
 	}
 	if helper == intent.FTP {

@@ -317,14 +317,8 @@ func TestCanCarry(t *testing.T) {
 	p := simplePort(1, 1)
 	noError(t, b.CanCarry(p))
 	p.ID.Protocol = model.SCTP
-	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") || !strings.Contains(err.Error(), "--ebpf-sctp") {
-		t.Errorf("SCTP: error %v, want one that names another dataplane and the flag", err)
-	}
-	b.cfg.SCTP = true
-	noError(t, b.CanCarry(p))
-	p.ID.Protocol = 33
-	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") {
-		t.Errorf("protocol 33: error %v, want one that names another dataplane", err)
+	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "SCTP") || !strings.Contains(err.Error(), "nftables") {
+		t.Errorf("SCTP: error %v, want one that names it and another dataplane", err)
 	}
 	p = simplePort(1, 1)
 	p.Helper = intent.FTP

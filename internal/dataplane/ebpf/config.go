@@ -87,9 +87,6 @@ type Config struct {
 	// TCPLiberal accepts TCP segments outside the window, except RSTs. It is for
 	// networks in which some packets of a connection take another path.
 	TCPLiberal bool
-	// SCTP serves SCTP ports, for which the kernel has no socket hooks: processes of the
-	// node then have no SCTP Services. Otherwise another dataplane must serve these ports.
-	SCTP bool
 	// Refused receives a text about each refused address of a pod; nil: only the log
 	// has it. It must not block.
 	Refused func(note string)

@@ -15,8 +15,8 @@ import (
 )
 
 // Drain stops a previous instance's programs from accepting new connections: it deletes
-// all Service addresses, and replies that netfilter translates traverse netfilter. TCP
-// and SCTP flows continue until Cleanup. New UDP packets belong to the other dataplane at once,
+// all Service addresses, and replies that netfilter translates traverse netfilter. TCP flows
+// continue until Cleanup. New UDP packets belong to the other dataplane at once,
 // because a UDP flow has no end. Pending UDP replies are still translated. Missing
 // objects are no error. any reports whether a Service was served; then Drain waits for
 // half of cfg.Linger, so that netfilter sees the running flows.
@@ -103,7 +103,7 @@ func Drained(ctx context.Context, cfg Config) error {
 	}
 }
 
-// countOpen counts TCP connections and SCTP associations that have not ended.
+// countOpen counts TCP connections that have not ended.
 func countOpen(ctx context.Context, flows *ebpf.Map, t *Timeouts) (open int, err error) {
 	err = eachFlow(ctx, flows, func(k *tcTuple, f *tcFlow, now uint32) error {
 		if model.Protocol(k.Proto) != model.UDP && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED &&

@@ -133,13 +133,11 @@ func (d *decoder) decodeType(name string, t btf.Type, data []byte) []Field {
 	return nil
 }
 
-// member returns the member of a union that counts for the protocol: for SCTP that of this
-// name, for UDP the last one, otherwise the first.
+// member returns the member of a union that counts for the protocol: for UDP the last
+// one, otherwise the first.
 func (d *decoder) member(u *btf.Union) []btf.Member {
-	for i, m := range u.Members {
-		if d.proto == model.UDP && i == len(u.Members)-1 || d.proto == model.SCTP && m.Name == "sctp" {
-			return []btf.Member{m}
-		}
+	if d.proto == model.UDP {
+		return u.Members[max(0, len(u.Members)-1):]
 	}
 	return u.Members[:min(1, len(u.Members))]
 }

@@ -22,7 +22,7 @@ const sweepMargin = 2
 
 // flowCounts has the numbers of flows of the last sweep.
 type flowCounts struct {
-	tcp, udp, sctp, swept atomic.Uint64
+	tcp, udp, swept atomic.Uint64
 }
 
 // sweepLoop removes dead flows. It takes at most a twentieth of one core, for any size
@@ -45,7 +45,7 @@ func (b *Backend) sweepLoop(ctx context.Context) {
 
 // sweep walks through the table once.
 func (b *Backend) sweep(ctx context.Context) error {
-	var tcp, udp, sctp uint64
+	var tcp, udp uint64
 	clients, filter := newClientFlows(b.seed), b.objects.filter
 	clients.created, clients.swept = flowsCreated(b.m(tcMapVerdicts)), b.flows.swept.Load()
 	tidy := filter.beginTidy()
@@ -63,14 +63,10 @@ func (b *Backend) sweep(ctx context.Context) error {
 			if b.cfg.ServiceMetrics && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
 				active[f.Service]++
 			}
-			switch model.Protocol(k.Proto) {
-			case model.TCP:
+			if model.Protocol(k.Proto) == model.TCP {
 				tcp++
 				clients.count(k, f)
-			case model.SCTP:
-				sctp++
-				clients.count(k, f)
-			default:
+			} else {
 				udp++
 			}
 		}
@@ -90,7 +86,6 @@ func (b *Backend) sweep(ctx context.Context) error {
 	b.clients = clients
 	b.flows.tcp.Store(tcp)
 	b.flows.udp.Store(udp)
-	b.flows.sctp.Store(sctp)
 	ends.finish()
 	if err := loads.finish(); err != nil {
 		return err
@@ -172,8 +167,6 @@ func (t *Timeouts) dead(key *tcTuple, f *tcFlow, now uint32) bool {
 		limit = t.UDP
 	case state == tcFlowStateFLOW_NEW, state == tcFlowStateFLOW_SYN_RECV, state == tcFlowStateFLOW_LAST_ACK:
 		limit = t.TCPNew
-	case state == tcFlowStateFLOW_ESTABLISHED && model.Protocol(key.Proto) == model.SCTP:
-		limit = time.Duration(tcSctpTimeoutSCTP_ESTABLISHED_SECONDS) * time.Second
 	case state == tcFlowStateFLOW_ESTABLISHED:
 		limit = t.TCPEstablished
 	case state == tcFlowStateFLOW_CLOSING:

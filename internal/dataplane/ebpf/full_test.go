@@ -322,7 +322,7 @@ func TestFullMapsOfPolicies(t *testing.T) {
 			noError(t, err)
 			b.m(tcMapUntrackedPods).Close()
 			b.objects.maps[tcMapUntrackedPods] = m
-			b.policies, err = openUntracked(b.objects.maps, b.objects.filter, false)
+			b.policies, err = openUntracked(b.objects.maps, b.objects.filter)
 			noError(t, err)
 
 			target := func(i int) policy.Target {

@@ -82,7 +82,6 @@ func (b *Backend) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(b.flows.tcp.Load()), "tcp")
 	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(b.flows.udp.Load()), "udp")
-	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(b.flows.sctp.Load()), "sctp")
 	ch <- prometheus.MustNewConstMetric(flowsMaxDesc, prometheus.GaugeValue, float64(b.cfg.FlowTableSize))
 	ch <- prometheus.MustNewConstMetric(sweptDesc, prometheus.CounterValue, float64(b.flows.swept.Load()))
 	b.collectInterfaces(ch)

@@ -42,18 +42,14 @@ func flowFromV2(k tcTuple, old flowV2) (tcTuple, tcFlow, bool) {
 	return k, f, true
 }
 
-// flowToV2 is the inverse of flowFromV2. It leaves out flows of protocols that the
-// programs of version 2 do not parse.
+// flowToV2 is the inverse of flowFromV2.
 func flowToV2(k tcTuple, f tcFlow) (tcTuple, flowV2, bool) {
 	old := flowV2{Backend: f.Backend, Service: f.Service, Slot: f.Slot}
 	copy(old.Head[:], memory(&f))
-	switch model.Protocol(k.Proto) {
-	case model.TCP:
+	if model.Protocol(k.Proto) == model.TCP {
 		old.Tcp = f.Tcp
-	case model.UDP:
+	} else {
 		old.HelperPort, old.Answers = f.udp().HelperPort, f.udp().Answers
-	default:
-		return k, old, false
 	}
 	return k, old, true
 }

@@ -16,7 +16,6 @@ const (
 	protoTCP    = 6
 	protoUDP    = 17
 	protoICMPv6 = 58
-	protoSCTP   = 132
 
 	extHopByHop = 0
 	extRouting  = 43
@@ -30,7 +29,7 @@ type frame struct {
 	proto    uint8
 	src, dst netip.AddrPort
 	ttl      uint8  // 0: 64
-	flags    string // of TCP, as tcpdump writes them: S, F, R, P, .; of SCTP see sctpChunks
+	flags    string // of TCP, as tcpdump writes them: S, F, R, P, .
 	seq, ack uint32
 	scale    int // of a SYN's window, plus one; 0: without the option
 	payload  []byte
@@ -96,8 +95,6 @@ func (f frame) transport() []byte {
 			b[6], b[7] = 0, 0
 		}
 		return b
-	case protoSCTP:
-		return f.sctp()
 	case protoICMP:
 		b := append([]byte{}, f.icmp...)
 		binary.BigEndian.PutUint16(b[2:], ^sum16(b, 0))

@@ -235,7 +235,7 @@ func (n *packetNode) begin(t testing.TB) {
 	var err error
 	n.objects.filter, err = openFilter(n.objects)
 	ok(t, err)
-	n.policies, err = openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP)
+	n.policies, err = openUntracked(n.objects.maps, n.objects.filter)
 	ok(t, err)
 	ok(t, n.reread())
 	n.onThread(t, n.describe)

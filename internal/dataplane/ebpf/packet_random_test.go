@@ -35,7 +35,7 @@ func (n *packetNode) zoo(t testing.TB) {
 	t.Helper()
 	var ports []*intent.ServicePort
 	for _, p := range plans {
-		for _, proto := range []uint8{protoTCP, protoUDP, protoSCTP} {
+		for _, proto := range []uint8{protoTCP, protoUDP} {
 			policed := endpoint(p.pod2, 9090, here)
 			policed.MustTraverseNetfilter = true
 			sp := service(p, proto, endpoint(p.pod1, 8080, here), policed, endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere))
@@ -64,10 +64,10 @@ func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
 func (g *generator) frame() frame {
 	p := pick(g.Rand, plans["IPv4"], plans["IPv6"])
 	f := frame{
-		proto: pick(g.Rand, uint8(protoTCP), protoUDP, protoSCTP),
+		proto: pick(g.Rand, uint8(protoTCP), protoUDP),
 		src:   ap(pick(g.Rand, p.client, p.client2, p.pod1, p.pod2, p.far, p.router, p.eth0), pick(g.Rand, uint16(g.IntN(65536)), 8080, 40000)),
 		dst:   ap(pick(g.Rand, p.clusterIP, p.clusterIP, p.externalIP, p.eth0, p.tun0, p.pod1, p.far, p.client), pick(g.Rand, uint16(80), 80, 81, 30080, 30081, 8080, uint16(g.IntN(65536)))),
-		flags: pick(g.Rand, "S", "S.", ".", "P.", "F.", "R", "FSRP.", "", "RT", "cookie-echo", "cookie-ack", "shutdown-ack"), seq: g.Uint32(), ack: g.Uint32(),
+		flags: pick(g.Rand, "S", "S.", ".", "P.", "F.", "R", "FSRP.", ""), seq: g.Uint32(), ack: g.Uint32(),
 		ttl: pick(g.Rand, uint8(64), 64, 1, 2), df: g.IntN(2) > 0, id: uint32(g.IntN(4)),
 		payload: make([]byte, pick(g.Rand, 0, 1, g.IntN(64), g.IntN(64), g.IntN(1440), longPayload+g.IntN(100))),
 	}
@@ -177,9 +177,6 @@ func repairTransport(src, dst netip.Addr, proto uint8, b []byte) {
 		off = 16
 	case proto == protoUDP && len(b) >= 8 && int(binary.BigEndian.Uint16(b[4:])) == len(b):
 		off = 6
-	case proto == protoSCTP && len(b) >= 12:
-		setCRC(b)
-		return
 	case proto == protoICMP && len(b) >= 8:
 		off, start = 2, 0
 	case proto == protoICMPv6 && len(b) >= 8:

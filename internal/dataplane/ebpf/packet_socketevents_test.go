@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -563,5 +564,25 @@ func TestSocketEventHooks(t *testing.T) {
 	defer dir.Close()
 	for typ := range socketEventPrograms {
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: typ}, 0)
+	}
+}
+
+// echo writes a message to one socket, and reads it from the other.
+func echo(t *testing.T, from, to int, message []byte) {
+	t.Helper()
+	if _, err := unix.Write(from, message); err != nil {
+		t.Fatalf("write %d bytes: %v", len(message), err)
+	}
+	got := make([]byte, 0, len(message))
+	part := make([]byte, len(message))
+	for len(got) < len(message) {
+		size, err := unix.Read(to, part)
+		if err != nil || size == 0 {
+			t.Fatalf("read %d bytes after %d: %v", len(message), len(got), err)
+		}
+		got = append(got, part[:size]...)
+	}
+	if !bytes.Equal(got, message) {
+		t.Errorf("%d bytes arrive changed", len(message))
 	}
 }

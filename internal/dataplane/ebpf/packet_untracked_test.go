@@ -124,6 +124,11 @@ func (n *packetNode) untrackedPeers(t *testing.T, p *plan, proto uint8) {
 	ok(t, err)
 	except := netip.PrefixFrom(p.client2, p.client2.BitLen())
 	w.set(t, cachePolicy("a", clientsOnly()), cachePolicy("b", model.PolicyPeer{Block: block, Except: []netip.Prefix{except}}))
+	ok(t, each(n.m(tcMapUntrackedPorts), func(k tcFrontendKey, _ tcUntrackedPort) {
+		if model.Protocol(k.Proto) == model.SCTP {
+			t.Error("an SCTP port is in the map, whose packets the programs do not parse")
+		}
+	}))
 	for _, peer := range []struct {
 		addr netip.Addr
 		from at
@@ -328,7 +333,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
 
 	// The next run takes it over, and numbers rules anew.
-	next, err := openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP)
+	next, err := openUntracked(n.objects.maps, n.objects.filter)
 	ok(t, err)
 	if len(next.have.ports) == 0 {
 		t.Error("the next run finds nothing")
@@ -352,7 +357,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	drains.Flags |= uint32(tcSettingsFlagsSETTING_DRAINS)
 	for settings, serves := range map[tcSettings]bool{s: true, drains: false, {}: false} {
 		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), settings))
-		if n.policies, err = openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP); err != nil || n.Serves() != serves {
+		if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil || n.Serves() != serves {
 			t.Errorf("settings %+v: serves %v, %v", settings, n.Serves(), err)
 		}
 	}
@@ -361,7 +366,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	// After a run that knew nothing of it nothing holds.
 	s.Flags &^= uint32(tcSettingsFlagsSETTING_UNTRACKED)
 	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
-	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter, n.cfg.SCTP); err != nil {
+	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil {
 		t.Fatal(err)
 	}
 	entries := 0

@@ -72,8 +72,6 @@ func (v *view) layer(l gopacket.Layer) {
 	case *layers.UDP:
 		v.proto, v.src, v.dst = protoUDP, ap(v.src.Addr(), uint16(l.SrcPort)), ap(v.dst.Addr(), uint16(l.DstPort))
 		v.sum, v.payload = l.Checksum, l.Payload
-	case *layers.SCTP:
-		v.sctp(l)
 	case *layers.ICMPv4:
 		v.icmpType, v.icmpCode = l.TypeCode.Type(), l.TypeCode.Code()
 		v.icmpWord = uint32(l.Id)<<16 | uint32(l.Seq)
@@ -193,8 +191,6 @@ func checkTransport(src, dst netip.Addr, proto uint8, b []byte, quoted bool) err
 			}
 			return nil
 		}
-	case proto == protoSCTP && len(b) >= 12:
-		return checkCRC(b, quoted)
 	case proto == protoICMP && src.Is4() && len(b) >= 8:
 		if sum16(b, 0) != 0xffff {
 			return fmt.Errorf("ICMP checksum (quoted: %v)", quoted)

@@ -368,12 +368,6 @@ const (
 	tcRouteROUTE_LOCAL   tcRoute = 3
 )
 
-type tcSctpTimeout uint32
-
-const (
-	tcSctpTimeoutSCTP_ESTABLISHED_SECONDS tcSctpTimeout = 210
-)
-
 type tcService struct {
 	_        structs.HostLayout
 	Count    [2]uint32
@@ -692,7 +686,6 @@ const (
 	tcVarUnusedPodFlags        = "unused_pod_flags"
 	tcVarUnusedRequestProgress = "unused_request_progress"
 	tcVarUnusedRoute           = "unused_route"
-	tcVarUnusedSctpTimeout     = "unused_sctp_timeout"
 	tcVarUnusedServiceFlags    = "unused_service_flags"
 	tcVarUnusedSettingsFlags   = "unused_settings_flags"
 	tcVarUnusedUntrackedPeers  = "unused_untracked_peers"
@@ -854,7 +847,6 @@ type tcVariableSpecs struct {
 	UnusedPodFlags        *ebpf.VariableSpec `ebpf:"unused_pod_flags"`
 	UnusedRequestProgress *ebpf.VariableSpec `ebpf:"unused_request_progress"`
 	UnusedRoute           *ebpf.VariableSpec `ebpf:"unused_route"`
-	UnusedSctpTimeout     *ebpf.VariableSpec `ebpf:"unused_sctp_timeout"`
 	UnusedServiceFlags    *ebpf.VariableSpec `ebpf:"unused_service_flags"`
 	UnusedSettingsFlags   *ebpf.VariableSpec `ebpf:"unused_settings_flags"`
 	UnusedUntrackedPeers  *ebpf.VariableSpec `ebpf:"unused_untracked_peers"`
@@ -1036,7 +1028,6 @@ type tcVariables struct {
 	UnusedPodFlags        *ebpf.Variable `ebpf:"unused_pod_flags"`
 	UnusedRequestProgress *ebpf.Variable `ebpf:"unused_request_progress"`
 	UnusedRoute           *ebpf.Variable `ebpf:"unused_route"`
-	UnusedSctpTimeout     *ebpf.Variable `ebpf:"unused_sctp_timeout"`
 	UnusedServiceFlags    *ebpf.Variable `ebpf:"unused_service_flags"`
 	UnusedSettingsFlags   *ebpf.Variable `ebpf:"unused_settings_flags"`
 	UnusedUntrackedPeers  *ebpf.Variable `ebpf:"unused_untracked_peers"`

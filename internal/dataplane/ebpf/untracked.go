@@ -35,7 +35,6 @@ type untracked struct {
 	tracked             map[tcFrontendKey]bool
 	unwritten           bool // some entries did not fit, and the log has said so: the next change may make room
 	served              bool // see Serves
-	sctp                bool // Config.SCTP
 }
 
 type untrackedEntries struct {
@@ -51,10 +50,10 @@ func newUntrackedEntries() untrackedEntries {
 // openUntracked reads the entries of an earlier run. If its programs did not use them,
 // an agent in between did not maintain them, and they may be outdated: then it deletes
 // them.
-func openUntracked(m map[string]*ebpf.Map, filter *portFilter, sctp bool) (*untracked, error) {
+func openUntracked(m map[string]*ebpf.Map, filter *portFilter) (*untracked, error) {
 	u := &untracked{
 		ports: filter.before(m[tcMapUntrackedPorts]), pods: m[tcMapUntrackedPods], blocks: m[tcMapUntrackedBlocks],
-		ids: map[string]uint32{}, sctp: sctp,
+		ids: map[string]uint32{},
 	}
 	var s tcSettings
 	if err := m[tcMapNodeSettings].Lookup(uint32(0), &s); err != nil {
@@ -98,7 +97,7 @@ func (u *untracked) id(rule string) uint32 {
 func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tcUntrackedPort, ok bool) {
 	k = portKey(t.Addr, t.Protocol, t.First)
 	v := s.Verdicts[s.Targets[t]]
-	if v == nil || v.Track || u.tracked[k] || t.Side != policy.Ingress || t.First != t.Last || t.Protocol == model.SCTP && !u.sctp {
+	if v == nil || v.Track || u.tracked[k] || t.Side != policy.Ingress || t.First != t.Last || t.Protocol == model.SCTP {
 		return k, p, false
 	}
 	if len(v.Rules) > len(p.Rules) {

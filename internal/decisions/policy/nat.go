@@ -116,7 +116,7 @@ func (t *Tracker) translated(s *model.Service) []bool {
 // instead returns the remedy for a policy that conflicts with a Service's port.
 func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
 	const headless = "use a headless Service"
-	others := s == nil || s.ProxyName != t.cfg.ProxyName || port.Protocol == model.SCTP && !t.cfg.SCTP
+	others := s == nil || s.ProxyName != t.cfg.ProxyName || port.Protocol == model.SCTP
 	switch {
 	case t.takingOver && !others:
 		return "wait until eBPF serves it"

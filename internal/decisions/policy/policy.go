@@ -169,8 +169,6 @@ type Config struct {
 	// GivenAway returns for each port of a Service whether netfilter translates for it
 	// although Netfilter is false; nil means for none.
 	GivenAway func(*model.Service) []bool
-	// SCTP says that the eBPF dataplane serves SCTP too.
-	SCTP bool
 }
 
 // ruleName returns the name of a rule, which is also the name of its sets and chains.

@@ -81,7 +81,7 @@ var Kinds = []Kind{
 		"NFS mounts of the node hang after the server's Pod was replaced, if the server is a Service.",
 		"Run Linux 6.6, or name a server that is no Service.", false},
 	{"endpoint-unanswered", endpointUnanswered{}, "critical, from 3 connections within 30 s on that wait for 1.5 s or longer, if the endpoint has answered no later one",
-		"Connections to a Service fail: an endpoint does not answer. TCP and SCTP; eBPF only.",
+		"Connections to a Service fail: an endpoint does not answer. TCP with eBPF only.",
 		"Look at the pod and its node. A readiness probe takes such a pod out of the Service.", false},
 	{"endpoint-refuses", endpointRefuses{}, "critical, from 3 connections within 10 s on that an RST answers, if the endpoint has accepted no later one",
 		"Connections to a Service fail at once: an endpoint refuses them. TCP; eBPF only.",

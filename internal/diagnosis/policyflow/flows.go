@@ -291,7 +291,7 @@ func (x *explainer) tracker(node string) *policy.Tracker {
 	if t := x.trackers[node]; t != nil {
 		return t
 	}
-	t := policy.New(proxymode.PolicyConfig(node, x.q.ProxyName, x.q.ProxyMode, x.q.EBPFSCTP))
+	t := policy.New(proxymode.PolicyConfig(node, x.q.ProxyName, x.q.ProxyMode))
 	if n := x.store.Nodes[node]; n != nil {
 		t.SetNodeAddrs(n.Addresses)
 	}
@@ -312,7 +312,7 @@ func (x *explainer) toService(s *model.Service, addr netip.Addr, from party) ([]
 			if p.ID.Protocol != x.proto || fe.Addr != addr || fe.Port != uint16(x.q.Port) {
 				continue
 			}
-			if proxymode.UsesNetfilter(x.q.ProxyMode) || ebpf.GivesAway(x.proto, p.Helper, x.q.EBPFSCTP) != nil {
+			if proxymode.UsesNetfilter(x.q.ProxyMode) || ebpf.GivesAway(x.proto, p.Helper) != nil {
 				x.alsoTo = netip.AddrPortFrom(addr, fe.Port)
 			}
 			out = x.toEndpoints(p, fe.InternalRoute, from)

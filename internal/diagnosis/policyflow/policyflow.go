@@ -20,7 +20,6 @@ type Question struct {
 	Port, SourcePort     int    // SourcePort 0: any
 	Protocol             string // TCP, UDP or SCTP, in any case
 	ProxyMode, ProxyName string // of the agents
-	EBPFSCTP             bool   // of the agents
 }
 
 // QuestionError is an error in the question itself.

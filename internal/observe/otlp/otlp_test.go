@@ -220,7 +220,7 @@ func TestEventsAreLogRecords(t *testing.T) {
 	}})
 	e, _ := start(t, Config{Endpoint: server.URL, Flows: flows})
 	add(flows, 1, 2)
-	flows.Add([]dataplane.FlowEvent{{Kind: dataplane.FlowDropped, Time: opened, Reason: "drop_no_route", Flow: dataplane.EventFlow{Protocol: model.SCTP, ServiceAddress: netip.MustParseAddrPort("[fd00::1]:80")}}})
+	flows.Add([]dataplane.FlowEvent{{Kind: dataplane.FlowDropped, Time: opened, Reason: "drop_no_route", Flow: dataplane.EventFlow{Protocol: model.UDP, ServiceAddress: netip.MustParseAddrPort("[fd00::1]:80")}}})
 	c.wait(t, func() bool { return len(c.records()) == 2 })
 	e.wantRecords(t, delivered, 2)
 	r := c.records()[0]
@@ -243,7 +243,7 @@ func TestEventsAreLogRecords(t *testing.T) {
 	}
 	r = c.records()[1]
 	want = map[string]string{
-		"network.transport": "sctp", "network.type": "ipv6", "destination.address": "fd00::1", "destination.port": "80",
+		"network.transport": "udp", "network.type": "ipv6", "destination.address": "fd00::1", "destination.port": "80",
 		"spillway.flow.reason": "drop_no_route", "spillway.flow.by_socket": "false",
 	}
 	if got := attributesOf(r.Attributes); r.SeverityText != "WARN" || !maps.Equal(got, want) {

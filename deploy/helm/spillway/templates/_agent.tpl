@@ -94,9 +94,6 @@
 {{- if .masqueradeAll }}
 - --masquerade-all
 {{- end }}
-{{- if .ebpfSCTP }}
-- --ebpf-sctp
-{{- end }}
 {{- if not (has (toString .socketHooks) (list "" "all" "<nil>")) }}
 - --socket-hooks={{ .socketHooks }}
 {{- end }}
