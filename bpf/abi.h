@@ -56,10 +56,7 @@ struct frontend_key {
 
 enum frontend_flags {
 	FRONTEND_RANGES = 1 << 0, /* source_ranges restricts the clients */
-	FRONTEND_NODEPORT = 1 << 1,
 	FRONTEND_ENDPOINT = 1 << 2,
-	FRONTEND_LOADBALANCER = 1 << 3,
-	FRONTEND_EXTERNALIP = 1 << 4,
 	FRONTEND_TFTP = 1 << 5, /* the server answers from ports of its own choice */
 };
 

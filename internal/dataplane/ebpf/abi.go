@@ -80,34 +80,6 @@ func frontendKey(id intent.PortID, f intent.Frontend) tcFrontendKey {
 	return key
 }
 
-func frontendFlags(f intent.Frontend) tcFrontendFlags {
-	var flags tcFrontendFlags
-	switch f.Kind {
-	case intent.NodePort:
-		flags |= tcFrontendFlagsFRONTEND_NODEPORT
-	case intent.LoadBalancerIP:
-		flags |= tcFrontendFlagsFRONTEND_LOADBALANCER
-	case intent.ExternalIP:
-		flags |= tcFrontendFlagsFRONTEND_EXTERNALIP
-	}
-	if f.SourceRanges != nil {
-		flags |= tcFrontendFlagsFRONTEND_RANGES
-	}
-	return flags
-}
-
-func frontendKind(flags uint8) intent.FrontendKind {
-	switch f := tcFrontendFlags(flags); {
-	case f&tcFrontendFlagsFRONTEND_NODEPORT != 0:
-		return intent.NodePort
-	case f&tcFrontendFlagsFRONTEND_LOADBALANCER != 0:
-		return intent.LoadBalancerIP
-	case f&tcFrontendFlagsFRONTEND_EXTERNALIP != 0:
-		return intent.ExternalIP
-	}
-	return intent.ClusterIP
-}
-
 func backendFlags(e intent.Endpoint) tcBackendFlags {
 	var flags tcBackendFlags
 	for _, b := range []struct {

@@ -245,7 +245,8 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 	return s, nil
 }
 
-// intentFrontends converts entries back to decisions.
+// intentFrontends converts entries back to decisions. The kind of an address is unknown: ClusterIP
+// stands for all kinds but NodePort.
 func (p *port) intentFrontends() []intent.Frontend {
 	var ranges []netip.Prefix
 	for key := range p.entries.ranges {
@@ -260,11 +261,11 @@ func (p *port) intentFrontends() []intent.Frontend {
 	var out []intent.Frontend
 	for key, v := range p.entries.frontends {
 		f := intent.Frontend{
-			Kind: frontendKind(v.Flags), Port: toPort(key.Port),
+			Kind: intent.NodePort, Port: toPort(key.Port),
 			ExternalRoute: intent.Route(v.ExternalRoute), InternalRoute: intent.Route(v.InternalRoute),
 		}
-		if f.Kind != intent.NodePort {
-			f.Addr = fromAddr(key.Addr, key.Family)
+		if key.Addr != (tcAddr{}) {
+			f.Kind, f.Addr = intent.ClusterIP, fromAddr(key.Addr, key.Family)
 		}
 		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_RANGES != 0 {
 			f.SourceRanges = append([]netip.Prefix{}, ranges...)

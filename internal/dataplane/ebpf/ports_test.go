@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -482,7 +483,15 @@ func wantLines(t *testing.T, what string, have, want []string) {
 func portText(p *intent.ServicePort) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s affinity %s helper %s", p.ID, p.Affinity, p.Helper)
-	for _, f := range p.Frontends {
+	// The maps do not have the kind of an address.
+	frontends := slices.Clone(p.Frontends)
+	slices.SortFunc(frontends, func(a, b intent.Frontend) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port))
+	})
+	for _, f := range frontends {
+		if f.Kind != intent.NodePort {
+			f.Kind = intent.ClusterIP
+		}
 		fmt.Fprintf(&b, " frontend %v", f)
 		if f.SourceRanges != nil {
 			b.WriteString("(ranges)")

@@ -509,7 +509,10 @@ func (t *portTable) onFrontend(c *change, key tcFrontendKey, value tcFrontend) {
 
 // frontendEntry returns the entry of an address.
 func frontendEntry(service uint32, p *intent.ServicePort, f intent.Frontend) (tcFrontendKey, tcFrontend) {
-	flags := frontendFlags(f)
+	var flags tcFrontendFlags
+	if f.SourceRanges != nil {
+		flags |= tcFrontendFlagsFRONTEND_RANGES
+	}
 	if p.Helper == intent.TFTP {
 		flags |= tcFrontendFlagsFRONTEND_TFTP
 	}

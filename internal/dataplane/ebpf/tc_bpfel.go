@@ -276,12 +276,9 @@ type tcFrontend struct {
 type tcFrontendFlags uint32
 
 const (
-	tcFrontendFlagsFRONTEND_RANGES       tcFrontendFlags = 1
-	tcFrontendFlagsFRONTEND_NODEPORT     tcFrontendFlags = 2
-	tcFrontendFlagsFRONTEND_ENDPOINT     tcFrontendFlags = 4
-	tcFrontendFlagsFRONTEND_LOADBALANCER tcFrontendFlags = 8
-	tcFrontendFlagsFRONTEND_EXTERNALIP   tcFrontendFlags = 16
-	tcFrontendFlagsFRONTEND_TFTP         tcFrontendFlags = 32
+	tcFrontendFlagsFRONTEND_RANGES   tcFrontendFlags = 1
+	tcFrontendFlagsFRONTEND_ENDPOINT tcFrontendFlags = 4
+	tcFrontendFlagsFRONTEND_TFTP     tcFrontendFlags = 32
 )
 
 type tcFrontendKey struct {
