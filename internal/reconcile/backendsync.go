@@ -208,16 +208,8 @@ func (bs *backendSync) fail(err error) {
 	bs.retry.failed()
 }
 
-// portErrors returns the errors of single ports, and false if the whole sync failed. A
-// joined error that holds both counts as whole.
-func portErrors(err error) (map[intent.PortID]error, bool) {
-	if pe := partErrors(err); pe != nil {
-		return pe.Errors, true
-	}
-	return nil, false
-}
-
-// partErrors returns the errors of ports and of the Node; nil if the whole sync failed.
+// partErrors returns the errors of ports and of the Node; nil if the whole sync failed. A joined
+// error that holds both counts as whole; errors.As would not notice.
 func partErrors(err error) *dataplane.PortErrors {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		if pe, ok := e.(*dataplane.PortErrors); ok { //nolint:errorlint // errors.As looks into joined errors

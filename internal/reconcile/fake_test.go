@@ -194,8 +194,10 @@ func (f *fakeBackend) record(c call) error {
 	if f.fail != nil {
 		err = f.fail(n)
 	}
-	bad, single := portErrors(err)
-	if err != nil && !single {
+	bad := map[intent.PortID]error{}
+	if part := partErrors(err); part != nil {
+		bad = part.Errors
+	} else if err != nil {
 		return err
 	}
 	if c.full {

@@ -244,10 +244,10 @@ func TestAFailedPortThatIsDeletedIsNotTriedAgain(t *testing.T) {
 
 func TestJoinedErrorsCountAsWhole(t *testing.T) {
 	pe := &dataplane.PortErrors{Errors: map[intent.PortID]error{idOf(svcName("a")): errors.New("x")}}
-	if _, single := portErrors(fmt.Errorf("apply: %w", pe)); !single {
+	if partErrors(fmt.Errorf("apply: %w", pe)) == nil {
 		t.Error("a wrapped PortErrors is not seen")
 	}
-	if _, single := portErrors(errors.Join(pe, errors.New("and the node failed too"))); single {
+	if partErrors(errors.Join(pe, errors.New("and the node failed too"))) != nil {
 		t.Error("an error beside PortErrors is forgotten")
 	}
 }

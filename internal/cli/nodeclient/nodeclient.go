@@ -129,13 +129,6 @@ func Absent(err error) bool {
 	return errors.As(err, &none)
 }
 
-// Unimplemented reports whether an agent does not have a method: it is older than this
-// program, or it has no part that the method needs.
-func Unimplemented(err error) bool { return connect.CodeOf(err) == connect.CodeUnimplemented }
-
-// NotFound reports whether the agent does not know an object.
-func NotFound(err error) bool { return connect.CodeOf(err) == connect.CodeNotFound }
-
 // Error returns the error of a request as one line: what was tried, where, and what to do.
 func Error(does string, d Dialer, err error) error {
 	if err == nil {

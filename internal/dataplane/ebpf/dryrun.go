@@ -82,9 +82,6 @@ type DryRunResult struct {
 	Tag string `json:"program_tag"`
 }
 
-// Has reports whether a verdict was counted.
-func (r *DryRunResult) Has(verdict string) bool { return slices.Contains(r.Verdicts, verdict) }
-
 // NextHop is the result of the programs' search for a next hop.
 type NextHop struct {
 	Kind    string     `json:"kind"` // pod, neigh, link, stack, too_big, ttl_exceeded, no_route

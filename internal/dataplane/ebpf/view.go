@@ -372,12 +372,3 @@ func (v *View) flags(enum string, bits uint64, prefix string) (names []string) {
 	}
 	return names
 }
-
-// VerdictNames lists the counters of the programs: enum verdict of bpf/abi.h in lower case.
-func VerdictNames() ([]string, error) {
-	spec, err := loadTc()
-	if err != nil {
-		return nil, fmt.Errorf("read eBPF objects: %w", err)
-	}
-	return verdictNames(spec)
-}

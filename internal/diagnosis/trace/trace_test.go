@@ -3,6 +3,8 @@ package trace
 import (
 	"bytes"
 	"net/netip"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -16,11 +18,15 @@ import (
 
 // Every counter of the programs has a meaning, and its step exists.
 func TestEveryVerdictHasAMeaning(t *testing.T) {
-	names, err := ebpf.VerdictNames()
+	text, err := os.ReadFile("../../../bpf/abi.h")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range names {
+	_, text, _ = bytes.Cut(text, []byte("\nenum verdict {\n"))
+	text, _, _ = bytes.Cut(text, []byte("\tVERDICTS,\n"))
+	names := regexp.MustCompile(`(?m)^\t([A-Z_]+)`).FindAllStringSubmatch(string(text), -1)
+	for _, match := range names {
+		name := strings.ToLower(match[1])
 		m, known := meanings[name]
 		if !known || (m.text == "") == (ebpf.Meaning(name) == "") {
 			t.Errorf("verdict %s has no meaning, or two", name)

@@ -21,7 +21,6 @@ const (
 	SrcNAT    Status = 1 << 4
 	DstNAT    Status = 1 << 5
 	Dying     Status = 1 << 9
-	Offload   Status = 1 << 14
 )
 
 // Tuple is one direction of an entry.

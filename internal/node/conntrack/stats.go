@@ -1,13 +1,11 @@
 package conntrack
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -167,37 +165,6 @@ func eachAttr(b []byte, do func(kind uint16, value []byte)) {
 	}
 }
 
-// Usage counts a group of entries.
-type Usage struct {
-	Protocol string `json:"protocol"`
-	State    string `json:"state"`
-	Assured  bool   `json:"assured"`
-	Entries  int    `json:"entries"`
-}
-
-// Census counts the entries by protocol, state and assuredness. It reads the
-// whole table, one entry at a time.
-func (c *Conn) Census(ctx context.Context) ([]Usage, error) {
-	type group struct {
-		protocol, tcpState uint8
-		status             Status
-	}
-	counts := map[group]int{}
-	err := c.Dump(ctx, Filter{}, func(e *Entry) bool {
-		counts[group{e.Protocol, e.TCPState, e.Status & (SeenReply | Assured)}]++
-		return true
-	})
-	if err != nil {
-		return nil, err
-	}
-	merged := map[Usage]int{}
-	for g, n := range counts {
-		e := Entry{Protocol: g.protocol, TCPState: g.tcpState, Status: g.status}
-		merged[Usage{Protocol: ProtocolName(g.protocol), State: e.State(), Assured: g.status&Assured != 0}] += n
-	}
-	return sortedUsage(merged), nil
-}
-
 // Limits are the sizes and timeouts of a namespace.
 type Limits struct {
 	Max       int `json:"max"`        // nf_conntrack_max: entries per namespace
@@ -325,17 +292,4 @@ func (c Counters) Minus(before Counters) Counters {
 		}
 	}
 	return c
-}
-
-func sortedUsage(merged map[Usage]int) []Usage {
-	out := make([]Usage, 0, len(merged))
-	for u, n := range merged {
-		u.Entries = n
-		out = append(out, u)
-	}
-	slices.SortFunc(out, func(a, b Usage) int {
-		return cmp.Or(cmp.Compare(b.Entries, a.Entries), cmp.Compare(a.Protocol, b.Protocol),
-			cmp.Compare(a.State, b.State), cmp.Compare(strconv.FormatBool(a.Assured), strconv.FormatBool(b.Assured)))
-	})
-	return out
 }

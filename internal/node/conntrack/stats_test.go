@@ -20,7 +20,7 @@ import (
 	"spillway.dev/spillway/test/await"
 )
 
-func TestSizeCensusAndLimitsAreTheNamespaces(t *testing.T) {
+func TestSizeAndLimitsAreTheNamespaces(t *testing.T) {
 	netnstest.Enter(t)
 	c := open(t)
 	for i := range 3 {
@@ -30,10 +30,6 @@ func TestSizeCensusAndLimitsAreTheNamespaces(t *testing.T) {
 	n, limit, err := c.Size()
 	if err != nil || n != 4 || limit == 0 {
 		t.Errorf("size %d of %d, want 4: %v", n, limit, err)
-	}
-	census, err := c.Census(t.Context())
-	if err != nil || len(census) != 2 || census[0].Protocol != "udp" || census[0].Entries != 3 || census[1].State != "established" {
-		t.Errorf("census %+v: %v", census, err)
 	}
 	if err := os.WriteFile(filepath.Join(sysctlDir, "nf_conntrack_udp_timeout"), []byte("17"), 0o644); err != nil {
 		t.Fatal(err)

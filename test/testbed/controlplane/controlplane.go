@@ -177,9 +177,6 @@ func (c *ControlPlane) Processes() []int {
 	return ids
 }
 
-// CA returns the path of the authority's certificate.
-func (c *ControlPlane) CA() string { return c.path("ca.crt") }
-
 // Log returns the end of the output of a program, "etcd", "kube-apiserver" or
 // "kube-controller-manager", since its last start.
 func (c *ControlPlane) Log(program string) string {

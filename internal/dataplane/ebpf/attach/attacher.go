@@ -336,13 +336,6 @@ func (a *Attacher) Refused() []Refusal {
 // the claims again. It may be called from a callback.
 func (a *Attacher) NoteFacts() { a.events.noteFacts() }
 
-// Uplinks returns the external devices as last reported.
-func (a *Attacher) Uplinks() map[int]Uplink {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return maps.Clone(a.uplinks)
-}
-
 // Detach removes everything that an Attacher with this PinDir attached in this
 // namespace, also in an earlier run. A second call is no error. Run must have returned.
 func (a *Attacher) Detach() error {

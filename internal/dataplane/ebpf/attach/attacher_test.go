@@ -312,7 +312,10 @@ func TestUplinks(t *testing.T) {
 	run(t, a)
 	addAddr(t, "eth1", "203.0.113.7/24")
 	await.NoError(t, func() error {
-		if got := a.Uplinks()[eth1].V4; got != addr("203.0.113.7") {
+		a.mu.Lock()
+		got := a.uplinks[eth1].V4
+		a.mu.Unlock()
+		if got != addr("203.0.113.7") {
 			return fmt.Errorf("uplink eth1 has %v, want 203.0.113.7", got)
 		}
 		return nil
