@@ -70,18 +70,19 @@ struct frontend {
 
 /* services: the number of endpoints in each set, and the session affinity. */
 enum service_flags {
-	SERVICE_TFTP = 1 << 0, /* its frontends and endpoints have FRONTEND_TFTP */
+	SERVICE_TFTP = 1 << 0,	  /* its frontends and endpoints have FRONTEND_TFTP */
 	SERVICE_LEAST = 1 << 1,	  /* of two endpoints, the one with fewer active flows */
 	SERVICE_LATENCY = 1 << 2, /* of two endpoints, the one with less expected delay */
-	SERVICE_MAGLEV = 1 << 3,  /* the slots of ROUTE_CLUSTER are a table that is the same on all nodes */
-	SERVICE_DSR = 1 << 4,	  /* with SERVICE_MAGLEV: endpoints on other nodes answer clients directly */
+	SERVICE_MAGLEV = 1 << 3,  /* the slots of ROUTE_CLUSTER are the same on all nodes */
+	SERVICE_DSR = 1 << 4,	  /* with SERVICE_MAGLEV: DSR to endpoints on other nodes */
 };
 
 struct service {
 	__u32 count[2]; /* of ROUTE_CLUSTER and of ROUTE_LOCAL */
 	__u32 affinity; /* timeout in seconds; 0: no affinity */
 	__u16 flags;	/* enum service_flags */
-	__u16 syn_limit; /* SYNs a second that a CPU takes before clients must prove their address; 0: all */
+	/* SYNs a second that a CPU takes before clients must prove their address; 0: all */
+	__u16 syn_limit;
 };
 
 /*
@@ -101,14 +102,14 @@ struct slot_key {
 /* backends: an endpoint of a Service port, by an id that is never reused. */
 enum backend_flags {
 	/* Without these two it gets no new flows, and UDP flows that have it continue. */
-	BACKEND_CLUSTER_POLICY = 1 << 0, /* in the set of ROUTE_CLUSTER */
-	BACKEND_LOCAL_POLICY = 1 << 1,	  /* in the set of ROUTE_LOCAL */
-	BACKEND_ON_THIS_NODE = 1 << 2,	  /* runs on this node */
-	BACKEND_HOST_NETWORK = 1 << 3,	  /* has the node's own address */
+	BACKEND_CLUSTER_POLICY = 1 << 0,      /* in the set of ROUTE_CLUSTER */
+	BACKEND_LOCAL_POLICY = 1 << 1,	      /* in the set of ROUTE_LOCAL */
+	BACKEND_ON_THIS_NODE = 1 << 2,	      /* runs on this node */
+	BACKEND_HOST_NETWORK = 1 << 3,	      /* has the node's own address */
 	BACKEND_TRAVERSES_NETFILTER = 1 << 4, /* a NetworkPolicy selects it */
-	BACKEND_ALLOWS_ANY = 1 << 5,	  /* a do-not-track policy allows any client: overrides the above */
-	BACKEND_WATCHED = 1 << 6,	  /* the outcomes of its TCP handshakes are counted */
-	BACKEND_EJECTED = 1 << 7,	  /* left out for a while: session affinity does not lead to it */
+	BACKEND_ALLOWS_ANY = 1 << 5, /* a do-not-track policy allows any client: overrides it */
+	BACKEND_WATCHED = 1 << 6,    /* the outcomes of its TCP handshakes are counted */
+	BACKEND_EJECTED = 1 << 7,    /* left out for a while, also by session affinity */
 };
 
 struct backend {
@@ -134,7 +135,10 @@ struct backend {
 
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */
-	/* source_ranges: a Service. cluster_ranges: RANGE_*. untracked_blocks: a rule. route_mtus: an ifindex */
+	/*
+	 * source_ranges: a Service. cluster_ranges: RANGE_*. untracked_blocks: a rule. route_mtus:
+	 * an ifindex.
+	 */
 	__u32 scope;
 	__u32 family;
 	struct addr addr;
@@ -159,13 +163,13 @@ struct affinity {
 
 /* The kind of a packet's next hop. Pinned flows contain it, so the values are fixed. */
 enum next_hop_kind {
-	NEXT_HOP_STACK = 0,	 /* unknown: the packet traverses the stack */
+	NEXT_HOP_STACK = 0, /* unknown: the packet traverses the stack */
 	NEXT_HOP_POD = 1,
-	NEXT_HOP_NEIGH = 2,	 /* a device; the kernel's neighbor table has the MAC */
-	NEXT_HOP_LINK = 3,	 /* a device and a known neighbor MAC */
+	NEXT_HOP_NEIGH = 2, /* a device; the kernel's neighbor table has the MAC */
+	NEXT_HOP_LINK = 3,  /* a device and a known neighbor MAC */
 	NEXT_HOP_TOO_BIG = 4,
 	NEXT_HOP_TTL_EXCEEDED = 5,
-	NEXT_HOP_NO_ROUTE = 6,	 /* the FIB drops the destination */
+	NEXT_HOP_NO_ROUTE = 6, /* the FIB drops the destination */
 };
 
 /*
@@ -175,30 +179,30 @@ enum next_hop_kind {
  */
 enum flow_state {
 	FLOW_NEW = 1,	      /* TCP: a SYN was seen. UDP: no reply was seen */
-	FLOW_SYN_RECV = 2,    /* TCP: the endpoint has sent a SYN-ACK; of one direction: no SYN was seen */
-	FLOW_ESTABLISHED = 3, /* TCP: the client has acknowledged the SYN-ACK. UDP: a reply was seen */
+	FLOW_SYN_RECV = 2,    /* TCP: a SYN-ACK was seen; of one direction: no SYN was seen */
+	FLOW_ESTABLISHED = 3, /* TCP: the client has acknowledged it. UDP: a reply was seen */
 	FLOW_CLOSING = 4,     /* one FIN was seen */
 	FLOW_LAST_ACK = 5,    /* both FINs were seen, and at most one is acknowledged */
 	FLOW_CLOSED = 6,      /* both FINs are acknowledged, or a valid RST was seen */
 };
 
 enum flow_flags {
-	FLOW_REPLY = 1 << 0,	/* from the endpoint to the client */
-	FLOW_STACK = 1 << 1,	/* traverses the stack; replies are translated at egress */
-	FLOW_SNAT = 1 << 2,	/* the source address is replaced */
-	FLOW_FIN = 1 << 3,	/* FIN seen in this direction */
+	FLOW_REPLY = 1 << 0,	   /* from the endpoint to the client */
+	FLOW_STACK = 1 << 1,	   /* traverses the stack; replies are translated at egress */
+	FLOW_SNAT = 1 << 2,	   /* the source address is replaced */
+	FLOW_FIN = 1 << 3,	   /* FIN seen in this direction */
 	FLOW_REVERSE_FIN = 1 << 4, /* FIN seen in the other direction */
-	FLOW_TO_POD = 1 << 5,	/* the destination is a pod of this node */
+	FLOW_TO_POD = 1 << 5,	   /* the destination is a pod of this node */
 	FLOW_REVERSE_TO_POD = 1 << 6,
-	FLOW_RESET = 1 << 7,	/* TCP: an RST closed the flow */
-	FLOW_STREAM = 1 << 8,	/* UDP: packets continued after the reply, in a later second */
-	FLOW_CONFIRMED = 1 << 9, /* TCP: the client exists, and is within its share of flows */
-	FLOW_TRACKED = 1 << 10, /* TCP: sequence numbers are known since the SYN */
+	FLOW_RESET = 1 << 7,	  /* TCP: an RST closed the flow */
+	FLOW_STREAM = 1 << 8,	  /* UDP: packets continued after the reply, in a later second */
+	FLOW_CONFIRMED = 1 << 9,  /* TCP: the client exists, and is within its share of flows */
+	FLOW_TRACKED = 1 << 10,	  /* TCP: sequence numbers are known since the SYN */
 	FLOW_FIN_ACKED = 1 << 11, /* the peer has acknowledged this direction's FIN */
-	FLOW_REPORTED = 1 << 12, /* its events are stored in the ring events */
-	FLOW_WATCHED = 1 << 13, /* its endpoint has BACKEND_WATCHED */
-	FLOW_COUNTED = 1 << 14, /* its endpoint's load counts it */
-	FLOW_DSR = 1 << 15, /* its endpoint's node answers the client: special/dsr.h */
+	FLOW_REPORTED = 1 << 12,  /* its events are stored in the ring events */
+	FLOW_WATCHED = 1 << 13,	  /* its endpoint has BACKEND_WATCHED */
+	FLOW_COUNTED = 1 << 14,	  /* its endpoint's load counts it */
+	FLOW_DSR = 1 << 15,	  /* its endpoint's node answers the client: special/dsr.h */
 };
 
 /* The side that closed a TCP connection first and so waits in TIME-WAIT. */
@@ -236,10 +240,10 @@ struct tcp_side {
 		__u32 isn; /* of the first SYN, until the flow is confirmed */
 		__u32 fin; /* sequence number after the FIN, with FLOW_FIN */
 	};
-	__u8 scale;	   /* window scale of this side (RFC 7323) */
+	__u8 scale; /* window scale of this side (RFC 7323) */
 	__u8 peer_scale;
-	__u8 first_scale;  /* window scale of the first SYN, if another SYN followed */
-	__u8 reset;	   /* this side has sent an RST that the other side has accepted */
+	__u8 first_scale; /* window scale of the first SYN, if another SYN followed */
+	__u8 reset;	  /* this side has sent an RST that the other side has accepted */
 };
 
 /* The fields that every packet needs come first: they fit into two cache lines. */
@@ -264,11 +268,11 @@ struct flow {
 	__u8 next_hop_macs[12];
 	__u32 in_ifindex; /* device of the pod that sends these packets; 0: the network */
 	union {
-		struct tcp_side tcp; /* TCP */
-		struct { /* UDP */
+		struct tcp_side tcp;	    /* TCP */
+		struct {		    /* UDP */
 			__be16 helper_port; /* the endpoint's port that the client asked */
-			__u16 answers; /* HELPER_REQUEST: server ports that have answered */
-			__u32 checked; /* service_changes when the flow was last compared; 0: never */
+			__u16 answers;	    /* HELPER_REQUEST: server ports that have answered */
+			__u32 checked;	    /* service_changes at the last comparison; 0: never */
 		};
 	};
 	__u32 backend;
@@ -318,8 +322,8 @@ struct fragment {
 /* pods: the device and the MAC addresses of the pods of this node. */
 enum pod_flags {
 	POD_TRAVERSES_NETFILTER = 1 << 0, /* its packets must traverse netfilter */
-	POD_REACHABLE = 1 << 1, /* ifindex and mac are valid */
-	POD_DENY_RULE_ONLY = 1 << 2, /* only the deny rules of do-not-track policies require netfilter */
+	POD_REACHABLE = 1 << 1,		  /* ifindex and mac are valid */
+	POD_DENY_RULE_ONLY = 1 << 2,	  /* only deny rules of do-not-track policies require it */
 };
 
 struct pod {
@@ -475,7 +479,7 @@ struct socket_flow {
 
 enum edge_flags {
 	EDGE_SERVED = 1 << 0,
-	EDGE_REDIRECTS = 1 << 1, /* the driver sends frames that came by another device (ndo_xdp_xmit) */
+	EDGE_REDIRECTS = 1 << 1, /* the driver sends frames of other devices (ndo_xdp_xmit) */
 };
 
 struct edge_device {
@@ -516,23 +520,23 @@ struct settings {
 	__u64 icmp_interval_v6;
 	__u64 icmp_interval_all; /* to all addresses together (net.ipv4.icmp_msgs_per_sec) */
 	__u32 network_ports; /* length of the list PORTS_NETWORK, which follows it in snat_ports */
-	__u32 agent_seen;    /* seconds since boot: without an agent, XDP drops nothing after a while */
+	__u32 agent_seen;    /* seconds since boot; long after it, XDP drops nothing */
 };
 
 enum settings_flags {
 	SETTING_MASQUERADE_ALL = 1 << 0,
 	SETTING_BYPASS_NEVER = 1 << 1,	/* endpoints on this node are reached through the stack */
-	SETTING_ASK_CONNTRACK = 1 << 3, /* netfilter may translate destinations too: ask conntrack */
-	SETTING_DRAINS = 1 << 4,	/* the programs will be detached: netfilter must learn running flows */
-	SETTING_UNTRACKED = 1 << 5,	/* untracked_ports has entries */
-	SETTING_XFRM = 1 << 6,		/* RANGE_XFRM_SRC and RANGE_XFRM_DST have entries */
-	SETTING_TCP_LIBERAL = 1 << 7,	/* only RSTs are compared with the TCP window */
+	SETTING_ASK_CONNTRACK = 1 << 3, /* netfilter may translate destinations: ask conntrack */
+	SETTING_DRAINS = 1 << 4,    /* before the detachment: netfilter must learn running flows */
+	SETTING_UNTRACKED = 1 << 5, /* untracked_ports has entries */
+	SETTING_XFRM = 1 << 6,	    /* RANGE_XFRM_SRC and RANGE_XFRM_DST have entries */
+	SETTING_TCP_LIBERAL = 1 << 7,	 /* only RSTs are compared with the TCP window */
 	SETTING_EVENTS_REFUSED = 1 << 8, /* store events of refused and dropped packets */
-	SETTING_EVENTS_FLOWS = 1 << 9,	/* store events of flows */
-	SETTING_HOOKS_HOST = 1 << 10,	/* the socket hooks leave the sockets of pods */
-	SETTING_HOOKS_EXCEPT = 1 << 11, /* they leave the cgroups in unhooked_cgroups */
-	SETTING_LOOPBACK_V4 = 1 << 12,	/* they serve NodePorts on 127.0.0.0/8 */
-	SETTING_LOOPBACK_V6 = 1 << 13,	/* and on ::1 */
+	SETTING_EVENTS_FLOWS = 1 << 9,	 /* store events of flows */
+	SETTING_HOOKS_HOST = 1 << 10,	 /* the socket hooks leave the sockets of pods */
+	SETTING_HOOKS_EXCEPT = 1 << 11,	 /* they leave the cgroups in unhooked_cgroups */
+	SETTING_LOOPBACK_V4 = 1 << 12,	 /* they serve NodePorts on 127.0.0.0/8 */
+	SETTING_LOOPBACK_V6 = 1 << 13,	 /* and on ::1 */
 };
 
 /*
@@ -542,8 +546,8 @@ enum settings_flags {
 enum feature {
 	FEATURE_STACK_FLOW = 1 << 0,
 	FEATURE_HELPER = 1 << 1,
-	FEATURE_NODE_HELPER = 1 << 2, /* a flow of HELPER_NODE exists: see special/egress.h, tftp.h */
-	FEATURE_SNAT = 1 << 3,	   /* a flow uses an address and a port of the node */
+	FEATURE_NODE_HELPER = 1 << 2, /* there is a flow of HELPER_NODE: special/egress.h, tftp.h */
+	FEATURE_SNAT = 1 << 3,	      /* a flow uses an address and a port of the node */
 	FEATURE_NODE_SOCKET = 1 << 4, /* a UDP socket of the node was connected to an endpoint */
 };
 
@@ -552,7 +556,7 @@ enum event_kind {
 	EVENT_OPENED = 1,   /* the first packet has created the flow */
 	EVENT_ANSWERED = 2, /* TCP: the endpoint's SYN-ACK. UDP: its first datagram */
 	EVENT_CLOSED = 3,
-	EVENT_REFUSED = 4,  /* the Service does not serve the client */
+	EVENT_REFUSED = 4, /* the Service does not serve the client */
 	EVENT_DROPPED = 5,
 };
 
@@ -561,7 +565,7 @@ enum event_end {
 	EVENT_END_FIN = 1,
 	EVENT_END_RST = 2,
 	EVENT_END_TIMEOUT = 3,
-	EVENT_END_MOVED = 4, /* UDP: the endpoint is gone, or the Service has lost the address */
+	EVENT_END_MOVED = 4,  /* UDP: the endpoint is gone, or the Service has lost the address */
 	EVENT_END_SOCKET = 5, /* UDP: the process has closed its socket, or connected it anew */
 };
 
@@ -570,8 +574,8 @@ enum event_end {
 #define TO_CLIENT 1
 
 struct event {
-	__u64 time;	 /* nanoseconds since boot */
-	__u64 handshake; /* nanoseconds from the first packet to the answer; 0: unknown */
+	__u64 time;	  /* nanoseconds since boot */
+	__u64 handshake;  /* nanoseconds from the first packet to the answer; 0: unknown */
 	__u64 packets[2]; /* by direction; 0: not counted */
 	__u64 bytes[2];
 	struct addr client; /* zero: unknown */
@@ -582,13 +586,13 @@ struct event {
 	__be16 endpoint_port;
 	__u8 proto;
 	__u8 family;
-	__u32 service; /* 0: unknown */
-	__u32 backend; /* 0: unknown, or none was chosen */
-	__u32 opened;  /* seconds since boot; 0: unknown */
-	__u32 srtt;    /* microseconds; 0: unknown */
-	__u8 kind;     /* enum event_kind */
-	__u8 end;      /* EVENT_CLOSED: enum event_end */
-	__u8 verdict;  /* EVENT_REFUSED, EVENT_DROPPED: enum verdict */
+	__u32 service;	/* 0: unknown */
+	__u32 backend;	/* 0: unknown, or none was chosen */
+	__u32 opened;	/* seconds since boot; 0: unknown */
+	__u32 srtt;	/* microseconds; 0: unknown */
+	__u8 kind;	/* enum event_kind */
+	__u8 end;	/* EVENT_CLOSED: enum event_end */
+	__u8 verdict;	/* EVENT_REFUSED, EVENT_DROPPED: enum verdict */
 	__u8 by_socket; /* 1: the socket hooks chose the endpoint */
 	__u32 lasted;	/* EVENT_CLOSED with by_socket: milliseconds; 0xffffffff: longer */
 };
@@ -633,10 +637,10 @@ struct outcome {
  * write the first four fields, the agent the last two.
  */
 struct load {
-	__u32 flows;	 /* of the flow table */
-	__u32 sockets;	 /* connected sockets that a hook has translated */
-	__u32 handshake; /* microseconds: the shortest one */
-	__u32 measured;	 /* seconds since boot of that handshake; 0: none */
+	__u32 flows;	  /* of the flow table */
+	__u32 sockets;	  /* connected sockets that a hook has translated */
+	__u32 handshake;  /* microseconds: the shortest one */
+	__u32 measured;	  /* seconds since boot of that handshake; 0: none */
 	__u32 lost_flows; /* flows that ended and are still in the count */
 	__u32 lost_sockets;
 };
@@ -701,57 +705,57 @@ struct refusal_key {
  * labels of a metric. Keep their order, and add new ones at the end.
  */
 enum verdict {
-	PASS_OTHER = 0,		/* not a packet of a Service: left unchanged */
-	PASS_MALFORMED,		/* headers do not parse: left to the stack */
-	PASS_FRAGMENT,		/* later fragment without a first one: left to the stack */
-	TRANSLATED_DIRECT,	/* rewritten and redirected */
-	TRANSLATED_STACK,	/* rewritten, and passed to the stack */
-	TRANSLATED_EGRESS,	/* reply rewritten at egress, after the stack */
-	TRANSLATED_ICMP,	/* an ICMP error about a translated packet */
-	PASSED_DIRECT,		/* to or from an endpoint's own address: redirected unchanged */
-	FLOW_CREATED,		/* a new flow was stored */
-	REJECTED_RST,		/* answered with a TCP RST */
-	REJECTED_ICMP,		/* answered with ICMP port unreachable */
-	ANSWERED_TOO_BIG,	/* answered with ICMP fragmentation needed */
-	ANSWERED_TTL,		/* answered with ICMP time exceeded */
-	DROP_POLICY_LOCAL,	/* Local traffic policy, no endpoint on this node */
-	DROP_SOURCE_RANGE,	/* loadBalancerSourceRanges */
-	DROP_REJECTED_SILENT,	/* a reject that must not be answered (an RST, a later fragment) */
-	DROP_NO_BACKEND,	/* the endpoint was removed during the choice */
-	DROP_SNAT_PORTS,	/* no free port towards the endpoint */
-	DROP_NO_SNAT_ADDR,	/* the interface has no address */
-	DROP_NO_ROUTE,		/* no route to the endpoint */
-	DROP_FLOW_TABLE,	/* the flow could not be stored */
-	DROP_REWRITE,		/* the kernel refused to write the packet */
-	FLOW_REVIVED,		/* the kernel evicted one entry of a flow, and it was restored */
-	FLOW_CONFLICT,		/* the kernel evicted one entry of a flow, and another flow has its tuple */
-	SOCKET_TRANSLATED,	/* a socket connects or sends to an endpoint instead of a Service */
-	SOCKET_REFUSED,		/* a socket gets ECONNREFUSED: the Service has no endpoint */
-	SOCKET_TIMED_OUT,	/* a socket gets ETIMEDOUT: a Local policy or a source range drops it */
-	PASS_CONNTRACK,		/* netfilter knows the flow: left to it */
-	HELPER_ASKED,		/* a translated request to a server that may answer from another port */
-	HELPER_ANSWERED,	/* the first answer to such a request from another port */
-	DROP_HELPER_ANSWERS,	/* too many ports of the server answer one request */
-	PORT_CHANGED,		/* the stack's packet had the port of a flow, and got another */
-	PASSED_UNTRACKED,	/* a do-not-track policy allows it: redirected unchanged */
-	PASS_SOURCE,		/* the source does not belong to the device: left to the stack */
-	PASS_VLAN,		/* tagged: left to the VLAN's own device */
-	FLOW_REPLACED,		/* a newer flow took the slot or the port of an unconfirmed flow */
-	DROP_NO_FLOW,		/* TCP, not a SYN, and of no known connection */
-	REJECTED_NO_FLOW,	/* TCP, not a SYN, and of no known connection: answered with an RST */
-	FLOW_OVER_SHARE,	/* the client has half of the flow table: the flow stays unconfirmed */
-	DROP_XFRM,		/* an IPsec policy selects it, and a redirect would bypass IPsec */
-	DROP_ICMP_RATE,		/* the answer would exceed the rate of ICMP errors */
-	DROP_SOURCE,		/* to a Service or of a flow, and the source does not belong to the device */
-	DSR_ANNOUNCED,		/* a packet told the endpoint's node which Service the client asked for */
-	DROP_DSR,		/* an option that announces a Service, and no node of the cluster wrote it */
-	DSR_UNANSWERED,		/* a client repeated its SYN to an endpoint that should answer directly */
-	TRANSLATED_XDP,		/* rewritten and sent before the kernel had an skb for it */
-	SYN_CHALLENGED,		/* a SYN of a flood: its client must prove its address */
-	SYN_PROVED,		/* a client has proved its address */
-	DROP_SYN_FORM,		/* a SYN with IP options or in fragments, to a Service with a SYN filter */
-	DSR_ENCAPSULATED,	/* sent to the endpoint's node within a datagram */
-	DSR_PROBED,		/* another node's probe was answered */
+	PASS_OTHER = 0,	      /* not a packet of a Service: left unchanged */
+	PASS_MALFORMED,	      /* headers do not parse: left to the stack */
+	PASS_FRAGMENT,	      /* later fragment without a first one: left to the stack */
+	TRANSLATED_DIRECT,    /* rewritten and redirected */
+	TRANSLATED_STACK,     /* rewritten, and passed to the stack */
+	TRANSLATED_EGRESS,    /* reply rewritten at egress, after the stack */
+	TRANSLATED_ICMP,      /* an ICMP error about a translated packet */
+	PASSED_DIRECT,	      /* to or from an endpoint's own address: redirected unchanged */
+	FLOW_CREATED,	      /* a new flow was stored */
+	REJECTED_RST,	      /* answered with a TCP RST */
+	REJECTED_ICMP,	      /* answered with ICMP port unreachable */
+	ANSWERED_TOO_BIG,     /* answered with ICMP fragmentation needed */
+	ANSWERED_TTL,	      /* answered with ICMP time exceeded */
+	DROP_POLICY_LOCAL,    /* Local traffic policy, no endpoint on this node */
+	DROP_SOURCE_RANGE,    /* loadBalancerSourceRanges */
+	DROP_REJECTED_SILENT, /* a reject that must not be answered (an RST, a later fragment) */
+	DROP_NO_BACKEND,      /* the endpoint was removed during the choice */
+	DROP_SNAT_PORTS,      /* no free port towards the endpoint */
+	DROP_NO_SNAT_ADDR,    /* the interface has no address */
+	DROP_NO_ROUTE,	      /* no route to the endpoint */
+	DROP_FLOW_TABLE,      /* the flow could not be stored */
+	DROP_REWRITE,	      /* the kernel refused to write the packet */
+	FLOW_REVIVED,	      /* the kernel evicted one entry of a flow, and it was restored */
+	FLOW_CONFLICT,	      /* the kernel evicted an entry of a flow, and another has its tuple */
+	SOCKET_TRANSLATED,    /* a socket connects or sends to an endpoint instead of a Service */
+	SOCKET_REFUSED,	      /* a socket gets ECONNREFUSED: the Service has no endpoint */
+	SOCKET_TIMED_OUT,     /* a socket gets ETIMEDOUT: by a Local policy or a source range */
+	PASS_CONNTRACK,	      /* netfilter knows the flow: left to it */
+	HELPER_ASKED,	      /* a request to a server that may answer from another port */
+	HELPER_ANSWERED,      /* the first answer to such a request from another port */
+	DROP_HELPER_ANSWERS,  /* too many ports of the server answer one request */
+	PORT_CHANGED,	      /* the stack's packet had the port of a flow, and got another */
+	PASSED_UNTRACKED,     /* a do-not-track policy allows it: redirected unchanged */
+	PASS_SOURCE,	      /* the source does not belong to the device: left to the stack */
+	PASS_VLAN,	      /* tagged: left to the VLAN's own device */
+	FLOW_REPLACED,	      /* a newer flow took the slot or the port of an unconfirmed flow */
+	DROP_NO_FLOW,	      /* TCP, not a SYN, and of no known connection */
+	REJECTED_NO_FLOW,     /* TCP, not a SYN, and of no known connection: answered with an RST */
+	FLOW_OVER_SHARE,      /* the client has half of the flow table: the flow is unconfirmed */
+	DROP_XFRM,	      /* an IPsec policy selects it, and a redirect would bypass IPsec */
+	DROP_ICMP_RATE,	      /* the answer would exceed the rate of ICMP errors */
+	DROP_SOURCE,	      /* to a Service or of a flow, with a source of another device */
+	DSR_ANNOUNCED,	      /* a packet told the endpoint's node the Service that it is for */
+	DROP_DSR,	      /* an option with a Service that no node of the cluster wrote */
+	DSR_UNANSWERED,	      /* a client repeated its SYN to an endpoint with DSR */
+	TRANSLATED_XDP,	      /* rewritten and sent before the kernel had an skb for it */
+	SYN_CHALLENGED,	      /* a SYN of a flood: its client must prove its address */
+	SYN_PROVED,	      /* a client has proved its address */
+	DROP_SYN_FORM,	      /* a SYN with options or fragments, to a Service with a SYN filter */
+	DSR_ENCAPSULATED,     /* sent to the endpoint's node within a datagram */
+	DSR_PROBED,	      /* another node's probe was answered */
 	VERDICTS,
 };
 

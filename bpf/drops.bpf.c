@@ -127,25 +127,25 @@ int BPF_PROG(nft_leave, struct nft_pktinfo *pkt, void *chain, unsigned int verdi
 	return 0;
 }
 
-#define XTABLES(family)                                                                   \
-	SEC("fentry/" #family "_do_table")                                                \
-	int BPF_PROG(family##_enter, void *table, struct sk_buff *skb,                    \
-		     const struct nf_hook_state *state)                                   \
-	{                                                                                 \
-		enter(skb, state, table, PATH_XTABLES);                                   \
-		return 0;                                                                 \
-	}                                                                                 \
-	SEC("fexit/" #family "_do_table")                                                 \
-	int BPF_PROG(family##_leave, void *table, struct sk_buff *skb,                    \
-		     const struct nf_hook_state *state, unsigned int verdict)             \
-	{                                                                                 \
-		struct running *r = running();                                            \
-                                                                                          \
-		if ((verdict & VERDICT_MASK) == NF_DROP)                                  \
-			leave(skb, state, table, PATH_XTABLES, verdict);                  \
-		else if (r && r->path == PATH_XTABLES)                                    \
-			r->path = PATH_NONE;                                              \
-		return 0;                                                                 \
+#define XTABLES(family)                                                       \
+	SEC("fentry/" #family "_do_table")                                    \
+	int BPF_PROG(family##_enter, void *table, struct sk_buff *skb,        \
+		     const struct nf_hook_state *state)                       \
+	{                                                                     \
+		enter(skb, state, table, PATH_XTABLES);                       \
+		return 0;                                                     \
+	}                                                                     \
+	SEC("fexit/" #family "_do_table")                                     \
+	int BPF_PROG(family##_leave, void *table, struct sk_buff *skb,        \
+		     const struct nf_hook_state *state, unsigned int verdict) \
+	{                                                                     \
+		struct running *r = running();                                \
+                                                                              \
+		if ((verdict & VERDICT_MASK) == NF_DROP)                      \
+			leave(skb, state, table, PATH_XTABLES, verdict);      \
+		else if (r && r->path == PATH_XTABLES)                        \
+			r->path = PATH_NONE;                                  \
+		return 0;                                                     \
 	}
 
 XTABLES(ipt)

@@ -22,27 +22,27 @@ enum drop_path {
 };
 
 enum drop_flags {
-	DROP_INVALID = 1 << 0, /* conntrack called it INVALID */
+	DROP_INVALID = 1 << 0,	/* conntrack called it INVALID */
 	DROP_FRAGMENT = 1 << 1, /* not the first fragment: no ports */
 	DROP_NO_ENTRY = 1 << 2, /* conntrack has no entry for it */
 };
 
 enum drop_counter {
-	DROPS_SEEN = 0,    /* dropped IP packets with a requested reason */
+	DROPS_SEEN = 0,	   /* dropped IP packets with a requested reason */
 	DROPS_MATCHED = 1, /* of those: matched by the filters */
 	DROPS_LIMITED = 2, /* of those: beyond the rate */
-	DROPS_LOST = 3,    /* of those: no room in the buffer */
+	DROPS_LOST = 3,	   /* of those: no room in the buffer */
 	DROPS_COUNTERS = 4,
 };
 
 #define DROP_STACK 12
 
 struct drop {
-	__u64 time;     /* CLOCK_MONOTONIC, ns */
+	__u64 time;	/* CLOCK_MONOTONIC, ns */
 	__u64 location; /* address in the kernel's code */
-	__u64 cookie;   /* of the network namespace; never reused, unlike an inode */
-	__u32 netns;    /* inode */
-	__u32 reason;   /* enum skb_drop_reason */
+	__u64 cookie;	/* of the network namespace; never reused, unlike an inode */
+	__u32 netns;	/* inode */
+	__u32 reason;	/* enum skb_drop_reason */
 	__u32 length;
 	__u32 iif; /* index of the ingress interface; 0: sent by this host */
 	__be32 saddr[4];

@@ -6,54 +6,54 @@
 #ifndef SPILLWAY_MAPS_H
 #define SPILLWAY_MAPS_H
 
-#define HASH(name, keytype, valtype, max)                 \
-	struct {                                          \
-		__uint(type, BPF_MAP_TYPE_HASH);          \
-		__uint(map_flags, BPF_F_NO_PREALLOC);     \
-		__uint(max_entries, max);                 \
-		__type(key, keytype);                     \
-		__type(value, valtype);                   \
-		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+#define HASH(name, keytype, valtype, max)             \
+	struct {                                      \
+		__uint(type, BPF_MAP_TYPE_HASH);      \
+		__uint(map_flags, BPF_F_NO_PREALLOC); \
+		__uint(max_entries, max);             \
+		__type(key, keytype);                 \
+		__type(value, valtype);               \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);  \
 	} name SEC(".maps")
 
-#define LRU(name, keytype, valtype, max)                  \
-	struct {                                          \
-		__uint(type, BPF_MAP_TYPE_LRU_HASH);      \
-		__uint(max_entries, max);                 \
-		__type(key, keytype);                     \
-		__type(value, valtype);                   \
-		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+#define LRU(name, keytype, valtype, max)             \
+	struct {                                     \
+		__uint(type, BPF_MAP_TYPE_LRU_HASH); \
+		__uint(max_entries, max);            \
+		__type(key, keytype);                \
+		__type(value, valtype);              \
+		__uint(pinning, LIBBPF_PIN_BY_NAME); \
 	} name SEC(".maps")
 
 /* Memory for an entry is allocated when the entry is made. */
-#define PERCPU_HASH(name, keytype, valtype, max)          \
-	struct {                                          \
-		__uint(type, BPF_MAP_TYPE_PERCPU_HASH);   \
-		__uint(map_flags, BPF_F_NO_PREALLOC);     \
-		__uint(max_entries, max);                 \
-		__type(key, keytype);                     \
-		__type(value, valtype);                   \
-		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+#define PERCPU_HASH(name, keytype, valtype, max)        \
+	struct {                                        \
+		__uint(type, BPF_MAP_TYPE_PERCPU_HASH); \
+		__uint(map_flags, BPF_F_NO_PREALLOC);   \
+		__uint(max_entries, max);               \
+		__type(key, keytype);                   \
+		__type(value, valtype);                 \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);    \
 	} name SEC(".maps")
 
-#define ARRAY(name, maptype, valtype, max)                \
-	struct {                                          \
-		__uint(type, maptype);                    \
-		__uint(max_entries, max);                 \
-		__type(key, __u32);                       \
-		__type(value, valtype);                   \
-		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+#define ARRAY(name, maptype, valtype, max)           \
+	struct {                                     \
+		__uint(type, maptype);               \
+		__uint(max_entries, max);            \
+		__type(key, __u32);                  \
+		__type(value, valtype);              \
+		__uint(pinning, LIBBPF_PIN_BY_NAME); \
 	} name SEC(".maps")
 
 /* Finds the longest prefix: see struct range_key. */
-#define TRIE(name, valtype, max)                          \
-	struct {                                          \
-		__uint(type, BPF_MAP_TYPE_LPM_TRIE);      \
-		__uint(map_flags, BPF_F_NO_PREALLOC);     \
-		__uint(max_entries, max);                 \
-		__type(key, struct range_key);            \
-		__type(value, valtype);                   \
-		__uint(pinning, LIBBPF_PIN_BY_NAME);      \
+#define TRIE(name, valtype, max)                      \
+	struct {                                      \
+		__uint(type, BPF_MAP_TYPE_LPM_TRIE);  \
+		__uint(map_flags, BPF_F_NO_PREALLOC); \
+		__uint(max_entries, max);             \
+		__type(key, struct range_key);        \
+		__type(value, valtype);               \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);  \
 	} name SEC(".maps")
 
 /* Maps that the agent writes. */
@@ -85,7 +85,8 @@ struct {
 } port_filter SEC(".maps");
 
 TRIE(source_ranges, __u8, 1 << 18);
-TRIE(cluster_ranges, __u8, 1 << 17); /* the agent writes it before Services: they take no room of it */
+/* The agent writes it before Services: they take no room of it. */
+TRIE(cluster_ranges, __u8, 1 << 17);
 TRIE(untracked_blocks, __u8, 1 << 16);
 TRIE(route_mtus, __u32, 1 << 14);
 

@@ -42,8 +42,10 @@
  *                              act/gue.h: datagrams where a network drops options
  *
  * Two kinds of packets are rewritten at egress: replies of flows that traverse the stack, and the
- * node's own packets whose source port belongs to a flow. All others: at ingress. sock.bpf.c has the
- * socket hooks (lib/socket.h), drops.bpf.c the programs of `spillway drops` (lib/drops/).
+ * node's own packets whose source port belongs to a flow. All others: at ingress.
+ *
+ * sock.bpf.c has the socket hooks (lib/socket.h), drops.bpf.c the programs of `spillway drops`
+ * (lib/drops/).
  */
 #include "lib/handle.h"
 

@@ -9,7 +9,10 @@
 #include "special/icmp_error.h"
 #include "special/syn_challenge.h"
 
-/* Deletes the flow of the packet, which is over. Another CPU may have replaced it: slot is the old one's. */
+/*
+ * Deletes the flow of the packet, which is over. Another CPU may have replaced it: slot is the old
+ * one's.
+ */
 __noinline int flow_forget(const struct packet *p, __u32 slot)
 {
 	struct flow_pair *pair = get_flow_pair();

@@ -241,7 +241,8 @@ __noinline int report_change(struct __sk_buff *skb, struct flow *f, const struct
 		report_closed(m, f, m->packet.flags & PACKET_RST ? EVENT_END_RST : EVENT_END_FIN);
 		return 0;
 	}
-	if ((!reported && !service_metrics && !counted) || before != FLOW_NEW || !(f->flags & FLOW_REPLY))
+	if ((!reported && !service_metrics && !counted) || before != FLOW_NEW ||
+	    !(f->flags & FLOW_REPLY))
 		return 0;
 	if (f->helper == HELPER_DATA) /* the endpoint has sent the first packet: report_transfer */
 		return 0;

@@ -18,9 +18,9 @@ struct flow_pair {
 	struct flow flow;
 	struct flow reply;
 	struct tuple reply_key;
-	struct tuple holder_key; /* key of another flow that has the reply tuple */
-	struct tuple reverse_key;	 /* key of that flow's reverse entry */
-	__u32 seq;		 /* of the first packet, if it is a SYN */
+	struct tuple holder_key;  /* key of another flow that has the reply tuple */
+	struct tuple reverse_key; /* key of that flow's reverse entry */
+	__u32 seq;		  /* of the first packet, if it is a SYN */
 	enum port_list ports;
 	__u32 exact; /* 1: with SOURCE_PORT_EXACT */
 	/* The best flow to replace that the search for a port has found. */

@@ -14,10 +14,10 @@
 /* What happens to a packet of no flow. */
 enum decision {
 	NOT_OURS,
-	FORGED,	       /* the source does not belong to the device */
-	TO_NETFILTER,  /* netfilter knows the connection */
-	PASS_BY,       /* to or from an endpoint's own address, or by a do-not-track policy */
-	DROPPED,       /* by the Service's source ranges or traffic policy */
+	FORGED,	      /* the source does not belong to the device */
+	TO_NETFILTER, /* netfilter knows the connection */
+	PASS_BY,      /* to or from an endpoint's own address, or by a do-not-track policy */
+	DROPPED,      /* by the Service's source ranges or traffic policy */
 	NO_ENDPOINT,
 	NO_SERVICE,    /* a connected UDP socket has asked for one that is gone */
 	ENDPOINT_GONE, /* during the choice */
@@ -29,7 +29,7 @@ struct found {
 	struct frontend *fe; /* NULL: none */
 	bool by_socket;	     /* see asked_by_socket */
 	bool from_endpoint;
-	enum verdict drop; /* for DROPPED */
+	enum verdict drop;	      /* for DROPPED */
 	struct backend_choice choice; /* for CHOSEN */
 };
 
@@ -55,9 +55,9 @@ static __always_inline enum decision decide_service(struct __sk_buff *skb, const
 		return DROPPED;
 	if (route == ROUTE_REJECT)
 		return NO_ENDPOINT;
-	found->choice = backend_select(fe->service, route, tuple_hash(t), t, &t->saddr, t->family, 0,
-				       t->proto == IPPROTO_UDP ? AFFINITY_AT_ONCE :
-				       AFFINITY_ON_CONFIRM);
+	found->choice = backend_select(
+		fe->service, route, tuple_hash(t), t, &t->saddr, t->family, 0,
+		t->proto == IPPROTO_UDP ? AFFINITY_AT_ONCE : AFFINITY_ON_CONFIRM);
 	return found->choice.backend ? CHOSEN : ENDPOINT_GONE;
 }
 
@@ -71,8 +71,7 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 	struct asked asked = {};
 
 	/* A TCP socket stays with an endpoint that any Service has. */
-	if (hook == FROM_POD &&
-	    (!match.fe || (t->proto == IPPROTO_UDP && !is_service(match.fe))))
+	if (hook == FROM_POD && (!match.fe || (t->proto == IPPROTO_UDP && !is_service(match.fe))))
 		asked_by_socket(skb, p, &asked);
 	/* While the programs drain, they have no Services, and another proxy may have this one. */
 	if (asked.gone && !(s->flags & SETTING_DRAINS))
@@ -100,10 +99,10 @@ static __noinline bool has_syn_filter(__u32 service)
 }
 
 /*
- * Must a connection with an endpoint's own address get a flow, although its destination stays? It must
- * if a Service's flow has its reply tuple: then it gets another source port, or the Service's address
- * would be put into its replies. Not with direct replies: later packets of the two connections look
- * alike. Fills m->asked.
+ * Must a connection with an endpoint's own address get a flow, although its destination stays? It
+ * must if a Service's flow has its reply tuple: then it gets another source port, or the Service's
+ * address would be put into its replies. Not with direct replies: later packets of the two
+ * connections look alike. Fills m->asked.
  */
 static __always_inline bool asks_endpoint(struct scratch *m, const struct settings *s)
 {
@@ -114,8 +113,8 @@ static __always_inline bool asks_endpoint(struct scratch *m, const struct settin
 		return false;
 	tuple_mirror(&m->pair.reply_key, t);
 	f = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
-	if (!f || (f->flags & (FLOW_REPLY | FLOW_DSR)) != FLOW_REPLY || flow_may_be_over(f, t->proto) ||
-	    !is_for_here(t))
+	if (!f || (f->flags & (FLOW_REPLY | FLOW_DSR)) != FLOW_REPLY ||
+	    flow_may_be_over(f, t->proto) || !is_for_here(t))
 		return false;
 	backend_here(&m->asked, &t->daddr, t->dport, t->family);
 	m->asked.service = 0;
@@ -123,8 +122,8 @@ static __always_inline bool asks_endpoint(struct scratch *m, const struct settin
 }
 
 /*
- * Completes a new flow of one direction with the next hop that flow_plan has found. Returns 0, or -1
- * if the packet is too long for it.
+ * Completes a new flow of one direction with the next hop that flow_plan has found. Returns 0, or
+ * -1 if the packet is too long for it.
  */
 static __always_inline int one_way_begin(struct __sk_buff *skb, struct scratch *m)
 {
@@ -246,13 +245,16 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 	case ENDPOINT_GONE:
 		return drop_reported(s, found.fe->service, DROP_NO_BACKEND, REPORT_PACKET);
 	case CHOSEN:
-		/* XDP does not parse such a SYN, and clients send none: it would evade the filter. */
+		/*
+		 * XDP does not parse such a SYN, and clients send none: it would evade the filter.
+		 */
 		if (hook == FROM_NETWORK && packet_syn(&m->packet) &&
 		    unlikely(m->packet.flags & (PACKET_OPTIONS | PACKET_FIRST_FRAGMENT)) &&
 		    has_syn_filter(found.fe->service))
 			return drop_reported(s, found.fe->service, DROP_SYN_FORM, REPORT_PACKET);
 		m->pair.flow.backend = found.choice.id;
-		direct = dsr && found.choice.dsr && hook == FROM_NETWORK && dsr_possible(&m->packet);
+		direct = dsr && found.choice.dsr && hook == FROM_NETWORK &&
+			 dsr_possible(&m->packet);
 		/* With DSR it may have begun at another node, or have lost its flow here. */
 		if (!direct && !packet_begins(&m->packet))
 			return SERVE_STRAY;

@@ -284,16 +284,16 @@ static __always_inline int refuse(const struct endpoint_addr *dst, __u32 service
 
 /* The calls of a process that run the hooks. */
 enum socket_call {
-	SOCKET_CONNECTED,	 /* connect(), getpeername() */
+	SOCKET_CONNECTED,    /* connect(), getpeername() */
 	SOCKET_PER_DATAGRAM, /* sendmsg(), recvmsg() */
 };
 
 /* The action for an address of a Service. */
 enum socket_decision {
-	SOCKET_LEAVE,	  /* leave the address: the tc programs decide about the packet */
+	SOCKET_LEAVE, /* leave the address: the tc programs decide about the packet */
 	SOCKET_TRANSLATE,
-	SOCKET_REFUSE,	  /* ECONNREFUSED */
-	SOCKET_TIME_OUT,  /* ETIMEDOUT */
+	SOCKET_REFUSE,	 /* ECONNREFUSED */
+	SOCKET_TIME_OUT, /* ETIMEDOUT */
 };
 
 static __always_inline enum socket_decision socket_decide(const struct frontend *fe, __u8 family,
@@ -386,7 +386,8 @@ static __always_inline struct frontend *loopback_nodeport(struct bpf_sock_addr *
 	if (!addr_loopback(&dst->addr, dst->family))
 		return NULL;
 	s = get_settings();
-	if (!s || !(s->flags & (dst->family == FAMILY_V4 ? SETTING_LOOPBACK_V4 : SETTING_LOOPBACK_V6)))
+	if (!s ||
+	    !(s->flags & (dst->family == FAMILY_V4 ? SETTING_LOOPBACK_V4 : SETTING_LOOPBACK_V6)))
 		return NULL;
 	if (bpf_get_netns_cookie(ctx) != host_netns_cookie || source_loopback(ctx, family, call))
 		return NULL;
@@ -459,8 +460,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 		if (call == SOCKET_CONNECTED && end_sockets)
 			socket_backend_remember(ctx, b, choice.id);
 		if (call == SOCKET_CONNECTED &&
-		    ((proto == IPPROTO_UDP ? report_udp_sockets :
-		     report_tcp_sockets || b->flags & BACKEND_WATCHED) ||
+		    ((proto == IPPROTO_UDP ? report_udp_sockets
+					   : report_tcp_sockets || b->flags & BACKEND_WATCHED) ||
 		     choice.counted))
 			socket_flow_plan(ctx, &dst.addr, dst.port, &choice);
 		if (call == SOCKET_PER_DATAGRAM && fe->flags & FRONTEND_TFTP)

@@ -42,8 +42,7 @@ static __always_inline void socket_uncount(const struct socket_flow *f)
 }
 
 /* Returns an empty event with the ends of a socket's flow, or NULL. */
-static __always_inline struct event *socket_event(const struct socket_flow *f,
-						  enum event_kind kind)
+static __always_inline struct event *socket_event(const struct socket_flow *f, enum event_kind kind)
 {
 	struct event *e;
 
@@ -101,7 +100,8 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 		return 0;
 	reported = socket_events_wanted() && event_allowed(b->service, false);
 	watched = b->flags & BACKEND_WATCHED && ctx->protocol == IPPROTO_TCP;
-	wanted = reported || watched || choice->counted || (service_metrics && ctx->protocol == IPPROTO_TCP);
+	wanted = reported || watched || choice->counted ||
+		 (service_metrics && ctx->protocol == IPPROTO_TCP);
 	f = bpf_sk_storage_get(&socket_flows, ctx->sk, NULL,
 			       wanted ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 	if (!f)
@@ -170,8 +170,8 @@ static __always_inline void socket_flow_syn(struct bpf_sock_ops *ctx, struct soc
 		return;
 	/* Other programs of the cgroup may have asked for calls, too. */
 	if ((!f->silent || f->watched || f->counted) &&
-	    bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags |
-					   BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG))
+	    bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG |
+						   BPF_SOCK_OPS_RTO_CB_FLAG))
 		return;
 	f->state = SOCKET_FLOW_OPEN;
 	f->opened = bpf_ktime_get_ns();

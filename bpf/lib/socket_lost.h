@@ -57,8 +57,8 @@ static __always_inline void lost_ends(struct lost_socket *s, struct sock *sk)
 }
 
 /* Completes the record of a socket, and writes it. */
-static __always_inline void lost_write(struct bpf_iter__bpf_sk_storage_map *ctx,
-				       struct sock *sk, struct lost_socket *s, struct net *net)
+static __always_inline void lost_write(struct bpf_iter__bpf_sk_storage_map *ctx, struct sock *sk,
+				       struct lost_socket *s, struct net *net)
 {
 	s->cookie = bpf_get_socket_cookie(sk);
 	s->ifindex = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if);
@@ -93,8 +93,8 @@ static __always_inline void lost_report(struct bpf_iter__bpf_sk_storage_map *ctx
 }
 
 /*
- * Writes a record if a TCP socket of the node waits for the answer of an endpoint that no Service has
- * any more. No program sees its SYNs on the way, so they cannot be led to another endpoint: see
+ * Writes a record if a TCP socket of the node waits for the answer of an endpoint that no Service
+ * has any more. No program sees its SYNs on the way, so they cannot be led to another endpoint: see
  * connection_asked in special/asked.h for the sockets of pods.
  */
 static __always_inline void handshake_report(struct bpf_iter__bpf_sk_storage_map *ctx)

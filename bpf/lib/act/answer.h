@@ -22,8 +22,8 @@
 /* Bytes to remove: more than precede any transport header with a partial checksum. */
 #define ANSWER_CUT 256
 
-#define ICMP_ECHOED 8	    /* bytes of the transport header that an error quotes */
-#define ICMP_EXTENSIONS 64  /* maximum of quoted IPv6 extension headers, in bytes */
+#define ICMP_ECHOED 8	   /* bytes of the transport header that an error quotes */
+#define ICMP_EXTENSIONS 64 /* maximum of quoted IPv6 extension headers, in bytes */
 
 struct tcp_answer {
 	union {
@@ -52,7 +52,7 @@ struct icmp_answer {
 /* Returns the folded sum of a pseudo header, not inverted (RFC 9293, RFC 8200). */
 static __always_inline __u16 pseudo_sum(const struct tuple *t, __u32 len)
 {
-	__be32 words[2] = {bpf_htonl(len), bpf_htonl(t->proto)};
+	__be32 words[2] = { bpf_htonl(len), bpf_htonl(t->proto) };
 	__s64 sum;
 
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&t->saddr, sizeof(t->saddr), 0);
@@ -212,7 +212,8 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 	__u32 quote = p->l4_off - p->l3_off + ICMP_ECHOED, len;
 	struct tuple t = p->tuple;
 
-	barrier_var(quote); /* keeps the compiler from using a copy that the verifier has not checked */
+	/* Keeps the compiler from using a copy that the verifier has not checked. */
+	barrier_var(quote);
 	if (quote > sizeof(a->v6.quoted) || quote < sizeof(struct ipv6hdr))
 		return -1;
 	__builtin_memset(&a->v6.icmp, 0, sizeof(a->v6.icmp));
@@ -279,8 +280,9 @@ static __always_inline int answer_within_rate(const struct packet *p, const stru
 {
 	struct addr_key key = { .addr = p->tuple.saddr, .family = p->tuple.family }, all = {};
 
-	return rate_allows(&key, p->tuple.family == FAMILY_V4 ? s->icmp_interval_v4 :
-			   s->icmp_interval_v6, ICMP_BURST) &&
+	return rate_allows(&key,
+			   p->tuple.family == FAMILY_V4 ? s->icmp_interval_v4 : s->icmp_interval_v6,
+			   ICMP_BURST) &&
 	       rate_allows(&all, s->icmp_interval_all, ICMP_BURST_ALL);
 }
 

@@ -8,8 +8,7 @@
 
 /* Makes the IPv4 header longer, and adds the option. Returns 0, or -1. */
 static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet *p,
-				      struct dsr_ipv4 *h, const struct tuple *to_service,
-				      __u64 tag)
+				      struct dsr_ipv4 *h, const struct tuple *to_service, __u64 tag)
 {
 	if (load(skb, p->l3_off, &h->ip, sizeof(h->ip)) ||
 	    bpf_skb_adjust_room(skb, DSR_ROOM_V4, BPF_ADJ_ROOM_NET, 0))
@@ -24,8 +23,7 @@ static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet
 
 /* Adds the Destination Options header after the IPv6 header. Returns 0, or -1. */
 static __always_inline int dsr_add_v6(struct __sk_buff *skb, const struct packet *p,
-				      struct dsr_ipv6 *h, const struct tuple *to_service,
-				      __u64 tag)
+				      struct dsr_ipv6 *h, const struct tuple *to_service, __u64 tag)
 {
 	if (load(skb, p->l3_off, &h->ip, sizeof(h->ip)) ||
 	    bpf_skb_adjust_room(skb, DSR_ROOM_V6, BPF_ADJ_ROOM_NET, 0))

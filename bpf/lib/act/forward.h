@@ -107,8 +107,9 @@ static __noinline void flow_carrier(struct __sk_buff *skb, struct scratch *m)
 }
 
 /*
- * Stores the next hop of a packet in the entry of its flow, for a second. Packets that travel within
- * datagrams look it up each time. A fragment's way is not that of other packets: flow_carrier.
+ * Stores the next hop of a packet in the entry of its flow, for a second. Packets that travel
+ * within datagrams look it up each time. A fragment's way is not that of other packets:
+ * flow_carrier.
  */
 static __always_inline void flow_keep_next_hop(struct flow *entry, const struct packet *p,
 					       const struct next_hop *hop)
@@ -145,8 +146,8 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 
 /*
  * Addresses the frame of a pod's translated packet to the node, whose stack must route it. A
- * connected socket sends to the endpoint that it had first. If that is on the same bridge, the frame
- * has its address, and the bridge would forward it to that pod.
+ * connected socket sends to the endpoint that it had first. If that is on the same bridge, the
+ * frame has its address, and the bridge would forward it to that pod.
  */
 static __noinline int frame_for_node(struct __sk_buff *skb, const struct packet *p)
 {
@@ -155,21 +156,21 @@ static __noinline int frame_for_node(struct __sk_buff *skb, const struct packet 
 	pod = pod_lookup(&p->tuple.saddr, p->tuple.family);
 	if (!pod || !(pod->flags & POD_REACHABLE))
 		return 0;
-	return bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_dest), pod->gateway_mac,
-				   ETH_ALEN, 0);
+	return bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_dest), pod->gateway_mac, ETH_ALEN,
+				   0);
 }
 
 /*
- * Has the packet room for the option? The first packet of a flow has: dsr_carries. The MTU is unknown
- * until the neighbor is known.
+ * Has the packet room for the option? The first packet of a flow has: dsr_carries. The MTU is
+ * unknown until the neighbor is known.
  */
 static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct packet *p,
 				     const struct next_hop *hop)
 {
 	__u32 mtu = hop->mtu ? hop->mtu : IPV6_MIN_MTU;
 
-	return packet_syn(p) || (!skb->gso_size &&
-				 packet_size(skb, p) + dsr_room(p->tuple.family) <= mtu);
+	return packet_syn(p) ||
+	       (!skb->gso_size && packet_size(skb, p) + dsr_room(p->tuple.family) <= mtu);
 }
 
 /*

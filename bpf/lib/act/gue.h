@@ -156,8 +156,10 @@ static __always_inline const void *gue_load(struct __sk_buff *skb, const struct 
 /* Removes the headers before the packet inside. Returns 0, or -1. */
 static __always_inline int gue_remove(struct __sk_buff *skb, __u8 family)
 {
-	return bpf_skb_adjust_room(skb, -(__s32)gue_room(family), BPF_ADJ_ROOM_MAC,
-				   BPF_F_ADJ_ROOM_FIXED_GSO) ? -1 : 0;
+	if (bpf_skb_adjust_room(skb, -(__s32)gue_room(family), BPF_ADJ_ROOM_MAC,
+				BPF_F_ADJ_ROOM_FIXED_GSO))
+		return -1;
+	return 0;
 }
 
 #endif

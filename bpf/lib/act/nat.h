@@ -30,8 +30,8 @@ static __always_inline __u64 l4_flags(__u8 family, __u8 proto)
 }
 
 static __always_inline __u32 addrs_change(const struct addr *old_saddr,
-					  const struct addr *old_daddr,
-					  const struct addr *saddr, const struct addr *daddr)
+					  const struct addr *old_daddr, const struct addr *saddr,
+					  const struct addr *daddr)
 {
 	/* Words 1 to 3 of IPv4 addresses are zero and change nothing. */
 	return csum_fold32((__u64)csum_change(old_saddr->w, saddr->w, 4) +
@@ -79,8 +79,8 @@ static __always_inline int nat_addrs(struct __sk_buff *skb, const struct packet 
 		return bpf_skb_store_bytes(skb, p->l3_off + IPV4_TTL_OFF, &tail, sizeof(tail), 0);
 	}
 	/* No IPv6 checksum covers the hop limit. */
-	if (hops && bpf_skb_store_bytes(skb, p->l3_off + IPV6_HOPS_OFF, &ttl, 1,
-					BPF_F_RECOMPUTE_CSUM))
+	if (hops &&
+	    bpf_skb_store_bytes(skb, p->l3_off + IPV6_HOPS_OFF, &ttl, 1, BPF_F_RECOMPUTE_CSUM))
 		return -1;
 	to[0] = *saddr;
 	to[1] = *daddr;
@@ -122,8 +122,8 @@ static __always_inline __u16 l4_check(__u16 check, __u8 proto, int partial, __u3
 	if (proto == IPPROTO_UDP && !check)
 		return 0;
 	/* Partial: the sum of the pseudo header, not inverted. A device adds the rest. */
-	check = partial ? csum_fold16((__u64)check + addrs) :
-		check_apply(check, csum_fold32((__u64)addrs + ports));
+	check = partial ? csum_fold16((__u64)check + addrs)
+			: check_apply(check, csum_fold32((__u64)addrs + ports));
 	return proto == IPPROTO_UDP && !check ? 0xffff : check;
 }
 

@@ -27,9 +27,8 @@ static __always_inline int header_add(struct __sk_buff *skb)
 }
 
 /* Sends a rewritten packet to a pod (NEXT_HOP_POD) or a known neighbor (NEXT_HOP_LINK). */
-static __always_inline int redirect_frame(struct __sk_buff *skb, const struct packet *p,
-					  __u32 kind, __u32 ifindex, const __u8 *macs,
-					  enum verdict verdict)
+static __always_inline int redirect_frame(struct __sk_buff *skb, const struct packet *p, __u32 kind,
+					  __u32 ifindex, const __u8 *macs, enum verdict verdict)
 {
 	if ((unlikely(!p->l3_off) && header_add(skb)) || macs_store(skb, macs)) {
 		count(DROP_REWRITE);
@@ -55,8 +54,8 @@ static __always_inline int next_hop_is_l3(const struct next_hop *hop)
 	__u32 ifindex = hop->ifindex;
 
 	if (hop->neighbor_known)
-		return !(hop->macs[0] | hop->macs[1] | hop->macs[2] | hop->macs[3] |
-			 hop->macs[4] | hop->macs[5]);
+		return !(hop->macs[0] | hop->macs[1] | hop->macs[2] | hop->macs[3] | hop->macs[4] |
+			 hop->macs[5]);
 	return bpf_map_lookup_elem(&l3_devices, &ifindex) != NULL;
 }
 

@@ -22,14 +22,14 @@ volatile const __u8 only_netns = 0; /* places with PLACE_NETNS */
 volatile const __u8 only_pods = 0;  /* places with PLACE_POD, or pod_addresses */
 volatile const __u8 only_reasons = 0;
 volatile const __u8 no_groups = 0; /* no drops to multicast addresses */
-volatile const __u32 rate = 0; /* maximum of reported drops per second, 0: no limit */
+volatile const __u32 rate = 0;	   /* maximum of reported drops per second, 0: no limit */
 volatile const __u32 netfilter_reason = 0;
 volatile const __u32 listen_reason = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
-	__type(key, __u64); /* cookie of a network namespace */
+	__type(key, __u64);   /* cookie of a network namespace */
 	__type(value, __u32); /* enum place_flags */
 } places SEC(".maps");
 
@@ -169,8 +169,8 @@ static __always_inline bool in_prefix(const __be32 *addr, volatile const struct 
 		 ((addr[2] ^ p->addr[2]) & p->mask[2]) | ((addr[3] ^ p->addr[3]) & p->mask[3]));
 }
 
-static __always_inline bool in_prefixes(const struct drop *d, volatile const struct filter_prefix *list,
-					__u32 n)
+static __always_inline bool in_prefixes(const struct drop *d,
+					volatile const struct filter_prefix *list, __u32 n)
 {
 	__u32 i;
 

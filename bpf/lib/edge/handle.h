@@ -14,9 +14,8 @@
 /* Is the flow's last next hop a neighbor that this packet can be sent to? */
 static __always_inline bool edge_next_hop(const struct flow *f, const struct packet *p)
 {
-	return !(dsr_one_way(f) && flow_is_new_udp(f, p)) &&
-	       f->next_hop_seen == p->time && f->next_hop_kind == NEXT_HOP_LINK && p->ttl > 1 &&
-	       p->l3_len <= f->next_hop_mtu;
+	return !(dsr_one_way(f) && flow_is_new_udp(f, p)) && f->next_hop_seen == p->time &&
+	       f->next_hop_kind == NEXT_HOP_LINK && p->ttl > 1 && p->l3_len <= f->next_hop_mtu;
 }
 
 /*
@@ -52,8 +51,8 @@ static __always_inline int edge_forward(struct xdp_md *ctx, struct scratch *m, s
 /*
  * Drops the first packet of a connection that the Service drops, and makes its client prove its
  * address. Later packets may belong to a connection of netfilter, as may datagrams, and a SYN while
- * netfilter translates destinations: the tc programs ask conntrack. Without an agent the maps may be
- * those of another release: then the tc programs decide alone.
+ * netfilter translates destinations: the tc programs ask conntrack. Without an agent the maps may
+ * be those of another release: then the tc programs decide alone.
  */
 static __always_inline int edge_first(struct xdp_md *ctx, struct scratch *m, struct settings *s)
 {

@@ -7,13 +7,13 @@
  *   client -> service   RST with that number (RFC 9293, 3.10.7.3). A forger does not see it
  *   client -> service   the SYN again. Linux repeats it at once, others after their timeout
  *
- * The RST proves one tuple: SYNs with these addresses and ports pass for SYN_COOKIE_SECONDS to twice
- * as long. A client repeats its SYN with the same port, so each connection of a flood costs it a
- * round trip. An address has no credit, because a forger of the address would spend it.
+ * The RST proves one tuple: SYNs with these addresses and ports pass for SYN_COOKIE_SECONDS to
+ * twice as long. A client repeats its SYN with the same port, so each connection of a flood costs
+ * it a round trip. An address has no credit, because a forger of the address would spend it.
  *
  * The RST shows that the address is in use, not that its owner has asked: a host without such a
- * connection resets it as well. So a forger that knows hosts in use gets a connection begun for each
- * RST of theirs.
+ * connection resets it as well. So a forger that knows hosts in use gets a connection begun for
+ * each RST of theirs.
  *
  * The answer goes to the neighbor that the routes name for the client, not to the sender of the
  * frame: a host on the LAN that forges an address does not see the cookie. If no neighbor is known,
@@ -61,8 +61,8 @@ static __always_inline bool syn_proved(__u64 hash)
 }
 
 /*
- * Takes the RST of a client that proves its address. Returns 1 if it is one. The proof is stored for
- * the next period too, so a SYN needs one hash.
+ * Takes the RST of a client that proves its address. Returns 1 if it is one. The proof is stored
+ * for the next period too, so a SYN needs one hash.
  */
 __noinline int syn_prove(const struct packet *p)
 {
@@ -94,7 +94,9 @@ static __always_inline bool syn_flood(__u32 service, __u16 limit, __u32 time)
 	return ++r->syns > limit;
 }
 
-/* Finds the neighbor of the client. Returns 0 if it is known, at the device that the SYN came by. */
+/*
+ * Finds the neighbor of the client. Returns 0 if it is known, at the device that the SYN came by.
+ */
 static __always_inline int syn_neighbor(struct xdp_md *ctx, const struct packet *p,
 					struct bpf_fib_lookup *fib)
 {

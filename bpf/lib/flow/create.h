@@ -12,7 +12,9 @@
 /* Source ports to try before the packet is dropped: 0.04 % fail if 97 of 100 are in use. */
 #define PORT_TRIES 256
 
-/* Tries of the one port that a flow may have: another CPU may take the tuple while it is replaced. */
+/*
+ * Tries of the one port that a flow may have: another CPU may take the tuple while it is replaced.
+ */
 #define EXACT_TRIES 3
 
 /* Ports to try before the best flow that they belong to is replaced. */
@@ -214,8 +216,8 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
  * endpoint's own address: its reply must not be translated. A UDP flow has no end, so the
  * last sender gets the reply. If the flow was not over, its next packet creates it again.
  */
-static __always_inline void flow_release_reply_tuple(const struct tuple *t,
-						     struct flow_pair *pair, bool any_port)
+static __always_inline void flow_release_reply_tuple(const struct tuple *t, struct flow_pair *pair,
+						     bool any_port)
 {
 	struct tuple *reply_key = &pair->reply_key;
 	struct flow *f;
@@ -236,8 +238,7 @@ static __always_inline int port_usable(struct __sk_buff *skb, struct flow_pair *
 	if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
 		return 0;
 	return !(pair->flow.helper == HELPER_NODE && proto == IPPROTO_UDP &&
-		 feature_seen(FEATURE_HELPER) &&
-		 request_at(&pair->reply_key, &pair->holder_key));
+		 feature_seen(FEATURE_HELPER) && request_at(&pair->reply_key, &pair->holder_key));
 }
 
 /*
@@ -346,7 +347,10 @@ static __always_inline bool flow_gives_way(const struct flow *other, const struc
 	       (!dsr_one_way(f) || (f->state == FLOW_NEW && other->state != FLOW_NEW));
 }
 
-/* Stores the forward entry of the flow in scratch memory. Returns 0, or -1 if another flow has the key. */
+/*
+ * Stores the forward entry of the flow in scratch memory. Returns 0, or -1 if another flow has the
+ * key.
+ */
 __noinline int flow_store(const struct tuple *key)
 {
 	struct flow_pair *pair = get_flow_pair();

@@ -13,8 +13,7 @@
  * found by the address, because an EndpointSlice may name another node.
  */
 static __always_inline int needs_stack(const struct packet *p, const struct backend *b,
-				       bool on_this_node,
-				       enum hook hook, const struct settings *s)
+				       bool on_this_node, enum hook hook, const struct settings *s)
 {
 	struct pod *pod;
 
@@ -77,8 +76,8 @@ static __always_inline void flow_record_first(struct __sk_buff *skb, struct scra
  * the endpoint is the client. With direct, the replies go to the client without this node.
  */
 static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scratch *m,
-					      const struct backend *b, enum hook hook,
-					      bool direct, const struct settings *s)
+					      const struct backend *b, enum hook hook, bool direct,
+					      const struct settings *s)
 {
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
@@ -107,7 +106,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 		 * although its EndpointSlice names another.
 		 */
 		on_this_node = m->next_hop.kind == NEXT_HOP_NEIGH &&
-			!bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
+			       !bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
 	}
 	f->flags = (on_this_node ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_REVERSE_TO_POD : 0);
 	if (direct && !on_this_node) {

@@ -81,8 +81,7 @@ static __always_inline void flow_identity(struct flow *f, const struct tuple *t,
 static __always_inline int flow_is_reverse(const struct flow *reverse, const struct tuple *mine)
 {
 	return addr_equal(&reverse->saddr, &mine->daddr) &&
-		addr_equal(&reverse->daddr, &mine->saddr) &&
-	       reverse->sport == mine->dport &&
+	       addr_equal(&reverse->daddr, &mine->saddr) && reverse->sport == mine->dport &&
 	       (reverse->dport == mine->sport || (flow_is_request(reverse) && !mine->sport));
 }
 
@@ -116,7 +115,7 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 	reverse->sport = key->dport;
 	/* The entry of answers from any port has port 0 in its key. */
 	reverse->dport = f->helper == HELPER_REQUEST && f->flags & FLOW_REPLY ? f->helper_port
-									   : key->sport;
+									      : key->sport;
 	reverse->helper = f->helper;
 	reverse->end = f->end;
 	reverse->backend = f->backend;
@@ -126,10 +125,10 @@ static __always_inline void flow_make_reverse(struct flow *reverse, const struct
 	reverse->slot = f->slot;
 	reverse->in_ifindex = addr_device(&f->daddr, key->family);
 	reverse->state = f->state;
-	reverse->flags = (f->flags & (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM |
-				      FLOW_CONFIRMED | FLOW_TRACKED | FLOW_REPORTED |
-				      FLOW_WATCHED | FLOW_COUNTED | FLOW_DSR)) |
-		      (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
+	reverse->flags = (f->flags &
+			  (FLOW_STACK | FLOW_SNAT | FLOW_RESET | FLOW_STREAM | FLOW_CONFIRMED |
+			   FLOW_TRACKED | FLOW_REPORTED | FLOW_WATCHED | FLOW_COUNTED | FLOW_DSR)) |
+			 (f->flags & FLOW_REPLY ? 0 : FLOW_REPLY);
 	if (f->flags & FLOW_TO_POD)
 		reverse->flags |= FLOW_REVERSE_TO_POD;
 	if (f->flags & FLOW_REVERSE_TO_POD)
@@ -184,8 +183,8 @@ static __always_inline int flow_refresh_reverse(struct flow *f, const struct tup
 }
 
 /*
- * Does a client repeat its SYN to an endpoint that was removed? Then the SYN starts a new flow. Until
- * the client has acknowledged an answer there is no connection to keep: the endpoint has not
+ * Does a client repeat its SYN to an endpoint that was removed? Then the SYN starts a new flow.
+ * Until the client has acknowledged an answer there is no connection to keep: the endpoint has not
  * answered, or its answer was lost.
  */
 static __always_inline int syn_lost_endpoint(const struct flow *f, const struct packet *p)
@@ -222,9 +221,9 @@ static __always_inline int one_way_plain(const struct flow *f, const struct pack
 }
 
 /*
- * Returns the state of such a flow after a packet that is no SYN. If this node has seen no SYN either,
- * a forger may have sent the packet: until another one follows in a later second, the flow is kept
- * for a short time, as in a handshake.
+ * Returns the state of such a flow after a packet that is no SYN. If this node has seen no SYN
+ * either, a forger may have sent the packet: until another one follows in a later second, the flow
+ * is kept for a short time, as in a handshake.
  */
 static __always_inline __u8 one_way_state(const struct flow *f, const struct packet *p)
 {
@@ -253,9 +252,9 @@ static __always_inline void one_way_start(struct flow *f, const struct packet *p
 }
 
 /*
- * Applies a SYN. It starts a new connection, unless the flow has just begun with one. If that was in
- * an earlier second, the client has got no answer: its new flow has the node's address. Packets of a
- * connection that goes on in spite of the SYN, which was forged, follow the table: TCP_DIRECT.
+ * Applies a SYN. It starts a new connection, unless the flow has just begun with one. If that was
+ * in an earlier second, the client has got no answer: its new flow has the node's address. Packets
+ * of a connection that goes on in spite of the SYN, which was forged, follow the table: TCP_DIRECT.
  */
 static __always_inline enum tcp_verdict one_way_syn(struct flow *f, const struct packet *p)
 {
@@ -283,8 +282,8 @@ static __always_inline bool one_way_answered(const struct flow *f, const struct 
 
 /*
  * Applies a client's packet whose answers this node does not see. Nothing proves that the client
- * exists, or that the endpoint has accepted it: the state decides the timeout, and what a SYN means.
- * After the timeout, the table leads to the same endpoint.
+ * exists, or that the endpoint has accepted it: the state decides the timeout, and what a SYN
+ * means. After the timeout, the table leads to the same endpoint.
  */
 static __always_inline enum tcp_verdict flow_one_way(struct flow *f, const struct packet *p)
 {
@@ -355,8 +354,7 @@ static __always_inline int flow_yields_to_conntrack(struct __sk_buff *skb, const
 	if (!flow_may_be_over(f, p->tuple.proto) ||
 	    (f->flags & (FLOW_REPLY | FLOW_STACK)) != FLOW_REPLY)
 		return 0;
-	if (!(s->flags & SETTING_ASK_CONNTRACK) &&
-	    (f->seen == p->time || !(f->flags & FLOW_SNAT)))
+	if (!(s->flags & SETTING_ASK_CONNTRACK) && (f->seen == p->time || !(f->flags & FLOW_SNAT)))
 		return 0;
 	if (!conntrack_sees_as_reply(skb, &p->tuple))
 		return 0;
@@ -425,13 +423,13 @@ static __always_inline struct frontend *flow_frontend(struct __sk_buff *skb, con
 }
 
 /*
- * Compares a UDP flow with its Service: the flow continues while its endpoint serves and the address
- * that the client asks is still the Service's. Returns 1 if it continues.
+ * Compares a UDP flow with its Service: the flow continues while its endpoint serves and the
+ * address that the client asks is still the Service's. Returns 1 if it continues.
  */
 static __noinline int flow_check(struct __sk_buff *skb, struct flow *f, const struct tuple *t)
 {
 	__u32 changes = service_changes_now(); /* before the lookups */
-	__u32 backend = f->backend; /* before 6.2 a key must not be a caller's memory */
+	__u32 backend = f->backend;	       /* before 6.2 a key must not be a caller's memory */
 	struct frontend *fe;
 
 	if (flow_is_checked(f, changes))
@@ -450,8 +448,8 @@ static __always_inline int udp_plain(const struct flow *f, const struct settings
 {
 	if (f->state == FLOW_NEW || f->helper != HELPER_NONE)
 		return 0;
-	return f->flags & FLOW_REPLY ? !(s->flags & SETTING_ASK_CONNTRACK) :
-	       flow_is_checked(f, service_changes_now());
+	return f->flags & FLOW_REPLY ? !(s->flags & SETTING_ASK_CONNTRACK)
+				     : flow_is_checked(f, service_changes_now());
 }
 
 /*
@@ -475,8 +473,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 {
 	int counts = TCP_COUNTS;
 
-	if (device != ANY_DEVICE && f->in_ifindex != device &&
-	    !source_moved(f, &p->tuple, device))
+	if (device != ANY_DEVICE && f->in_ifindex != device && !source_moved(f, &p->tuple, device))
 		return MISS_SOURCE;
 	if (flow_dead(f, p->tuple.proto, s, p->time))
 		return MISS_STALE;

@@ -125,8 +125,8 @@ static __always_inline void tcp_begin(struct __sk_buff *skb, struct tcp_side *s,
 }
 
 /*
- * Applies another SYN of the client, repeated or new: the endpoint chooses one of them. The first one
- * changes nothing when it is repeated: then the state still shows that there was another one.
+ * Applies another SYN of the client, repeated or new: the endpoint chooses one of them. The first
+ * one changes nothing when it is repeated: then the state still shows that there was another one.
  */
 static __always_inline void tcp_begin_retry(struct __sk_buff *skb, struct tcp_side *s,
 					    const struct packet *p)
@@ -211,8 +211,8 @@ static __always_inline void flow_resume(struct flow *f, struct flow *reverse,
 {
 	if (f->state == FLOW_CLOSED && f->flags & FLOW_CONFIRMED)
 		client_share_add(f, p, 1);
-	flow_set_state(f, reverse, f->flags & (FLOW_FIN | FLOW_REVERSE_FIN) ? FLOW_CLOSING
-		       : FLOW_ESTABLISHED);
+	flow_set_state(f, reverse,
+		       f->flags & (FLOW_FIN | FLOW_REVERSE_FIN) ? FLOW_CLOSING : FLOW_ESTABLISHED);
 }
 
 /*
@@ -255,14 +255,15 @@ static __always_inline int tcp_confirms(const struct flow *f, const struct flow 
 
 	return !(f->flags & FLOW_REPLY) && p->flags & PACKET_ACK &&
 	       p->ack - first <= reverse->tcp.end - first &&
-		       p->seq - reverse->tcp.ack <= reverse->tcp.window;
+	       p->seq - reverse->tcp.ack <= reverse->tcp.window;
 }
 
 /*
- * Returns the effect of a client's packet that does not fit the handshake of its flow. It may belong
- * to a connection whose SYN went to the endpoint with the client's own address (special/dsr.h): the
- * endpoint's answer was late, and the client has repeated its SYN, or a forger has sent SYNs. That
- * connection goes on. The packet may also be forged, so the handshake goes on too.
+ * Returns the effect of a client's packet that does not fit the handshake of its flow. It may
+ * belong to a connection whose SYN went to the endpoint with the client's own address
+ * (special/dsr.h): the endpoint's answer was late, and the client has repeated its SYN, or a forger
+ * has sent SYNs. That connection goes on. The packet may also be forged, so the handshake goes on
+ * too.
  */
 static __noinline enum tcp_verdict tcp_misfit(const struct flow *f, const struct packet *p)
 {
@@ -277,8 +278,7 @@ static __noinline enum tcp_verdict tcp_misfit(const struct flow *f, const struct
 
 /* Applies a packet before the client has acknowledged the SYN-ACK. */
 static __always_inline int tcp_handshake(struct __sk_buff *skb, struct flow *f,
-					 struct flow *reverse,
-					 const struct packet *p)
+					 struct flow *reverse, const struct packet *p)
 {
 	if (f->flags & FLOW_REPLY) {
 		if (p->flags & PACKET_ACK)
@@ -331,8 +331,8 @@ static __always_inline int tcp_resets(const struct flow *f, const struct flow *r
  */
 static __always_inline int tcp_rejects_ack(const struct flow *f, const struct packet *p)
 {
-	return f->state == FLOW_SYN_RECV && !(f->flags & FLOW_REPLY) &&
-	       p->seq != f->tcp.end && p->seq != f->tcp.isn + 1;
+	return f->state == FLOW_SYN_RECV && !(f->flags & FLOW_REPLY) && p->seq != f->tcp.end &&
+	       p->seq != f->tcp.isn + 1;
 }
 
 /*
@@ -362,7 +362,7 @@ static __always_inline int tcp_syn_in_connection(const struct flow *f, const str
 	    bpf_map_lookup_elem(&backends, &backend))
 		return TCP_IGNORED;
 	return addr_device(&f->daddr, p->tuple.family) == reverse->in_ifindex ? TCP_IGNORED
-									   : TCP_RENEWS;
+									      : TCP_RENEWS;
 }
 
 /* Applies a FIN, the ACK of a FIN, and data beyond a FIN. */
@@ -377,8 +377,8 @@ static __always_inline void tcp_finish(struct flow *f, struct flow *reverse, con
 		f->tcp.fin = p->seq_end;
 		f->flags |= FLOW_FIN;
 		reverse->flags |= FLOW_REVERSE_FIN;
-		flow_set_state(f, reverse, f->flags & FLOW_REVERSE_FIN ? FLOW_LAST_ACK :
-			       FLOW_CLOSING);
+		flow_set_state(f, reverse,
+			       f->flags & FLOW_REVERSE_FIN ? FLOW_LAST_ACK : FLOW_CLOSING);
 		f->end = f->flags & FLOW_REPLY ? END_CLIENT_FIRST : END_ENDPOINT_FIRST;
 		reverse->end = f->end;
 	}
@@ -417,8 +417,7 @@ static __always_inline int tcp_belongs(struct flow *f, struct flow *reverse, con
 /* Did an RST close a connection in its handshake? The RST may have been forged. */
 static __always_inline int tcp_was_opening(const struct flow *f)
 {
-	return f->state == FLOW_CLOSED &&
-	       (f->flags & (FLOW_RESET | FLOW_CONFIRMED)) == FLOW_RESET;
+	return f->state == FLOW_CLOSED && (f->flags & (FLOW_RESET | FLOW_CONFIRMED)) == FLOW_RESET;
 }
 
 /* May the connection's handshake still complete? */
@@ -477,7 +476,7 @@ static __always_inline int flow_reopens(const struct flow *f, const struct packe
 		return 0;
 	/* RFC 6191: in TIME-WAIT, if its number is beyond those already used. */
 	return f->flags & FLOW_RESET || f->end == END_CLIENT_FIRST ||
-		seq_before(f->tcp.end, p->seq);
+	       seq_before(f->tcp.end, p->seq);
 }
 
 #endif

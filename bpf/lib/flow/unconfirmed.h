@@ -46,7 +46,9 @@ static __always_inline bool dsr_one_way(const struct flow *f)
 	return dsr && flow_began_one_way(f);
 }
 
-/* Seconds in which all datagrams of a flow say which Service they are for: the first may be lost. */
+/*
+ * Seconds in which all datagrams of a flow say which Service they are for: the first may be lost.
+ */
 #define DSR_UDP_SECONDS 2
 
 static __always_inline bool flow_is_new_udp(const struct flow *f, const struct packet *p)
@@ -147,8 +149,9 @@ static __always_inline int flow_in_use(const struct flow *f, __u32 time)
 }
 
 /*
- * Does a client's SYN wait for a direct answer? When the client repeats it, the flow tells that there
- * was none. So segments of unknown connections, which may be forged, do not end the flow before.
+ * Does a client's SYN wait for a direct answer? When the client repeats it, the flow tells that
+ * there was none. So segments of unknown connections, which may be forged, do not end the flow
+ * before.
  */
 static __always_inline bool one_way_waits(const struct flow *f, const struct flow *by, __u32 time)
 {
@@ -206,7 +209,8 @@ static __noinline __u32 unconfirmed_admit(const struct tuple *key, __u32 time, b
 	for (int i = 0; i < ADMIT_TRIES; i++) {
 		slot = __sync_fetch_and_add(next, 1);
 		before = slot - ring_length(one_way);
-		index = slot % ring_length(one_way) + (one_way ? unconfirmed_max : 0); /* one ring after the other */
+		/* One ring after the other. */
+		index = slot % ring_length(one_way) + (one_way ? unconfirmed_max : 0);
 		place = bpf_map_lookup_elem(&unconfirmed, &index);
 		if (!place)
 			return SLOT_CLAIMED;

@@ -4,8 +4,8 @@
  * address of a Service the client asked for. It comes first: in IPv4 as the first option, in
  * IPv6 as a Destination Options header of its own. The numbers are for experiments (RFC 4727).
  *
- * Where a network drops options, all packets travel within datagrams, from the node's address to the
- * endpoint's, by GUE (draft-ietf-intarea-gue, variant 0). The option is its private data.
+ * Where a network drops options, all packets travel within datagrams, from the node's address to
+ * the endpoint's, by GUE (draft-ietf-intarea-gue, variant 0). The option is its private data.
  *
  * The tag proves that a node of this cluster has chosen the endpoint for this client: it is
  * SipHash-2-4 (Aumasson and Bernstein, 2012) by the key of --dsr-key-file. Without it, any host
@@ -122,8 +122,8 @@ __noinline __u64 dsr_tag(const struct dsr_claim *c, __u32 previous)
 }
 
 /*
- * Fills the claim of a connection from client to service, to an endpoint. That of a probe, which has
- * port 0, is without the client: netfilter may give the agent's datagrams another source.
+ * Fills the claim of a connection from client to service, to an endpoint. That of a probe, which
+ * has port 0, is without the client: netfilter may give the agent's datagrams another source.
  */
 static __always_inline void dsr_claim(struct dsr_claim *c, const struct tuple *to_service,
 				      const struct addr *endpoint, __be16 endpoint_port)
@@ -203,13 +203,12 @@ static __always_inline bool dsr_path_works(__u32 backend, __u32 time)
 {
 	struct dsr_path *path = bpf_map_lookup_elem(&dsr_paths, &backend);
 
-	return !path || path->failures < DSR_FAILURES ||
-	       time - path->failed > DSR_RETRY_SECONDS;
+	return !path || path->failures < DSR_FAILURES || time - path->failed > DSR_RETRY_SECONDS;
 }
 
 /*
- * Notes that a client has got an answer of the endpoint. An answer outweighs one failure: an attacker
- * must send one packet for each failed client to make the path look healthy.
+ * Notes that a client has got an answer of the endpoint. An answer outweighs one failure: an
+ * attacker must send one packet for each failed client to make the path look healthy.
  */
 __noinline int dsr_path_answered(__u32 backend, __u32 time)
 {

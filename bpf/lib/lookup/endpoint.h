@@ -160,9 +160,10 @@ enum affinity_store {
  * TCP stores the endpoint only after the handshake (AFFINITY_ON_CONFIRM). Otherwise
  * packets with forged sources would evict the entries of other clients.
  */
-static __always_inline struct backend_choice
-backend_select(__u32 service, __u8 route, __u32 hash, const struct tuple *t,
-	       const struct addr *client, __u8 family, __u64 cookie, enum affinity_store store)
+static __always_inline struct backend_choice backend_select(__u32 service, __u8 route, __u32 hash,
+							    const struct tuple *t,
+							    const struct addr *client, __u8 family,
+							    __u64 cookie, enum affinity_store store)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
 	struct backend_choice choice = {};

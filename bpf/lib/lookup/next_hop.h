@@ -12,11 +12,11 @@ struct next_hop {
 	enum next_hop_kind kind;
 	__u32 ifindex;
 	__u32 mtu;
-	__u32 neighbor_known; /* NEXT_HOP_NEIGH: macs is valid */
-	__u8 macs[ETH_ALEN * 2]; /* destination, source */
+	__u32 neighbor_known;	      /* NEXT_HOP_NEIGH: macs is valid */
+	__u8 macs[ETH_ALEN * 2];      /* destination, source */
 	struct bpf_redir_neigh neigh; /* NEXT_HOP_NEIGH */
-	struct bpf_fib_lookup fib; /* memory of next_hop_route, which the stack lacks */
-	bool by_gue; /* the packet travels within a datagram: act/gue.h */
+	struct bpf_fib_lookup fib;    /* memory of next_hop_route, which the stack lacks */
+	bool by_gue;		      /* the packet travels within a datagram: act/gue.h */
 };
 
 /* Returns in *out the node's source address towards an interface. -1: there is none. */
@@ -35,7 +35,7 @@ static __always_inline int node_addr(struct addr *out, __u32 ifindex, __u8 famil
 static __always_inline int next_hop_unusable(const struct next_hop *hop)
 {
 	return hop->kind == NEXT_HOP_TOO_BIG || hop->kind == NEXT_HOP_TTL_EXCEEDED ||
-		hop->kind == NEXT_HOP_NO_ROUTE;
+	       hop->kind == NEXT_HOP_NO_ROUTE;
 }
 
 /* Leaves the packet to the stack. */
@@ -80,8 +80,7 @@ static __always_inline void next_hop_neigh(struct next_hop *hop, const struct bp
 	if (fib->family == AF_INET)
 		hop->neigh.ipv4_nh = fib->ipv4_dst;
 	else
-		__builtin_memcpy(hop->neigh.ipv6_nh, fib->ipv6_dst,
-				 sizeof(hop->neigh.ipv6_nh));
+		__builtin_memcpy(hop->neigh.ipv6_nh, fib->ipv6_dst, sizeof(hop->neigh.ipv6_nh));
 }
 
 /*
@@ -103,8 +102,8 @@ static __always_inline int next_hop_pod(const struct addr *daddr, __u8 family, s
 
 /*
  * Lowers an MTU, in bytes, to that of the node's own route to an address by a device. The kernel
- * forwards by it, locked or not (ip_dst_mtu_maybe_forward, ip6_dst_mtu_maybe_forward). The FIB lookup
- * knows it only if it is locked, or an IPv4 one with net.ipv4.ip_forward_use_pmtu.
+ * forwards by it, locked or not (ip_dst_mtu_maybe_forward, ip6_dst_mtu_maybe_forward). The FIB
+ * lookup knows it only if it is locked, or an IPv4 one with net.ipv4.ip_forward_use_pmtu.
  */
 static __always_inline __u32 route_mtu(const struct addr *daddr, __u8 family, __u32 ifindex,
 				       __u32 mtu)
@@ -116,8 +115,8 @@ static __always_inline __u32 route_mtu(const struct addr *daddr, __u8 family, __
 
 /* Looks up the route in the FIB. Does not change the packet. */
 __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
-			      const struct addr *saddr,
-			      const struct addr *daddr, struct next_hop *hop)
+			      const struct addr *saddr, const struct addr *daddr,
+			      struct next_hop *hop)
 {
 	__u32 size, mtu = IP_MAX_MTU;
 	struct bpf_fib_lookup *fib;

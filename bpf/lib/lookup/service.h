@@ -110,7 +110,9 @@ static __always_inline bool is_service(const struct frontend *fe)
 	return fe && !(fe->flags & FRONTEND_ENDPOINT);
 }
 
-/* Does a Service drop the packets of this client? Returns the verdict, or PASS_OTHER: it does not. */
+/*
+ * Does a Service drop the packets of this client? Returns the verdict, or PASS_OTHER: it does not.
+ */
 static __always_inline enum verdict service_drops(const struct frontend *fe, const struct tuple *t,
 						  __u8 route)
 {

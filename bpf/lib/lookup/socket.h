@@ -17,7 +17,10 @@
 static __always_inline struct socket_peer *socket_asked(struct __sk_buff *skb,
 							const struct tuple *t)
 {
-	/* The packet keeps its socket on the path out of a pod (4.19), and through the node's stack. */
+	/*
+	 * The packet keeps its socket on the path out of a pod (4.19), and through the node's
+	 * stack.
+	 */
 	struct bpf_sock *sk = skb->sk;
 	struct socket_key key;
 	__u64 cookie;

@@ -6,7 +6,7 @@
 #include "../parse/packet.h"
 #include "../siphash.h"
 
-#define SYN_COOKIE_SECONDS 16	/* a cookie is valid for one to two times as long */
+#define SYN_COOKIE_SECONDS 16 /* a cookie is valid for one to two times as long */
 
 /* What a cookie belongs to, as SipHash reads it. */
 struct syn_claim {

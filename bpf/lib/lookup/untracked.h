@@ -12,8 +12,8 @@
 _Static_assert(UNTRACKED_RULES == 4, "pod_leaves_untracked looks at each");
 
 /* Does a rule allow this peer? */
-static __always_inline int rule_has_peer(const struct untracked_rule *rule,
-					 const struct addr *peer, __u8 family)
+static __always_inline int rule_has_peer(const struct untracked_rule *rule, const struct addr *peer,
+					 __u8 family)
 {
 	struct untracked_pod_key pod = {
 		.addr = *peer,
@@ -27,7 +27,8 @@ static __always_inline int rule_has_peer(const struct untracked_rule *rule,
 		return 1;
 	if (rule->peers & UNTRACKED_PODS && bpf_map_lookup_elem(&untracked_pods, &pod))
 		return 1;
-	return rule->peers & UNTRACKED_BLOCKS && range_longest(&untracked_blocks, rule->id, peer, family);
+	return rule->peers & UNTRACKED_BLOCKS &&
+	       range_longest(&untracked_blocks, rule->id, peer, family);
 }
 
 /*

@@ -18,16 +18,19 @@ enum packet_flags {
 	PACKET_SYN = 1 << 1,
 	PACKET_RST = 1 << 2,
 	PACKET_ACK = 1 << 4,
-	PACKET_NO_L4 = 1 << 8,	     /* later fragment: the tuple has the ports, the packet has not */
+	PACKET_NO_L4 = 1 << 8, /* later fragment: the tuple alone has the ports */
 	PACKET_FIRST_FRAGMENT = 1 << 9,
 	PACKET_ICMP_ERROR = 1 << 10,
-	PACKET_OPTIONS = 1 << 11,    /* IPv4 options or IPv6 extension headers */
-	PACKET_DF = 1 << 12,	     /* must not be fragmented; always set for IPv6 */
-	PACKET_DSR = 1 << 14,	     /* the option of lookup/dsr.h comes first */
-	/* The destination is the endpoint already, while the tuple has the Service's: special/dsr.h. */
+	PACKET_OPTIONS = 1 << 11, /* IPv4 options or IPv6 extension headers */
+	PACKET_DF = 1 << 12,	  /* must not be fragmented; always set for IPv6 */
+	PACKET_DSR = 1 << 14,	  /* the option of lookup/dsr.h comes first */
+	/*
+	 * The destination is the endpoint already, while the tuple has the Service's:
+	 * special/dsr.h.
+	 */
 	PACKET_TRANSLATED = 1 << 15,
 	PACKET_REPEATED = 1 << 16, /* a SYN whose endpoint did not answer directly: special/dsr.h */
-	PACKET_ROUTED = 1 << 17, /* its next hop is in scratch memory */
+	PACKET_ROUTED = 1 << 17,   /* its next hop is in scratch memory */
 	PACKET_STATELESS = 1 << 18, /* to the table's endpoint, without a flow: special/dsr.h */
 };
 
@@ -36,9 +39,9 @@ enum packet_flags {
 
 struct packet {
 	struct tuple tuple;
-	__u32 l3_off;	    /* bytes from the start of the frame; 0: no link-layer header */
+	__u32 l3_off; /* bytes from the start of the frame; 0: no link-layer header */
 	__u32 l4_off;
-	__u32 l3_len;	    /* bytes of the datagram, its IP header included */
+	__u32 l3_len; /* bytes of the datagram, its IP header included */
 	__u32 fragment_id;
 	__u32 flags;
 	__u8 ttl;
@@ -62,7 +65,7 @@ struct packet {
 
 enum parse_result {
 	PARSE_OK,
-	PARSE_OTHER,	 /* well-formed, but not TCP, UDP or an ICMP error */
+	PARSE_OTHER, /* well-formed, but not TCP, UDP or an ICMP error */
 	PARSE_MALFORMED,
 };
 

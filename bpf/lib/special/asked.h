@@ -38,8 +38,9 @@ __noinline int connection_asked(struct __sk_buff *skb)
 }
 
 /*
- * Finds the Service of a pod's socket if the socket's endpoint is no longer the Service's. A connected
- * socket keeps the endpoint's address, but a SYN or a datagram can go to another endpoint.
+ * Finds the Service of a pod's socket if the socket's endpoint is no longer the Service's. A
+ * connected socket keeps the endpoint's address, but a SYN or a datagram can go to another
+ * endpoint.
  */
 static __noinline void asked_by_socket(struct __sk_buff *skb, const struct packet *p,
 				       struct asked *asked)
@@ -52,7 +53,8 @@ static __noinline void asked_by_socket(struct __sk_buff *skb, const struct packe
 
 	if (t->proto == IPPROTO_TCP) {
 		if (packet_syn(p) && pair && connection_asked(skb))
-			asked->fe = socket_frontend(&pair->holder_key.daddr, pair->holder_key.dport, t);
+			asked->fe = socket_frontend(&pair->holder_key.daddr, pair->holder_key.dport,
+						    t);
 		return;
 	}
 	if (t->proto != IPPROTO_UDP)

@@ -52,9 +52,9 @@ static __always_inline bool dsr_carries(const struct packet *p)
 /*
  * Can the packet's new flow be one of DSR? The client must be outside the cluster: this node, or a
  * node or pod that the endpoint's node knows, would take the answer for a forged one. Another flow
- * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart. A path
- * on which clients got no answers gets no SYN for a while. A SYN with data may have no room for the
- * option. A packet in the middle of a connection has no other way: it may get no flow.
+ * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart. A
+ * path on which clients got no answers gets no SYN for a while. A SYN with data may have no room
+ * for the option. A packet in the middle of a connection has no other way: it may get no flow.
  */
 __noinline int dsr_possible(struct packet *p)
 {
@@ -109,8 +109,8 @@ static __always_inline bool dsr_is_probe(const struct tuple *t)
 }
 
 /*
- * Parses a packet whose option was removed, or a probe. t is its tuple at the node that received it.
- * Returns 0, or the packet's verdict.
+ * Parses a packet whose option was removed, or a probe. t is its tuple at the node that received
+ * it. Returns 0, or the packet's verdict.
  */
 static __always_inline int dsr_received(struct __sk_buff *skb, struct packet *p, __u32 l3_off,
 					const struct tuple *t)
@@ -197,9 +197,9 @@ __noinline int dsr_receive_gue(struct __sk_buff *skb)
 }
 
 /*
- * Sends a probe back to its agent, in the endpoint's name: one within a datagram as it came. The agent
- * knows by the data which of its probes has arrived. An exchange of source and destination changes no
- * checksum.
+ * Sends a probe back to its agent, in the endpoint's name: one within a datagram as it came. The
+ * agent knows by the data which of its probes has arrived. An exchange of source and destination
+ * changes no checksum.
  */
 __noinline int dsr_answer_probe(struct __sk_buff *skb)
 {
@@ -225,14 +225,17 @@ __noinline int dsr_answer_probe(struct __sk_buff *skb)
 		ret = load(skb, p->l3_off + offsetof(struct iphdr, saddr), &v4, sizeof(v4));
 		v4_back.saddr = v4.daddr;
 		v4_back.daddr = v4.saddr;
-		ret = ret ?: bpf_skb_store_bytes(skb, p->l3_off + offsetof(struct iphdr, saddr),
-						 &v4_back, sizeof(v4_back), 0);
+		ret = ret
+			      ?: bpf_skb_store_bytes(skb, p->l3_off + offsetof(struct iphdr, saddr),
+						     &v4_back, sizeof(v4_back), 0);
 	} else {
 		ret = load(skb, p->l3_off + offsetof(struct ipv6hdr, saddr), &v6, sizeof(v6));
 		v6_back.saddr = v6.daddr;
 		v6_back.daddr = v6.saddr;
-		ret = ret ?: bpf_skb_store_bytes(skb, p->l3_off + offsetof(struct ipv6hdr, saddr),
-						 &v6_back, sizeof(v6_back), 0);
+		ret = ret
+			      ?: bpf_skb_store_bytes(skb,
+						     p->l3_off + offsetof(struct ipv6hdr, saddr),
+						     &v6_back, sizeof(v6_back), 0);
 	}
 	ret = ret ?: load(skb, p->l4_off, ports, sizeof(ports));
 	back[0] = ports[1];

@@ -41,8 +41,8 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 }
 
 /*
- * Has a connected UDP socket of the node sent this packet to the endpoint of a Service that is gone?
- * Netfilter would send it to the Service's address, where no host answers.
+ * Has a connected UDP socket of the node sent this packet to the endpoint of a Service that is
+ * gone? Netfilter would send it to the Service's address, where no host answers.
  */
 static __always_inline bool service_is_gone(struct __sk_buff *skb, const struct packet *p,
 					    const struct settings *s)
@@ -57,8 +57,8 @@ static __always_inline bool service_is_gone(struct __sk_buff *skb, const struct 
 }
 
 /*
- * Handles a packet of no flow at egress: a flow may use its port, it is a TFTP request, or of a socket
- * whose Service is gone.
+ * Handles a packet of no flow at egress: a flow may use its port, it is a TFTP request, or of a
+ * socket whose Service is gone.
  */
 __noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
 {

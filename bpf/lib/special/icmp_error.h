@@ -62,8 +62,8 @@ static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packe
  */
 static __always_inline __u32 icmp_requote(struct icmp_scratch *m, const struct flow *f)
 {
-	union ports from = {.p = {m->key.dport, m->key.sport}};
-	union ports to = {.p = {f->dport, f->sport}};
+	union ports from = { .p = { m->key.dport, m->key.sport } };
+	union ports to = { .p = { f->dport, f->sport } };
 	__u16 *check = (__u16 *)&m->new.l4[UDP_CHECK_OFF];
 	__u32 addrs, ports;
 
@@ -122,8 +122,8 @@ static __always_inline int icmp_rewrite(struct __sk_buff *skb, const struct pack
 
 	transport = icmp_requote(m, f);
 	ip_len = p->tuple.family == FAMILY_V4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
-	inner = bpf_csum_diff((__be32 *)&m->old, sizeof(m->old), (__be32 *)&m->new,
-			      sizeof(m->new), 0);
+	inner = bpf_csum_diff((__be32 *)&m->old, sizeof(m->old), (__be32 *)&m->new, sizeof(m->new),
+			      0);
 	outer = addrs_change(&p->tuple.saddr, &p->tuple.daddr, saddr, &f->daddr);
 	if (nat_addrs(skb, p, saddr, &f->daddr, outer, hops))
 		return -1;

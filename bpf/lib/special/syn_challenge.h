@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Answers SYNs of a flood whose answer XDP could not send itself: edge/syn_filter.h. XDP has written
- * the cookie into the acknowledgment number, which a SYN does not use. A forger does not know the
- * cookie, so it cannot have the node answer SYNs that XDP has passed. The packet's TCP checksum is
- * wrong: without these programs, the stack drops it.
+ * Answers SYNs of a flood whose answer XDP could not send itself: edge/syn_filter.h. XDP has
+ * written the cookie into the acknowledgment number, which a SYN does not use. A forger does not
+ * know the cookie, so it cannot have the node answer SYNs that XDP has passed. The packet's TCP
+ * checksum is wrong: without these programs, the stack drops it.
  */
 #ifndef SPILLWAY_SPECIAL_SYN_CHALLENGE_H
 #define SPILLWAY_SPECIAL_SYN_CHALLENGE_H
@@ -39,7 +39,9 @@ __noinline int serve_challenge(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	if (m->next_hop.kind == NEXT_HOP_NEIGH)
 		return redirect_packet(skb, p, &m->next_hop, SYN_CHALLENGED);
-	/* Nothing is forwarded to a link-local address, or where forwarding is off. The node sends. */
+	/*
+	 * Nothing is forwarded to a link-local address, or where forwarding is off. The node sends.
+	 */
 	skb->tc_index = TC_INDEX_DONE;
 	count(SYN_CHALLENGED);
 	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);

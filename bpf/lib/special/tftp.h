@@ -85,8 +85,7 @@ static __always_inline void tftp_store_alone(struct flow_pair *pair)
 {
 	struct flow *f = &pair->flow;
 
-	f->slot =
-		unconfirmed_admit(&pair->reply_key, f->seen, false);
+	f->slot = unconfirmed_admit(&pair->reply_key, f->seen, false);
 	bpf_map_update_elem(&flows, &pair->reply_key, f, BPF_ANY);
 	flow_protect(&pair->reply_key);
 }
