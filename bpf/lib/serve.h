@@ -40,6 +40,7 @@ static __always_inline enum decision decide_service(struct __sk_buff *skb, const
 {
 	const struct frontend *fe = found->fe;
 	const struct tuple *t = &p->tuple;
+	struct affinity_client client = { .addr = &t->saddr, .family = t->family };
 	__u8 route = hook == FROM_POD ? fe->internal_route : fe->external_route;
 
 	/*
@@ -55,9 +56,9 @@ static __always_inline enum decision decide_service(struct __sk_buff *skb, const
 		return DROPPED;
 	if (route == ROUTE_REJECT)
 		return NO_ENDPOINT;
-	found->choice = backend_select(
-		fe->service, route, tuple_hash(t), t, &t->saddr, t->family, 0,
-		t->proto == IPPROTO_UDP ? AFFINITY_AT_ONCE : AFFINITY_ON_CONFIRM);
+	found->choice = backend_select(fe->service, route, tuple_hash(t), t, client,
+				       t->proto == IPPROTO_UDP ? AFFINITY_AT_ONCE
+							       : AFFINITY_ON_CONFIRM);
 	return found->choice.backend ? CHOSEN : ENDPOINT_GONE;
 }
 
@@ -230,8 +231,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 			found.choice.backend = &m->asked;
 			break;
 		}
-		return serve_bypass(skb, m, s, hook, found.fe != NULL, found.from_endpoint,
-				    found.fe && found.fe->flags & FRONTEND_TFTP);
+		return serve_bypass(skb, m, s, hook, found.fe, found.from_endpoint);
 	case DROPPED:
 		return drop_reported(s, found.fe->service, found.drop, REPORT_PACKET);
 	case NO_ENDPOINT:

@@ -431,6 +431,8 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 	if (call == SOCKET_PER_DATAGRAM)
 		b = socket_recall(cookie, proto, &dst, fe);
 	if (!b) {
+		struct affinity_client client = { &dst.addr, netns, dst.family };
+
 		decision = socket_decide(fe, dst.family, in_pod);
 		if (decision == SOCKET_LEAVE)
 			return ALLOW;
@@ -439,7 +441,7 @@ static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 fami
 		if (decision == SOCKET_REFUSE)
 			return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);
 		choice = backend_select(fe->service, fe->internal_route, bpf_get_prandom_u32(),
-					NULL, &dst.addr, dst.family, netns, AFFINITY_AT_ONCE);
+					NULL, client, AFFINITY_AT_ONCE);
 		b = choice.backend;
 		if (!b)
 			return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);

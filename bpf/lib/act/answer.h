@@ -187,16 +187,24 @@ static __always_inline int answer_rst(struct __sk_buff *skb, const struct packet
 	return answer_send(skb, p);
 }
 
-/* Builds an error of RFC 792. rest is the second word of the header: the MTU for "too big". */
+/* An ICMP error. type and code are those of the packet's family. */
+struct icmp_error {
+	__u8 type;
+	__u8 code;
+	__u32 rest; /* the second word of the header: the MTU for "too big" */
+	enum verdict verdict;
+};
+
+/* Builds an error of RFC 792. */
 static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct packet *p,
-					struct icmp_answer *a, __u8 type, __u8 code, __u32 rest)
+					struct icmp_answer *a, struct icmp_error e)
 {
 	__builtin_memset(&a->v4.icmp, 0, sizeof(a->v4.icmp));
 	if (load(skb, p->l3_off, a->v4.quoted, sizeof(a->v4.quoted)))
 		return -1;
-	a->v4.icmp.type = type;
-	a->v4.icmp.code = code;
-	a->v4.icmp.rest = bpf_htonl(rest);
+	a->v4.icmp.type = e.type;
+	a->v4.icmp.code = e.code;
+	a->v4.icmp.rest = bpf_htonl(e.rest);
 	a->v4.icmp.checksum = ~csum_fold16((__u32)bpf_csum_diff(
 		NULL, 0, (__be32 *)&a->v4.icmp, sizeof(a->v4) - sizeof(a->v4.ip), 0));
 	answer_ipv4(&a->v4.ip, p, IPPROTO_ICMP, sizeof(a->v4));
@@ -207,7 +215,7 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 
 /* Builds an error of RFC 4443. It quotes extension headers too, also a fragment header. */
 static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct packet *p,
-					struct icmp_answer *a, __u8 type, __u8 code, __u32 rest)
+					struct icmp_answer *a, struct icmp_error e)
 {
 	__u32 quote = p->l4_off - p->l3_off + ICMP_ECHOED, len;
 	struct tuple t = p->tuple;
@@ -221,9 +229,9 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 		return -1;
 	len = sizeof(a->v6.icmp) + quote;
 	t.proto = IPPROTO_ICMPV6;
-	a->v6.icmp.icmp6_type = type;
-	a->v6.icmp.icmp6_code = code;
-	a->v6.icmp.icmp6_mtu = bpf_htonl(rest);
+	a->v6.icmp.icmp6_type = e.type;
+	a->v6.icmp.icmp6_code = e.code;
+	a->v6.icmp.icmp6_mtu = bpf_htonl(e.rest);
 	a->v6.icmp.icmp6_cksum = ~csum_fold16(
 		(__u32)bpf_csum_diff(NULL, 0, (__be32 *)&a->v6.icmp, len, pseudo_sum(&t, len)));
 	answer_ipv6(&a->v6.ip, p, IPPROTO_ICMPV6, len);
@@ -286,10 +294,9 @@ static __always_inline int answer_within_rate(const struct packet *p, const stru
 	       rate_allows(&all, s->icmp_interval_all, ICMP_BURST_ALL);
 }
 
-/* Answers with an ICMP error. type and code are those of the packet's family. */
+/* Answers with an ICMP error. */
 static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packet *p,
-				       struct icmp_answer *a, __u8 type, __u8 code, __u32 rest,
-				       enum verdict verdict)
+				       struct icmp_answer *a, struct icmp_error e)
 {
 	int ret;
 
@@ -298,14 +305,14 @@ static __always_inline int answer_icmp(struct __sk_buff *skb, const struct packe
 		return TC_ACT_SHOT;
 	}
 	if (p->tuple.family == FAMILY_V4)
-		ret = answer_icmp4(skb, p, a, type, code, rest);
+		ret = answer_icmp4(skb, p, a, e);
 	else
-		ret = answer_icmp6(skb, p, a, type, code, rest);
+		ret = answer_icmp6(skb, p, a, e);
 	if (ret) {
 		count(DROP_REWRITE);
 		return TC_ACT_SHOT;
 	}
-	count(verdict);
+	count(e.verdict);
 	return answer_send(skb, p);
 }
 
@@ -321,18 +328,23 @@ static __always_inline int answer_unreachable(struct __sk_buff *skb, const struc
 	if (!answer_within_rate(p, s))
 		return answer_over_rate();
 	if (p->tuple.family == FAMILY_V4)
-		return answer_icmp(skb, p, a, ICMP_DEST_UNREACH, ICMP_PORT_UNREACH, 0,
-				   REJECTED_ICMP);
-	return answer_icmp(skb, p, a, ICMPV6_DEST_UNREACH, ICMPV6_PORT_UNREACH, 0, REJECTED_ICMP);
+		return answer_icmp(skb, p, a,
+				   (struct icmp_error){ ICMP_DEST_UNREACH, ICMP_PORT_UNREACH, 0,
+							REJECTED_ICMP });
+	return answer_icmp(
+		skb, p, a,
+		(struct icmp_error){ ICMPV6_DEST_UNREACH, ICMPV6_PORT_UNREACH, 0, REJECTED_ICMP });
 }
 
 static __always_inline int answer_too_big(struct __sk_buff *skb, const struct packet *p,
 					  struct icmp_answer *a, __u32 mtu)
 {
 	if (p->tuple.family == FAMILY_V4)
-		return answer_icmp(skb, p, a, ICMP_DEST_UNREACH, ICMP_FRAG_NEEDED, mtu,
-				   ANSWERED_TOO_BIG);
-	return answer_icmp(skb, p, a, ICMPV6_PKT_TOOBIG, 0, mtu, ANSWERED_TOO_BIG);
+		return answer_icmp(skb, p, a,
+				   (struct icmp_error){ ICMP_DEST_UNREACH, ICMP_FRAG_NEEDED, mtu,
+							ANSWERED_TOO_BIG });
+	return answer_icmp(skb, p, a,
+			   (struct icmp_error){ ICMPV6_PKT_TOOBIG, 0, mtu, ANSWERED_TOO_BIG });
 }
 
 static __always_inline int answer_ttl(struct __sk_buff *skb, const struct packet *p,
@@ -341,8 +353,12 @@ static __always_inline int answer_ttl(struct __sk_buff *skb, const struct packet
 	if (!answer_within_rate(p, s))
 		return answer_over_rate();
 	if (p->tuple.family == FAMILY_V4)
-		return answer_icmp(skb, p, a, ICMP_TIME_EXCEEDED, ICMP_EXC_TTL, 0, ANSWERED_TTL);
-	return answer_icmp(skb, p, a, ICMPV6_TIME_EXCEED, ICMPV6_EXC_HOPLIMIT, 0, ANSWERED_TTL);
+		return answer_icmp(
+			skb, p, a,
+			(struct icmp_error){ ICMP_TIME_EXCEEDED, ICMP_EXC_TTL, 0, ANSWERED_TTL });
+	return answer_icmp(
+		skb, p, a,
+		(struct icmp_error){ ICMPV6_TIME_EXCEED, ICMPV6_EXC_HOPLIMIT, 0, ANSWERED_TTL });
 }
 
 #endif

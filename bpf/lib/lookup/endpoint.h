@@ -88,18 +88,25 @@ static __always_inline struct backend_choice backend_by_load(const struct servic
 	return choice;
 }
 
+/* A client of session affinity. */
+struct affinity_client {
+	const struct addr *addr;
+	__u64 cookie; /* of its network namespace; 0: its address identifies it */
+	__u8 family;
+};
+
 static __always_inline void affinity_key(struct affinity_key *key, __u32 service,
-					 const struct addr *client, __u8 family, __u64 cookie)
+					 struct affinity_client client)
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	key->service = service;
-	key->family = family;
-	if (cookie) {
+	key->family = client.family;
+	if (client.cookie) {
 		key->by_cookie = 1;
-		key->cookie[0] = cookie;
-		key->cookie[1] = cookie >> 32;
+		key->cookie[0] = client.cookie;
+		key->cookie[1] = client.cookie >> 32;
 	} else {
-		key->client = *client;
+		key->client = *client.addr;
 	}
 }
 
@@ -142,7 +149,7 @@ static __always_inline void affinity_confirm(__u32 service, __u32 backend,
 
 	if (!s || !s->affinity)
 		return;
-	affinity_key(&key, service, client, family, 0);
+	affinity_key(&key, service, (struct affinity_client){ .addr = client, .family = family });
 	affinity_remember(&key, backend, time);
 }
 
@@ -154,16 +161,15 @@ enum affinity_store {
 
 /*
  * Chooses an endpoint of a Service. t is the packet's tuple, NULL for a socket that connects: it
- * has no address yet. With session affinity, the client is identified by its address, or by
- * cookie if that is not 0.
+ * has no address yet.
  *
  * TCP stores the endpoint only after the handshake (AFFINITY_ON_CONFIRM). Otherwise
  * packets with forged sources would evict the entries of other clients.
  */
 static __always_inline struct backend_choice backend_select(__u32 service, __u8 route, __u32 hash,
 							    const struct tuple *t,
-							    const struct addr *client, __u8 family,
-							    __u64 cookie, enum affinity_store store)
+							    struct affinity_client client,
+							    enum affinity_store store)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);
 	struct backend_choice choice = {};
@@ -187,14 +193,14 @@ static __always_inline struct backend_choice backend_select(__u32 service, __u8 
 		return backend_at(service, route, n, hash);
 
 	time = now();
-	affinity_key(&key, service, client, family, cookie);
+	affinity_key(&key, service, client);
 	last = bpf_map_lookup_elem(&affinities, &key);
 	/*
 	 * Connections that a client opens at the same time get one endpoint, before it is
 	 * stored.
 	 */
-	if (!cookie)
-		hash = mix(addr_hash(client), last ? last->seen : 0);
+	if (!client.cookie)
+		hash = mix(addr_hash(client.addr), last ? last->seen : 0);
 	choice = affinity_recall(&key, last, s->affinity, route, time);
 	if (choice.backend)
 		return choice;

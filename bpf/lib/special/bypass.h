@@ -73,11 +73,15 @@ static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratc
 	return redirect_packet(skb, p, &m->next_hop, verdict);
 }
 
-/* Handles a packet that is not for a Service's address. */
+/*
+ * Handles a packet that is not for a Service's address. endpoint is the entry of its destination if
+ * that is an endpoint's own address, or NULL.
+ */
 static __always_inline int serve_bypass(struct __sk_buff *skb, struct scratch *m,
-					const struct settings *s, enum hook hook, bool to_endpoint,
-					bool from_endpoint, bool to_tftp)
+					const struct settings *s, enum hook hook,
+					const struct frontend *endpoint, bool from_endpoint)
 {
+	bool to_endpoint = endpoint != NULL, to_tftp = endpoint && endpoint->flags & FRONTEND_TFTP;
 	const struct tuple *t = &m->packet.tuple;
 	enum verdict verdict = PASS_OTHER;
 	int ret;
