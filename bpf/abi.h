@@ -474,17 +474,17 @@ struct socket_flow {
 	__u8 pad[3];
 };
 
-/* edge_devices: the devices with the program of xdp.bpf.c. Those with a higher index have none. */
-#define EDGE_DEVICES 4096
+/* xdp_devices: the devices with the program of xdp.bpf.c. Those with a higher index have none. */
+#define XDP_DEVICES 4096
 
-enum edge_flags {
-	EDGE_SERVED = 1 << 0,
-	EDGE_REDIRECTS = 1 << 1, /* the driver sends frames of other devices (ndo_xdp_xmit) */
+enum xdp_device_flags {
+	XDP_DEVICE_SERVED = 1 << 0,
+	XDP_DEVICE_REDIRECTS = 1 << 1, /* the driver sends frames of other devices (ndo_xdp_xmit) */
 };
 
-struct edge_device {
+struct xdp_device {
 	__u8 mac[6];
-	__u16 flags; /* enum edge_flags; 0: no program */
+	__u16 flags; /* enum xdp_device_flags; 0: no program */
 };
 
 /*

@@ -34,8 +34,8 @@ volatile const __u32 hash_seed = 0;
 volatile const __u32 maglev_seed = 0;
 
 /*
- * Are there keys for the options of DSR (lookup/dsr.h)? The present key, and the one before it, or
- * 0: none. Their bytes are in SipHash's order.
+ * Are there keys for the options of DSR (lookup/dsr_option.h)? The present key, and the one before
+ * it, or 0: none. Their bytes are in SipHash's order.
  */
 volatile const __u8 dsr = 0;
 volatile const __u64 dsr_key0 = 0;
@@ -46,7 +46,7 @@ volatile const __u64 dsr_previous_key1 = 0;
 /* The UDP port of packets within datagrams, and of probes; 0: there are none. */
 volatile const __be16 dsr_port = 0;
 
-/* The key of the cookies of edge/syn_filter.h, which the agent draws at each start. */
+/* The key of the cookies of xdp/syn_filter.h, which the agent draws at each start. */
 volatile const __u64 syn_key0 = 0;
 volatile const __u64 syn_key1 = 0;
 

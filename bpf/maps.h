@@ -72,7 +72,7 @@ HASH(untracked_pods, struct untracked_pod_key, __u8, 1 << 16);
 HASH(unhooked_cgroups, __u64, __u8, 1 << 12); /* by the id of a pod's cgroup */
 ARRAY(node_settings, BPF_MAP_TYPE_ARRAY, struct settings, 1);
 ARRAY(snat_ports, BPF_MAP_TYPE_ARRAY, __u16, 1 << 16);
-ARRAY(edge_devices, BPF_MAP_TYPE_ARRAY, struct edge_device, EDGE_DEVICES); /* by ifindex */
+ARRAY(xdp_devices, BPF_MAP_TYPE_ARRAY, struct xdp_device, XDP_DEVICES); /* by ifindex */
 
 /* The agent writes its words through shared memory. */
 struct {

@@ -24,7 +24,7 @@
  *                flow/plan.h, flow/create.h       new flow: source address and port, entries
  *                act/answer.h                     RST and ICMP errors
  *
- *    handle.h    takes a packet through the three steps
+ *    tc.h        takes a packet through the three steps
  *    base.h      ABI, maps, clock, hashes              hook.h: results of a packet
  *    scratch.h   memory beside the stack
  *    lookup/     pure lookups: pods, next hop, conntrack, IPsec and do-not-track policies
@@ -38,7 +38,7 @@
  *                stray.h       TCP packets to a Service without a flow
  *                syn_challenge.h  answers of the SYN filter that XDP could not send
  *                dsr.h         DSR: an endpoint's node answers clients of another node;
- *                              lookup/dsr.h, act/dsr.h: the option that carries the address;
+ *                              lookup/dsr_option.h, act/dsr_write.h: the option with the address;
  *                              act/gue.h: datagrams where a network drops options
  *
  * Two kinds of packets are rewritten at egress: replies of flows that traverse the stack, and the
@@ -47,7 +47,7 @@
  * sock.bpf.c has the socket hooks (lib/socket.h), drops.bpf.c the programs of `spillway drops`
  * (lib/drops/).
  */
-#include "lib/handle.h"
+#include "lib/tc.h"
 
 /* The programs of devices without a link-layer header (tun, WireGuard, IPIP). */
 #define NO_HEADER 0
@@ -124,7 +124,7 @@ const struct event *unused_event __attribute__((unused));
 const enum event_kind *unused_event_kind __attribute__((unused));
 const enum event_end *unused_event_end __attribute__((unused));
 const enum event_count *unused_event_count __attribute__((unused));
-const enum edge_flags *unused_edge_flags __attribute__((unused));
+const enum xdp_device_flags *unused_xdp_device_flags __attribute__((unused));
 const enum dsr_path_limit *unused_dsr_path_limit __attribute__((unused));
 const enum dsr_carrier_kind *unused_dsr_carrier_kind __attribute__((unused));
 

@@ -12,15 +12,15 @@
  * The tc programs get the first packet of each second of a flow: they keep its state, its next hop
  * and its neighbor. So this program needs no lookup of routes, and cannot be wrong for longer.
  *
- *   lib/edge/   parse.h       frames         handle.h    the steps
+ *   lib/xdp/    parse.h       frames         frame.h     the steps
  *               syn_filter.h  clients prove their address during a flood of SYNs
  */
-#include "lib/edge/handle.h"
+#include "lib/xdp/frame.h"
 
 SEC("xdp")
 int xdp_from_network(struct xdp_md *ctx)
 {
-	return edge_handle(ctx);
+	return xdp_handle(ctx);
 }
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -4,7 +4,7 @@
 #define SPILLWAY_SCRATCH_H
 
 #include "act/answer.h"
-#include "lookup/dsr.h"
+#include "lookup/dsr_option.h"
 #include "lookup/next_hop.h"
 
 /* The lists of source ports that may replace a client's port. */

@@ -91,7 +91,7 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 	return decide_service(skb, p, s, hook, found);
 }
 
-/* Has the Service a SYN filter (edge/syn_filter.h)? */
+/* Has the Service a SYN filter (xdp/syn_filter.h)? */
 static __noinline bool has_syn_filter(__u32 service)
 {
 	struct service *s = bpf_map_lookup_elem(&services, &service);

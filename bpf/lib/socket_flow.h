@@ -19,7 +19,7 @@
 #include "events.h"
 #include "lookup/endpoint.h"
 #include "outcome.h"
-#include "sock.h"
+#include "kernel_sock.h"
 
 static __always_inline bool socket_events_wanted(void)
 {

@@ -10,7 +10,7 @@
 
 #include "lookup/endpoint.h"
 #include "lookup/service.h"
-#include "sock.h"
+#include "kernel_sock.h"
 
 /* Clears the record of an earlier connect(). Most sockets have none. */
 static __always_inline void socket_backend_forget(struct bpf_sock_addr *ctx)

@@ -11,7 +11,7 @@
 #define SPILLWAY_FLOW_TABLE_H
 
 #include "../lookup/conntrack.h"
-#include "../lookup/socket.h"
+#include "../lookup/connected_socket.h"
 #include "../report.h"
 #include "tcp.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* The cookies of the SYN filter (edge/syn_filter.h): only this node can compute them. */
+/* The cookies of the SYN filter (xdp/syn_filter.h): only this node can compute them. */
 #ifndef SPILLWAY_LOOKUP_SYN_COOKIE_H
 #define SPILLWAY_LOOKUP_SYN_COOKIE_H
 

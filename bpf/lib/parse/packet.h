@@ -23,7 +23,7 @@ enum packet_flags {
 	PACKET_ICMP_ERROR = 1 << 10,
 	PACKET_OPTIONS = 1 << 11, /* IPv4 options or IPv6 extension headers */
 	PACKET_DF = 1 << 12,	  /* must not be fragmented; always set for IPv6 */
-	PACKET_DSR = 1 << 14,	  /* the option of lookup/dsr.h comes first */
+	PACKET_DSR = 1 << 14,	  /* the option of lookup/dsr_option.h comes first */
 	/*
 	 * The destination is the endpoint already, while the tuple has the Service's:
 	 * special/dsr.h.
@@ -56,7 +56,8 @@ struct packet {
 	__u16 header; /* bytes of the TCP header */
 };
 
-/* The option of lookup/dsr.h: types and lengths, and the length of the IPv6 header around it. */
+/* The option of lookup/dsr_option.h: types and lengths, and the length of the IPv6 header around
+ * it. */
 #define DSR_OPTION_V4 0x9e
 #define DSR_OPTION_V4_LEN 16
 #define DSR_OPTION_V6 0x1e

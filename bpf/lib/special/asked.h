@@ -3,7 +3,7 @@
 #ifndef SPILLWAY_SPECIAL_ASKED_H
 #define SPILLWAY_SPECIAL_ASKED_H
 
-#include "../lookup/socket.h"
+#include "../lookup/connected_socket.h"
 
 /* What a socket asked for. */
 struct asked {

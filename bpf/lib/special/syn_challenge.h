@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Answers SYNs of a flood whose answer XDP could not send itself: edge/syn_filter.h. XDP has
+ * Answers SYNs of a flood whose answer XDP could not send itself: xdp/syn_filter.h. XDP has
  * written the cookie into the acknowledgment number, which a SYN does not use. A forger does not
  * know the cookie, so it cannot have the node answer SYNs that XDP has passed. The packet's TCP
  * checksum is wrong: without these programs, the stack drops it.

@@ -22,7 +22,7 @@ func directOf(f *tcFlow) (direct, oneWay bool) {
 }
 
 // state reports whether replies fail, and whether the programs send packets along the path in
-// spite of that: dsr_path_works of bpf/lib/lookup/dsr.h.
+// spite of that: dsr_path_works of bpf/lib/lookup/dsr_option.h.
 func (p *tcDsrPath) state(now uint32) (broken, trusted bool) {
 	broken = p.Failures >= uint32(tcDsrPathLimitDSR_FAILURES)
 	return broken, !broken || now-p.Failed > uint32(tcDsrPathLimitDSR_RETRY_SECONDS)

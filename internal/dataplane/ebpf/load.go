@@ -59,7 +59,7 @@ func (o *objects) xdp(cfg *Config) *attach.XDP {
 	if cfg.XDP == XDPGeneric {
 		mode = attach.XDPGeneric
 	}
-	return &attach.XDP{Program: p, Mode: mode, Devices: int(o.maps[tcMapEdgeDevices].MaxEntries()), OnDevices: o.writeEdgeDevices(cfg), OnDecision: func(iface, decision string, err error) {
+	return &attach.XDP{Program: p, Mode: mode, Devices: int(o.maps[tcMapXdpDevices].MaxEntries()), OnDevices: o.writeXDPDevices(cfg), OnDecision: func(iface, decision string, err error) {
 		if err != nil {
 			cfg.Log.Warn("No XDP at an interface", "interface", iface, "reason", decision)
 			return
@@ -68,15 +68,15 @@ func (o *objects) xdp(cfg *Config) *attach.XDP {
 	}}
 }
 
-func (o *objects) writeEdgeDevices(cfg *Config) func(map[int]attach.XDPDevice) {
+func (o *objects) writeXDPDevices(cfg *Config) func(map[int]attach.XDPDevice) {
 	return func(devices map[int]attach.XDPDevice) {
-		m := o.maps[tcMapEdgeDevices]
+		m := o.maps[tcMapXdpDevices]
 		for ifindex := range m.MaxEntries() {
-			var want, have tcEdgeDevice
+			var want, have tcXdpDevice
 			if d, ok := devices[int(ifindex)]; ok {
-				want = tcEdgeDevice{Mac: d.MAC, Flags: uint16(tcEdgeFlagsEDGE_SERVED)}
+				want = tcXdpDevice{Mac: d.MAC, Flags: uint16(tcXdpDeviceFlagsXDP_DEVICE_SERVED)}
 				if d.Redirects {
-					want.Flags |= uint16(tcEdgeFlagsEDGE_REDIRECTS)
+					want.Flags |= uint16(tcXdpDeviceFlagsXDP_DEVICE_REDIRECTS)
 				}
 			}
 			err := m.Lookup(ifindex, &have)
@@ -287,7 +287,7 @@ func specs(cfg *Config, features kernel.Features) ([]*ebpf.CollectionSpec, error
 	}
 	if cfg.XDP == XDPAuto && features.XDPFrags {
 		// Without the flag a driver refuses an MTU above a page. The program passes a frame that is
-		// not whole in its first buffer: see bpf/lib/edge/parse.h. In the generic mode the kernel
+		// not whole in its first buffer: see bpf/lib/xdp/parse.h. In the generic mode the kernel
 		// copies frames for a program with the flag, and connections to a veth time out (6.18).
 		all[2].Programs[xdpProgXdpFromNetwork].Flags |= unix.BPF_F_XDP_HAS_FRAGS
 	}

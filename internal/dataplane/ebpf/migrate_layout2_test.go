@@ -189,7 +189,7 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	wantSame(t, "the cluster's prefixes again", clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapClusterRanges), prefixes)
 	wantSame(t, "the cluster's prefixes among those of Services", clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapSourceRanges), map[tcRangeKey]bool{})
 	// Layout 2 has no maps of the cluster's prefixes, of changes, of events and of pods without hooks: they went with their pins.
-	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapClusterRanges, tcMapServiceChanges, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapDsrCarriers, tcMapOneWayNext, tcMapEdgeDevices, tcMapRouteMtus, tcMapSynProofs, tcMapSynRates,
+	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapClusterRanges, tcMapServiceChanges, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapDsrCarriers, tcMapOneWayNext, tcMapXdpDevices, tcMapRouteMtus, tcMapSynProofs, tcMapSynRates,
 		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketBackends, tcMapSocketFlows, tcMapLoads, tcMapUnhookedCgroups)
 }
 

@@ -40,7 +40,7 @@ func (b *Backend) writeSettings(n *intent.Node) error {
 	return b.beat()
 }
 
-// beatInterval is well below SYN_AGENT_SECONDS of bpf/lib/edge/syn_filter.h.
+// beatInterval is well below SYN_AGENT_SECONDS of bpf/lib/xdp/syn_filter.h.
 const beatInterval = 10 * time.Second
 
 // beatLoop tells the XDP program that an agent runs.

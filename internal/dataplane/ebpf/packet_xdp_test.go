@@ -43,7 +43,7 @@ func (n *packetNode) setXDPDevices(redirect ...string) {
 	for _, name := range []string{"eth0", "tun0"} {
 		devices[n.ifindex[name]] = attach.XDPDevice{MAC: [6]byte(n.mac[name]), Redirects: slices.Contains(redirect, name)}
 	}
-	n.objects.writeEdgeDevices(&n.cfg)(devices)
+	n.objects.writeXDPDevices(&n.cfg)(devices)
 }
 
 // early gives a frame to the XDP program, right after tc has seen one of the same flow in the same

@@ -45,7 +45,6 @@ const (
 	sockMapConnections      = "connections"
 	sockMapDsrCarriers      = "dsr_carriers"
 	sockMapDsrPaths         = "dsr_paths"
-	sockMapEdgeDevices      = "edge_devices"
 	sockMapEventCounts      = "event_counts"
 	sockMapEventRates       = "event_rates"
 	sockMapEvents           = "events"
@@ -86,6 +85,7 @@ const (
 	sockMapUntrackedPorts   = "untracked_ports"
 	sockMapUplinks          = "uplinks"
 	sockMapVerdicts         = "verdicts"
+	sockMapXdpDevices       = "xdp_devices"
 	sockProgConnect4        = "connect4"
 	sockProgConnect6        = "connect6"
 	sockProgCountedSockets  = "counted_sockets"
@@ -198,7 +198,6 @@ type sockMapSpecs struct {
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
-	EdgeDevices     *ebpf.MapSpec `ebpf:"edge_devices"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -239,6 +238,7 @@ type sockMapSpecs struct {
 	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
 	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
 	Verdicts        *ebpf.MapSpec `ebpf:"verdicts"`
+	XdpDevices      *ebpf.MapSpec `ebpf:"xdp_devices"`
 }
 
 // sockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -303,7 +303,6 @@ type sockMaps struct {
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
-	EdgeDevices     *ebpf.Map `ebpf:"edge_devices"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -344,6 +343,7 @@ type sockMaps struct {
 	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
 	Uplinks         *ebpf.Map `ebpf:"uplinks"`
 	Verdicts        *ebpf.Map `ebpf:"verdicts"`
+	XdpDevices      *ebpf.Map `ebpf:"xdp_devices"`
 }
 
 func (m *sockMaps) Close() error {
@@ -354,7 +354,6 @@ func (m *sockMaps) Close() error {
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,
-		m.EdgeDevices,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,
@@ -395,6 +394,7 @@ func (m *sockMaps) Close() error {
 		m.UntrackedPorts,
 		m.Uplinks,
 		m.Verdicts,
+		m.XdpDevices,
 	)
 }
 

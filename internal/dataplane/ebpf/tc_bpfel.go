@@ -92,19 +92,6 @@ const (
 	tcDsrPathLimitDSR_RETRY_SECONDS tcDsrPathLimit = 60
 )
 
-type tcEdgeDevice struct {
-	_     structs.HostLayout
-	Mac   [6]uint8
-	Flags uint16
-}
-
-type tcEdgeFlags uint32
-
-const (
-	tcEdgeFlagsEDGE_SERVED    tcEdgeFlags = 1
-	tcEdgeFlagsEDGE_REDIRECTS tcEdgeFlags = 2
-)
-
 type tcEvent struct {
 	_            structs.HostLayout
 	Time         uint64
@@ -578,6 +565,19 @@ const (
 	tcVerdictVERDICTS             tcVerdict = 51
 )
 
+type tcXdpDevice struct {
+	_     structs.HostLayout
+	Mac   [6]uint8
+	Flags uint16
+}
+
+type tcXdpDeviceFlags uint32
+
+const (
+	tcXdpDeviceFlagsXDP_DEVICE_SERVED    tcXdpDeviceFlags = 1
+	tcXdpDeviceFlagsXDP_DEVICE_REDIRECTS tcXdpDeviceFlags = 2
+)
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -588,7 +588,6 @@ const (
 	tcMapConnections           = "connections"
 	tcMapDsrCarriers           = "dsr_carriers"
 	tcMapDsrPaths              = "dsr_paths"
-	tcMapEdgeDevices           = "edge_devices"
 	tcMapEventCounts           = "event_counts"
 	tcMapEventRates            = "event_rates"
 	tcMapEvents                = "events"
@@ -630,6 +629,7 @@ const (
 	tcMapUntrackedPorts        = "untracked_ports"
 	tcMapUplinks               = "uplinks"
 	tcMapVerdicts              = "verdicts"
+	tcMapXdpDevices            = "xdp_devices"
 	tcProgFromNetwork          = "from_network"
 	tcProgFromNetworkL3        = "from_network_l3"
 	tcProgFromPod              = "from_pod"
@@ -668,7 +668,6 @@ const (
 	tcVarUnusedBackendFlags    = "unused_backend_flags"
 	tcVarUnusedDsrCarrierKind  = "unused_dsr_carrier_kind"
 	tcVarUnusedDsrPathLimit    = "unused_dsr_path_limit"
-	tcVarUnusedEdgeFlags       = "unused_edge_flags"
 	tcVarUnusedEvent           = "unused_event"
 	tcVarUnusedEventCount      = "unused_event_count"
 	tcVarUnusedEventEnd        = "unused_event_end"
@@ -687,6 +686,7 @@ const (
 	tcVarUnusedSettingsFlags   = "unused_settings_flags"
 	tcVarUnusedUntrackedPeers  = "unused_untracked_peers"
 	tcVarUnusedVerdict         = "unused_verdict"
+	tcVarUnusedXdpDeviceFlags  = "unused_xdp_device_flags"
 )
 
 // loadTc returns the embedded CollectionSpec for tc.
@@ -748,7 +748,6 @@ type tcMapSpecs struct {
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
-	EdgeDevices     *ebpf.MapSpec `ebpf:"edge_devices"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -790,6 +789,7 @@ type tcMapSpecs struct {
 	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
 	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
 	Verdicts        *ebpf.MapSpec `ebpf:"verdicts"`
+	XdpDevices      *ebpf.MapSpec `ebpf:"xdp_devices"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -829,7 +829,6 @@ type tcVariableSpecs struct {
 	UnusedBackendFlags    *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
 	UnusedDsrCarrierKind  *ebpf.VariableSpec `ebpf:"unused_dsr_carrier_kind"`
 	UnusedDsrPathLimit    *ebpf.VariableSpec `ebpf:"unused_dsr_path_limit"`
-	UnusedEdgeFlags       *ebpf.VariableSpec `ebpf:"unused_edge_flags"`
 	UnusedEvent           *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedEventCount      *ebpf.VariableSpec `ebpf:"unused_event_count"`
 	UnusedEventEnd        *ebpf.VariableSpec `ebpf:"unused_event_end"`
@@ -848,6 +847,7 @@ type tcVariableSpecs struct {
 	UnusedSettingsFlags   *ebpf.VariableSpec `ebpf:"unused_settings_flags"`
 	UnusedUntrackedPeers  *ebpf.VariableSpec `ebpf:"unused_untracked_peers"`
 	UnusedVerdict         *ebpf.VariableSpec `ebpf:"unused_verdict"`
+	UnusedXdpDeviceFlags  *ebpf.VariableSpec `ebpf:"unused_xdp_device_flags"`
 }
 
 // tcObjects contains all objects after they have been loaded into the kernel.
@@ -876,7 +876,6 @@ type tcMaps struct {
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
-	EdgeDevices     *ebpf.Map `ebpf:"edge_devices"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -918,6 +917,7 @@ type tcMaps struct {
 	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
 	Uplinks         *ebpf.Map `ebpf:"uplinks"`
 	Verdicts        *ebpf.Map `ebpf:"verdicts"`
+	XdpDevices      *ebpf.Map `ebpf:"xdp_devices"`
 }
 
 func (m *tcMaps) Close() error {
@@ -928,7 +928,6 @@ func (m *tcMaps) Close() error {
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,
-		m.EdgeDevices,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,
@@ -970,6 +969,7 @@ func (m *tcMaps) Close() error {
 		m.UntrackedPorts,
 		m.Uplinks,
 		m.Verdicts,
+		m.XdpDevices,
 	)
 }
 
@@ -1010,7 +1010,6 @@ type tcVariables struct {
 	UnusedBackendFlags    *ebpf.Variable `ebpf:"unused_backend_flags"`
 	UnusedDsrCarrierKind  *ebpf.Variable `ebpf:"unused_dsr_carrier_kind"`
 	UnusedDsrPathLimit    *ebpf.Variable `ebpf:"unused_dsr_path_limit"`
-	UnusedEdgeFlags       *ebpf.Variable `ebpf:"unused_edge_flags"`
 	UnusedEvent           *ebpf.Variable `ebpf:"unused_event"`
 	UnusedEventCount      *ebpf.Variable `ebpf:"unused_event_count"`
 	UnusedEventEnd        *ebpf.Variable `ebpf:"unused_event_end"`
@@ -1029,6 +1028,7 @@ type tcVariables struct {
 	UnusedSettingsFlags   *ebpf.Variable `ebpf:"unused_settings_flags"`
 	UnusedUntrackedPeers  *ebpf.Variable `ebpf:"unused_untracked_peers"`
 	UnusedVerdict         *ebpf.Variable `ebpf:"unused_verdict"`
+	UnusedXdpDeviceFlags  *ebpf.Variable `ebpf:"unused_xdp_device_flags"`
 }
 
 // tcPrograms contains all programs after they have been loaded into the kernel.

@@ -22,7 +22,6 @@ const (
 	xdpMapConnections      = "connections"
 	xdpMapDsrCarriers      = "dsr_carriers"
 	xdpMapDsrPaths         = "dsr_paths"
-	xdpMapEdgeDevices      = "edge_devices"
 	xdpMapEventCounts      = "event_counts"
 	xdpMapEventRates       = "event_rates"
 	xdpMapEvents           = "events"
@@ -64,6 +63,7 @@ const (
 	xdpMapUntrackedPorts   = "untracked_ports"
 	xdpMapUplinks          = "uplinks"
 	xdpMapVerdicts         = "verdicts"
+	xdpMapXdpDevices       = "xdp_devices"
 	xdpProgXdpFromNetwork  = "xdp_from_network"
 	xdpVarBalanceByLoad    = "balance_by_load"
 	xdpVarClientFlowsMax   = "client_flows_max"
@@ -152,7 +152,6 @@ type xdpMapSpecs struct {
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
-	EdgeDevices     *ebpf.MapSpec `ebpf:"edge_devices"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -194,6 +193,7 @@ type xdpMapSpecs struct {
 	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
 	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
 	Verdicts        *ebpf.MapSpec `ebpf:"verdicts"`
+	XdpDevices      *ebpf.MapSpec `ebpf:"xdp_devices"`
 }
 
 // xdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -258,7 +258,6 @@ type xdpMaps struct {
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
-	EdgeDevices     *ebpf.Map `ebpf:"edge_devices"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -300,6 +299,7 @@ type xdpMaps struct {
 	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
 	Uplinks         *ebpf.Map `ebpf:"uplinks"`
 	Verdicts        *ebpf.Map `ebpf:"verdicts"`
+	XdpDevices      *ebpf.Map `ebpf:"xdp_devices"`
 }
 
 func (m *xdpMaps) Close() error {
@@ -310,7 +310,6 @@ func (m *xdpMaps) Close() error {
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,
-		m.EdgeDevices,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,
@@ -352,6 +351,7 @@ func (m *xdpMaps) Close() error {
 		m.UntrackedPorts,
 		m.Uplinks,
 		m.Verdicts,
+		m.XdpDevices,
 	)
 }
 

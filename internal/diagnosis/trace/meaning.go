@@ -32,7 +32,7 @@ const (
 	stepOther     = "other rules"
 )
 
-// order is the order of the steps of a packet (bpf/lib/handle.h, bpf/lib/serve.h).
+// order is the order of the steps of a packet (bpf/lib/tc.h, bpf/lib/serve.h).
 var order = []string{
 	stepProgram, stepPacket, stepFilter, stepFlow, stepFrontend, stepSource, stepNetfilter, stepRanges,
 	stepPolicy, stepEndpoint, stepSNAT, stepIPsec, stepPort, stepBypass, stepNextHop,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Adds the option of lookup/dsr.h to a packet, and removes it. */
-#ifndef SPILLWAY_ACT_DSR_H
-#define SPILLWAY_ACT_DSR_H
+/* Adds the option of lookup/dsr_option.h to a packet, and removes it. */
+#ifndef SPILLWAY_ACT_DSR_WRITE_H
+#define SPILLWAY_ACT_DSR_WRITE_H
 
 #include "../scratch.h"
 #include "csum.h"

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Parses a frame at the edge: an Ethernet frame for this node with TCP or UDP, without VLAN tag, IP
+ * Parses a frame for XDP: an Ethernet frame for this node with TCP or UDP, without VLAN tag, IP
  * options, extension headers and fragments. Other frames are for the tc programs.
  */
-#ifndef SPILLWAY_EDGE_PARSE_H
-#define SPILLWAY_EDGE_PARSE_H
+#ifndef SPILLWAY_XDP_PARSE_H
+#define SPILLWAY_XDP_PARSE_H
 
 #include "../parse/packet.h"
 
 #define IPV4_FRAGMENT 0x3fff /* more fragments, and the offset */
 
-static __always_inline int edge_parse_l4(struct packet *p, const void *l4, const void *end)
+static __always_inline int xdp_parse_l4(struct packet *p, const void *l4, const void *end)
 {
 	bool tcp = p->tuple.proto == IPPROTO_TCP;
 	__u32 ip_len = p->l4_off - p->l3_off;
@@ -25,7 +25,7 @@ static __always_inline int edge_parse_l4(struct packet *p, const void *l4, const
 	return l4 + sizeof(struct udphdr) > end ? PARSE_MALFORMED : parse_udp(p, l4);
 }
 
-static __always_inline int edge_parse_v4(struct packet *p, const void *l3, const void *end)
+static __always_inline int xdp_parse_v4(struct packet *p, const void *l3, const void *end)
 {
 	const struct iphdr *ip = l3;
 
@@ -41,10 +41,10 @@ static __always_inline int edge_parse_v4(struct packet *p, const void *l3, const
 	p->tuple.proto = ip->protocol;
 	p->tuple.saddr.w[0] = ip->saddr;
 	p->tuple.daddr.w[0] = ip->daddr;
-	return edge_parse_l4(p, ip + 1, end);
+	return xdp_parse_l4(p, ip + 1, end);
 }
 
-static __always_inline int edge_parse_v6(struct packet *p, const void *l3, const void *end)
+static __always_inline int xdp_parse_v6(struct packet *p, const void *l3, const void *end)
 {
 	const struct ipv6hdr *ip = l3;
 
@@ -57,11 +57,11 @@ static __always_inline int edge_parse_v6(struct packet *p, const void *l3, const
 	p->tuple.proto = ip->nexthdr;
 	__builtin_memcpy(&p->tuple.saddr, &ip->saddr, sizeof(struct addr));
 	__builtin_memcpy(&p->tuple.daddr, &ip->daddr, sizeof(struct addr));
-	return edge_parse_l4(p, ip + 1, end);
+	return xdp_parse_l4(p, ip + 1, end);
 }
 
 /* Fills *p from a frame for this MAC address. */
-static __always_inline int edge_parse(struct xdp_md *ctx, struct packet *p, const __u8 *mac)
+static __always_inline int xdp_parse(struct xdp_md *ctx, struct packet *p, const __u8 *mac)
 {
 	const void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	const struct ethhdr *eth = data;
@@ -72,9 +72,9 @@ static __always_inline int edge_parse(struct xdp_md *ctx, struct packet *p, cons
 	p->flags = 0;
 	p->l3_off = sizeof(*eth);
 	if (eth->h_proto == bpf_htons(ETH_P_IP))
-		return edge_parse_v4(p, eth + 1, end);
+		return xdp_parse_v4(p, eth + 1, end);
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
-		return edge_parse_v6(p, eth + 1, end);
+		return xdp_parse_v6(p, eth + 1, end);
 	return PARSE_OTHER;
 }
 

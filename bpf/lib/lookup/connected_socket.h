@@ -3,8 +3,8 @@
  * Connected UDP sockets that a socket hook has translated. The hook runs once, so the socket keeps
  * its endpoint's address. The tc programs find the Service by the socket.
  */
-#ifndef SPILLWAY_LOOKUP_SOCKET_H
-#define SPILLWAY_LOOKUP_SOCKET_H
+#ifndef SPILLWAY_LOOKUP_CONNECTED_SOCKET_H
+#define SPILLWAY_LOOKUP_CONNECTED_SOCKET_H
 
 #include "endpoint.h"
 #include "service.h"

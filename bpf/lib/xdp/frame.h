@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Takes a frame through the steps at the edge. See xdp.bpf.c. */
-#ifndef SPILLWAY_EDGE_HANDLE_H
-#define SPILLWAY_EDGE_HANDLE_H
+/* Takes a frame through the steps of XDP. See xdp.bpf.c. */
+#ifndef SPILLWAY_XDP_FRAME_H
+#define SPILLWAY_XDP_FRAME_H
 
 #include "../act/nat.h"
 #include "../flow/table.h"
@@ -12,7 +12,7 @@
 #include "syn_filter.h"
 
 /* Is the flow's last next hop a neighbor that this packet can be sent to? */
-static __always_inline bool edge_next_hop(const struct flow *f, const struct packet *p)
+static __always_inline bool xdp_next_hop(const struct flow *f, const struct packet *p)
 {
 	return !(dsr_one_way(f) && flow_is_new_udp(f, p)) && f->next_hop_seen == p->time &&
 	       f->next_hop_kind == NEXT_HOP_LINK && p->ttl > 1 && p->l3_len <= f->next_hop_mtu;
@@ -22,18 +22,18 @@ static __always_inline bool edge_next_hop(const struct flow *f, const struct pac
  * Sends a packet of a known flow to its next hop, if a tc program has found that in the same second
  * and the packet does not change the flow's state.
  */
-static __always_inline int edge_forward(struct xdp_md *ctx, struct scratch *m, struct flow *f)
+static __always_inline int xdp_forward(struct xdp_md *ctx, struct scratch *m, struct flow *f)
 {
 	const void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct settings *s = get_settings();
 	struct packet *p = &m->packet;
 	__u32 ifindex = f->next_hop_ifindex;
-	struct edge_device *out;
+	struct xdp_device *out;
 
-	if (!s || !flow_applies(f, FROM_NETWORK) || f->flags & FLOW_STACK || !edge_next_hop(f, p))
+	if (!s || !flow_applies(f, FROM_NETWORK) || f->flags & FLOW_STACK || !xdp_next_hop(f, p))
 		return XDP_PASS;
-	out = bpf_map_lookup_elem(&edge_devices, &ifindex);
-	if (!out || (ifindex != ctx->ingress_ifindex && !(out->flags & EDGE_REDIRECTS)) ||
+	out = bpf_map_lookup_elem(&xdp_devices, &ifindex);
+	if (!out || (ifindex != ctx->ingress_ifindex && !(out->flags & XDP_DEVICE_REDIRECTS)) ||
 	    !flow_is_busy(f, p, s, 0))
 		return XDP_PASS;
 	if ((count_bytes || service_metrics) && !dsr_one_way(f))
@@ -54,7 +54,7 @@ static __always_inline int edge_forward(struct xdp_md *ctx, struct scratch *m, s
  * netfilter translates destinations: the tc programs ask conntrack. Without an agent the maps may
  * be those of another release: then the tc programs decide alone.
  */
-static __always_inline int edge_first(struct xdp_md *ctx, struct scratch *m, struct settings *s)
+static __always_inline int xdp_first(struct xdp_md *ctx, struct scratch *m, struct settings *s)
 {
 	const struct packet *p = &m->packet;
 	const struct tuple *t = &p->tuple;
@@ -76,27 +76,27 @@ static __always_inline int edge_first(struct xdp_md *ctx, struct scratch *m, str
 	return syn_filter(ctx, p, fe->service);
 }
 
-static __always_inline int edge_handle(struct xdp_md *ctx)
+static __always_inline int xdp_handle(struct xdp_md *ctx)
 {
 	__u32 ifindex = ctx->ingress_ifindex;
-	struct edge_device *in = bpf_map_lookup_elem(&edge_devices, &ifindex);
+	struct xdp_device *in = bpf_map_lookup_elem(&xdp_devices, &ifindex);
 	struct scratch *m = get_scratch();
 	struct settings *s;
 	struct packet *p;
 	struct flow *f;
 
-	if (!in || !(in->flags & EDGE_SERVED) || !m)
+	if (!in || !(in->flags & XDP_DEVICE_SERVED) || !m)
 		return XDP_PASS;
 	p = &m->packet;
-	if (edge_parse(ctx, p, in->mac) != PARSE_OK || !filter_passes(p))
+	if (xdp_parse(ctx, p, in->mac) != PARSE_OK || !filter_passes(p))
 		return XDP_PASS;
 	p->time = now();
 	f = bpf_map_lookup_elem(&flows, &p->tuple);
 	if (f)
-		return edge_forward(ctx, m, f);
+		return xdp_forward(ctx, m, f);
 	if (packet_syn(p)) {
 		s = get_settings();
-		return s ? edge_first(ctx, m, s) : XDP_PASS;
+		return s ? xdp_first(ctx, m, s) : XDP_PASS;
 	}
 	/* lwIP sends an ACK with its RST. */
 	if ((p->flags & (PACKET_RST | PACKET_SYN | PACKET_FIN)) == PACKET_RST && syn_prove(p)) {

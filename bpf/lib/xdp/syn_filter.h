@@ -26,8 +26,8 @@
  *
  * Nothing is stored for a SYN, and the answer is not longer than it.
  */
-#ifndef SPILLWAY_EDGE_SYN_FILTER_H
-#define SPILLWAY_EDGE_SYN_FILTER_H
+#ifndef SPILLWAY_XDP_SYN_FILTER_H
+#define SPILLWAY_XDP_SYN_FILTER_H
 
 #include "../act/answer.h"
 #include "../lookup/syn_cookie.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* Takes a packet through the steps of a tc hook. See tc.bpf.c for the map of the files. */
-#ifndef SPILLWAY_HANDLE_H
-#define SPILLWAY_HANDLE_H
+#ifndef SPILLWAY_TC_H
+#define SPILLWAY_TC_H
 
 #include "lookup/port_filter.h"
 #include "serve.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* The parts of the kernel's structures of sockets and iterators that the programs read. */
-#ifndef SPILLWAY_SOCK_H
-#define SPILLWAY_SOCK_H
+#ifndef SPILLWAY_KERNEL_SOCK_H
+#define SPILLWAY_KERNEL_SOCK_H
 
 #include "base.h"
 
