@@ -4,7 +4,7 @@
  * types from this file. Maps outlive the agent. A new field in padding, which older programs
  * may ignore and whose zero is right for them, needs nothing else. Every other change of a
  * layout needs a new ABI_VERSION and migrations in both directions
- * (internal/dataplane/ebpf/migrate.go, docs/adr/0045-map-layouts.md).
+ * (internal/dataplane/ebpf/upgrade/migrate.go, docs/adr/0045-map-layouts.md).
  *
  * Addresses and ports are in network order, all other numbers in host order. An IPv4
  * address is in w[0], and the other words are zero.

@@ -2,6 +2,10 @@
 // never import each other:
 //
 //	ebpf       maps that the programs of bpf/ read
+//	  objects    loads programs and maps: imported by the other parts, imports none
+//	  inspect    shows what is in the kernel
+//	  upgrade    takes over from other runs, and leaves to them
+//	  dsr        probes the ways of direct replies
 //	  attach     attaches the programs, and finds pods behind interfaces
 //	  wire       headers of packets that the agent builds
 //	  dsrprobe   finds out what the network between the nodes forwards

@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -81,12 +82,12 @@ var proxyModes = []proxyMode{
 	{
 		name: "ebpf", open: openEBPF,
 		capacity: func(c Config) intent.Capacity { e := c.ebpf(); return e.Capacity() },
-		cleanup:  func(_ context.Context, c Config) error { return ebpf.Cleanup(c.ebpf()) },
+		cleanup:  func(_ context.Context, c Config) error { return upgrade.Cleanup(c.ebpf()) },
 		drain: func(c Config) error {
-			_, err := ebpf.Drain(c.ebpf())
+			_, err := upgrade.Drain(c.ebpf())
 			return err
 		},
-		drained: func(ctx context.Context, c Config) error { return ebpf.Drained(ctx, c.ebpf()) },
+		drained: func(ctx context.Context, c Config) error { return upgrade.Drained(ctx, c.ebpf()) },
 	},
 	{
 		name: "nftables", netfilter: true, capacity: func(Config) intent.Capacity { return nftables.Capacity },

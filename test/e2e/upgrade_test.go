@@ -24,7 +24,7 @@ import (
 )
 
 // layout2 has the programs of the release before, and the commit that they come from.
-const layout2 = "../../internal/dataplane/ebpf/layout2"
+const layout2 = "../../internal/dataplane/ebpf/upgrade/layout2"
 
 // buildPrevious builds spillway from the commit of the release before. The agent carries
 // the eBPF programs of the same commit.

@@ -18,6 +18,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/dataplane/iptables"
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -86,7 +87,7 @@ func openEBPF(t *testing.T, entries uint32) *kernel {
 		FlowTableSize: 1024, MaxFrontends: entries, MaxEndpoints: entries,
 	}
 	t.Cleanup(func() {
-		if err := ebpf.Cleanup(cfg); err != nil {
+		if err := upgrade.Cleanup(cfg); err != nil {
 			t.Error(err)
 		}
 	})

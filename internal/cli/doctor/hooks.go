@@ -4,8 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -13,7 +13,7 @@ import (
 
 // hooksOf returns what the socket hooks of an instance translate, by its maps.
 func hooksOf(bpffs string) (h doctor.Hooks, closeView func()) {
-	view, err := ebpf.OpenView(bpffs)
+	view, err := inspect.OpenView(bpffs)
 	if err != nil {
 		return h, func() {} // no instance, or one of another version
 	}

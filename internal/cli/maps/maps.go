@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/page"
 )
 
@@ -36,7 +36,7 @@ object. Needs root.`,
 			if err := output.Validate(); err != nil {
 				return err
 			}
-			known, err := ebpf.PinnedMaps()
+			known, err := inspect.PinnedMaps()
 			if err != nil {
 				return err
 			}
@@ -46,7 +46,7 @@ object. Needs root.`,
 			if err := cli.NeedRoot("read maps"); err != nil {
 				return err
 			}
-			err = ebpf.Dump(pins.Dir(), args[0], func(key, value []ebpf.Field) error {
+			err = inspect.Dump(pins.Dir(), args[0], func(key, value []inspect.Field) error {
 				return write(cmd.OutOrStdout(), output, key, value)
 			})
 			if errors.Is(err, os.ErrNotExist) {
@@ -64,12 +64,12 @@ func complete(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, co
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	known, _ := ebpf.PinnedMaps() // the objects are part of the program
+	known, _ := inspect.PinnedMaps() // the objects are part of the program
 	return known, cobra.ShellCompDirectiveNoFileComp
 }
 
 // write prints one entry.
-func write(w io.Writer, output cli.Output, key, value []ebpf.Field) error {
+func write(w io.Writer, output cli.Output, key, value []inspect.Field) error {
 	if output.ForPrograms() {
 		return output.Encode(w, map[string]any{"key": object(key), "value": object(value)}, "")
 	}
@@ -86,7 +86,7 @@ func write(w io.Writer, output cli.Output, key, value []ebpf.Field) error {
 // unnamed is the name of a key or value that is no struct.
 const unnamed = "value"
 
-func object(fields []ebpf.Field) map[string]any {
+func object(fields []inspect.Field) map[string]any {
 	out := map[string]any{}
 	for _, f := range fields {
 		name := f.Name
@@ -98,7 +98,7 @@ func object(fields []ebpf.Field) map[string]any {
 	return out
 }
 
-func text(fields []ebpf.Field) string {
+func text(fields []inspect.Field) string {
 	var parts []string
 	for _, f := range fields {
 		part := fmt.Sprint(f.Value)

@@ -7,15 +7,15 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/clitest"
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/page"
 )
 
 func TestEntriesFitTheTerminal(t *testing.T) {
-	var key, value []ebpf.Field
+	var key, value []inspect.Field
 	for _, name := range []string{"addr", "external_route", "internal_route", "next_hop_ifindex"} {
-		key = append(key, ebpf.Field{Name: name, Value: "2001:db8:ff::10"})
-		value = append(value, ebpf.Field{Name: name, Value: 123456})
+		key = append(key, inspect.Field{Name: name, Value: "2001:db8:ff::10"})
+		value = append(value, inspect.Field{Name: name, Value: 123456})
 	}
 	for _, width := range clitest.Widths {
 		var out bytes.Buffer

@@ -22,7 +22,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/diagnosis/sysdump"
 	"spillway.dev/spillway/internal/escape"
@@ -73,7 +73,7 @@ func (n *node) collectors() []sysdump.Collector {
 		{File: "node/iptables.txt", About: "Spillway's own chains and rules of iptables", Collect: iptablesRules},
 		{File: "node/agent.log", About: "the end of the agents' logs on this node", Collect: n.agentLogs},
 	}
-	maps, _ := ebpf.PinnedMaps() // the objects are part of the program
+	maps, _ := inspect.PinnedMaps() // the objects are part of the program
 	for _, name := range maps {
 		list = append(list, sysdump.Collector{
 			File: "node/maps/" + name + ".jsonl", About: fmt.Sprintf("eBPF map %s, at most %d entries", name, mostEntries),
@@ -384,7 +384,7 @@ var errEnough = errors.New("enough entries")
 func (n *node) dumpMap(ctx context.Context, w io.Writer, name string) error {
 	entries := 0
 	lines := json.NewEncoder(w)
-	err := ebpf.Dump(n.pins, name, func(key, value []ebpf.Field) error {
+	err := inspect.Dump(n.pins, name, func(key, value []inspect.Field) error {
 		if entries++; entries > mostEntries {
 			return errEnough
 		}
@@ -399,7 +399,7 @@ func (n *node) dumpMap(ctx context.Context, w io.Writer, name string) error {
 	return err
 }
 
-func fields(list []ebpf.Field) map[string]any {
+func fields(list []inspect.Field) map[string]any {
 	out := map[string]any{}
 	for _, f := range list {
 		out[f.Name] = f.Value

@@ -15,7 +15,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/diagnosis/top"
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/node/conntrack"
@@ -90,7 +90,7 @@ the names of Services and pods. Needs root.`,
 // servingText describes the eBPF dataplane with pins below bpffs, whose connections have
 // no entries; "" without one.
 func servingText(bpffs string) string {
-	if _, err := ebpf.PinnedVerdicts(bpffs); err != nil {
+	if _, err := inspect.PinnedVerdicts(bpffs); err != nil {
 		return ""
 	}
 	return "the eBPF dataplane serves here, without conntrack"

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -13,59 +11,34 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/dsr"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// Backend is the eBPF dataplane of one instance.
+// Backend is the eBPF dataplane of one instance. It wires the parts, and has the order of writes.
 type Backend struct {
 	cfg      Config
-	objects  *objects
-	features kernel.Features
+	objects  *objects.Objects
 	attacher *attach.Attacher
-	stop     context.CancelFunc
-	done     sync.WaitGroup
-	attached bool
-	stopNAT  func()            // stops Config.WatchNAT
-	ipsec    *kernel.XfrmWatch // watches IPsec policies
-	flows    flowCounts
-	clients  *clientFlows // of the last sweep
-	seed     uint32       // of the programs' hashes
-	policies *untracked   // used only by the goroutine that writes policies
-	ends     *socketEnds  // nil: no socket is ended
-	loads    *loadTable   // nil: no Service chooses by load
-	carriers *carriers    // nil: no endpoint on another node is probed
-	rollback *rollback    // nil without Config.LeavePrevious
+	node     *nodeWriter
+	services *serviceWriter
+	flows    *flowTable
+	policies *untracked        // used only by the goroutine that writes policies
+	carriers *dsr.Carriers     // nil: no endpoint on another node is probed
+	migrator *upgrade.Migrator // nil if there is nothing to migrate
+	rollback *upgrade.Rollback // nil without Config.LeavePrevious
+	attached atomic.Bool
+	running  running
+}
 
-	facts        atomic.Pointer[podFacts] // nil before the first node
-	serviceAddrs serviceAddrs
-	services     serviceNames
-	events       flowEvents
-	active       serviceFlows
-
-	portsMu  sync.Mutex // for the fields up to mu: the check loop runs beside writes
-	ports    *portTable // only Apply and Replace write it
-	known    bool       // ports was read from the maps, and no check has found a difference since
-	doubt    dataplane.Repair
-	repaired dataplane.Repair
-	checks   chan struct{}
-	drifted  chan struct{}
-	unhook   chan struct{} // the pods without socket hooks have changed
-
-	mu            sync.Mutex // for the fields below: interfaces change on their own
-	node          *intent.Node
-	written       *tcSettings // nil before the first node
-	uplinks       map[int]attach.Uplink
-	pods          map[netip.Addr]attach.Pod
-	traversing    map[netip.Addr]traversal
-	unwritten     map[netip.Addr]tcPod // entries of pods that did not fit
-	untracking    bool                 // untracked_ports has entries
-	snatPorts     []uint16
-	clusterRanges map[tcRangeKey]bool
-	xfrm          []kernel.XfrmPolicy // IPsec policies of this network namespace
-	routesLeftOut bool                // route_mtus has no room for all routes
-	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
+// running are the goroutines of a Backend.
+type running struct {
+	stop context.CancelFunc // nil before attach
+	done sync.WaitGroup
 }
 
 var _ dataplane.Partial = (*Backend)(nil)
@@ -81,71 +54,56 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := claimPins(cfg.BPFFS); err != nil {
+	if err := upgrade.ClaimPins(cfg.BPFFS); err != nil {
 		return nil, err
 	}
-	b := &Backend{
-		cfg: cfg, features: features, traversing: map[netip.Addr]traversal{},
-		checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1), unhook: make(chan struct{}, 1),
-	}
-	if b.objects, err = load(&b.cfg, features); err != nil {
+	b := &Backend{cfg: cfg}
+	if b.objects, b.migrator, err = upgrade.Open(&b.cfg, features); err != nil {
 		return nil, err
 	}
-	b.ports, b.seed = &portTable{}, b.objects.seed
-	if b.carriers, err = newCarriers(b.m(tcMapDsrCarriers), &cfg); err != nil {
-		b.objects.close()
+	if err := b.open(); err != nil {
+		b.rollback.Close()
+		b.objects.Close()
 		return nil, err
 	}
-	b.serviceAddrs.changed = b.noteFacts
-	if b.pods, err = readPods(b.m(tcMapPods)); err != nil {
-		b.objects.close()
-		return nil, err
+	return b, nil
+}
+
+// makeParts makes the parts that need no more than the maps.
+func (b *Backend) makeParts() {
+	b.services = newServiceWriter(b.objects, b.cfg.Log)
+	b.node = newNodeWriter(&b.cfg, b.objects, b.services.hasAddr)
+	b.flows = newFlowTable(&b.cfg, b.objects, b.services)
+	b.node.factsChanged = b.noteFacts
+	b.services.onChanges(b.noteFacts, b.flows.endpointsRemoved)
+}
+
+// open opens the parts in the order in which they depend on each other.
+func (b *Backend) open() (err error) {
+	b.makeParts()
+	if b.carriers, err = dsr.New(b.m(objects.TCMapDsrCarriers), &b.cfg); err != nil {
+		return err
 	}
-	if b.clusterRanges, err = readClusterRanges(b.m(tcMapClusterRanges)); err != nil {
-		b.objects.close()
-		return nil, err
+	if err = b.openPolicies(); err != nil {
+		return err
 	}
-	if b.policies, err = openUntracked(b.objects.maps, b.objects.filter); err != nil {
-		b.objects.close()
-		return nil, err
+	if err = b.node.read(b.policies.any()); err != nil {
+		return err
 	}
-	b.untracking = len(b.policies.have.ports) > 0
-	if cfg.LeavePrevious {
-		if b.rollback, err = prepareRollback(&cfg, features, b.objects); err != nil {
-			b.objects.close()
-			return nil, err
+	if b.cfg.LeavePrevious {
+		if b.rollback, err = upgrade.PrepareRollback(&b.cfg, b.objects.Features, b.objects); err != nil {
+			return err
 		}
 	}
-	b.attacher, err = attach.New(attach.Config{
-		PinDir:      cfg.BPFFS,
-		Programs:    b.objects.tcPrograms(),
-		ForceClsact: cfg.ForceClsact,
-		XDP:         b.objects.xdp(&cfg),
-		OnUplinks:   b.onUplinks,
-		OnRouteMTUs: b.onRouteMTUs,
-		OnPods:      b.onPods,
-		Facts:       b.fact,
-		Owners:      maps.Clone(b.pods),
-		OnRefused:   b.onRefused,
-		OnError:     b.onInterfaceError,
-
-		MaxRouteMTUs: int(b.m(tcMapRouteMtus).MaxEntries()),
-	})
-	if err != nil {
-		b.rollback.close()
-		b.objects.close()
-		return nil, err
+	if b.attacher, err = b.newAttacher(); err != nil {
+		return err
 	}
-	b.ipsec, err = kernel.WatchXfrm(b.onXfrm, func(err error) { cfg.Log.Error("Read IPsec policies", "err", err) })
-	if err != nil {
+	if err = b.node.watch(); err != nil {
 		_ = b.attacher.Close()
-		b.rollback.close()
-		b.objects.close()
-		return nil, err
+		return err
 	}
-	b.ends, b.loads = b.openSocketEnds(), b.openLoads()
-	b.followNAT()
-	return b, nil
+	b.flows.open()
+	return nil
 }
 
 func probe(cfg *Config) (kernel.Features, error) {
@@ -165,19 +123,8 @@ func probe(cfg *Config) (kernel.Features, error) {
 	return features, features.Err()
 }
 
-func (b *Backend) onInterfaceError(iface string, err error) {
-	switch {
-	case err == nil:
-		b.cfg.Log.Info("Interface is served again", "interface", iface)
-	case iface == "":
-		b.cfg.Log.Error("Follow network interfaces", "err", err)
-	default:
-		b.cfg.Log.Error("Interface is not served", "interface", iface, "err", err)
-	}
-}
-
 // m returns a map by its name in bpf/maps.h.
-func (b *Backend) m(name string) *ebpf.Map { return b.objects.maps[name] }
+func (b *Backend) m(name string) *ebpf.Map { return b.objects.Maps[name] }
 
 // Name returns the value of --proxy-mode.
 func (b *Backend) Name() string { return "ebpf" }
@@ -209,16 +156,9 @@ func (b *Backend) PartEndpoints() int { return 1 << 15 }
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	var node error
 	if c.Node != nil {
-		node = b.writeNode(c.Node)
+		node = b.node.writeNode(c.Node)
 	}
-	b.portsMu.Lock()
-	defer b.portsMu.Unlock()
-	if b.ports.byID == nil { // the first call, without a Replace before it
-		if err := b.reread(); err != nil {
-			return errors.Join(node, err)
-		}
-	}
-	failed, err := b.ports.update(ctx, c.Upserts, c.Deletes, false)
+	failed, err := b.services.update(ctx, c.Upserts, c.Deletes)
 	if err != nil {
 		return errors.Join(node, err)
 	}
@@ -229,23 +169,22 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // also attaches the programs: after the maps are written, or before that if no program
 // of an earlier run serves a Service. Programs that lack what protects are not attached.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
-	node := b.writeNode(&s.Node)
-	defer b.askCheck()
-	b.portsMu.Lock()
-	defer b.portsMu.Unlock()
-	if err := b.reread(); err != nil {
+	node := b.node.writeNode(&s.Node)
+	defer b.services.askCheck()
+	empty, err := b.services.empty()
+	if err != nil {
 		return errors.Join(node, err)
 	}
-	if node == nil && b.begins() {
+	if node == nil && empty && b.begins() {
 		if err := b.attach(ctx); err != nil {
 			return err
 		}
 	}
-	failed, err := b.ports.replace(ctx, s.Ports)
+	failed, err := b.services.replace(ctx, s.Ports)
 	if err != nil {
 		return errors.Join(node, err)
 	}
-	if node != nil && !b.attached {
+	if node != nil && !b.attached.Load() {
 		return node
 	}
 	if err := b.attach(ctx); err != nil {
@@ -254,48 +193,24 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	return dataplane.NodeErrorOf(node, failed)
 }
 
-// begins reports whether no earlier run has served Services here. The kernel attaches
+// begins reports whether no earlier run has attached programs here. The kernel attaches
 // the programs one by one. Programs that know no Service leave all packets to the
 // current proxy, so no request is translated at one interface while its reply arrives
 // at another that has no program yet. Filters (before 6.6) do not show which instance
 // they belong to.
 func (b *Backend) begins() bool {
-	return !b.attached && len(b.ports.byID) == 0 && b.attacher.Mechanism() == "tcx" && !attach.Attached(b.cfg.BPFFS)
-}
-
-// reread reads the maps if their content is unknown, or a check found a difference.
-// Only this agent writes them, but Replace must not depend on that: hence the checks.
-// The caller holds portsMu.
-func (b *Backend) reread() error {
-	if b.known {
-		return nil
-	}
-	fresh, err := readPorts(b.objects.maps, b.objects.filter)
-	if err != nil {
-		return err
-	}
-	fresh.names, fresh.ends = &b.services, b.ends
-	fresh.inherit(b.ports)
-	fresh.addrs = &b.serviceAddrs
-	b.serviceAddrs.reset(fresh.owners)
-	// An earlier run may have been killed before it counted its last write.
-	fresh.changed = true
-	fresh.countChange()
-	b.ports, b.known = fresh, true
-	b.repaired.Add(b.doubt)
-	b.doubt = dataplane.Repair{}
-	return nil
+	return !b.attached.Load() && b.attacher.Mechanism() == "tcx" && !attach.Attached(b.cfg.BPFFS)
 }
 
 // attach attaches the programs to their hooks, and starts the goroutines that keep them
 // there.
 func (b *Backend) attach(ctx context.Context) error {
-	if b.attached {
+	if b.attached.Load() {
 		return nil
 	}
-	created := flowsCreated(b.m(tcMapVerdicts))
-	b.migrate(beforeSwitch)
-	stop := b.objects.migrator.meanwhile(func() error { return b.objects.migrator.migrate(b.objects.maps, duringSwitch) })
+	created := objects.FlowsCreated(b.m(objects.TCMapVerdicts))
+	b.migrate(upgrade.BeforeSwitch)
+	stop := b.migrator.Meanwhile(func() error { return b.migrator.Migrate(b.objects.Maps, upgrade.DuringSwitch) })
 	if err := b.attacher.Sync(ctx); err != nil {
 		// OnError has reported each failed interface; the others are served.
 		b.cfg.Log.Error("Attach to interfaces", "err", err)
@@ -305,32 +220,30 @@ func (b *Backend) attach(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("attach socket hooks: %w", err)
 	}
-	b.migrate(afterSwitch)
-	if b.objects.migrator != nil {
-		b.cfg.Log.Info("Flows of the previous maps are copied", "openedMeanwhile", flowsCreated(b.m(tcMapVerdicts))-created)
+	b.migrate(upgrade.AfterSwitch)
+	if b.migrator != nil {
+		b.cfg.Log.Info("Flows of the previous maps are copied", "openedMeanwhile", objects.FlowsCreated(b.m(objects.TCMapVerdicts))-created)
 	}
 	// The earlier run's programs, which may not have used the filter, have added flows.
-	if err := b.objects.filter.fill(b.objects.maps); err != nil {
+	if err := b.objects.Filter.Fill(b.objects.Maps); err != nil {
 		return err
 	}
-	retireLayouts(b.cfg.BPFFS, abiVersion)
-	if err := removeEarlierRanges(b.m(tcMapSourceRanges)); err != nil {
+	upgrade.RetireLayouts(b.cfg.BPFFS, objects.ABIVersion)
+	if err := upgrade.RemoveEarlierRanges(b.m(objects.TCMapSourceRanges)); err != nil {
 		b.cfg.Log.Warn("Prefixes that an earlier agent wrote are left among source ranges", "err", err)
 	}
-	b.attached = true
+	b.attached.Store(true)
 	run, stop := context.WithCancel(context.Background())
-	b.stop = stop
-	b.done.Go(func() {
+	b.running.stop = stop
+	b.running.done.Go(func() {
 		if err := b.attacher.Run(run); err != nil && run.Err() == nil {
 			b.cfg.Log.Error("Follow network interfaces", "err", err)
 		}
 	})
-	b.done.Go(func() { b.sweepLoop(run) })
-	b.done.Go(func() { b.beatLoop(run) })
-	b.done.Go(func() { b.probeLoop(run) })
-	b.done.Go(func() { b.checkLoop(run) })
-	b.done.Go(func() { b.unhookLoop(run) })
-	b.done.Go(func() { b.endLoop(run) })
+	b.running.done.Go(func() { b.flows.run(run) })
+	b.running.done.Go(func() { b.node.run(run) })
+	b.running.done.Go(func() { b.services.run(run) })
+	b.running.done.Go(func() { b.carriers.Run(run, b.directElsewhere) })
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
 		"cgroup", b.cfg.CgroupRoot, "socketHooks", b.cfg.SocketHooks, "bpffs", b.cfg.BPFFS)
 	return nil
@@ -341,12 +254,12 @@ func (b *Backend) attachSockets() error {
 	if b.cfg.SocketHooks == HooksOff {
 		return attach.DetachCgroup(b.cfg.BPFFS)
 	}
-	return attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.socketPrograms())
+	return attach.AttachCgroup(b.cfg.BPFFS, b.cfg.CgroupRoot, b.objects.SocketPrograms())
 }
 
 // migrate copies the recent entries of the earlier run's programs.
-func (b *Backend) migrate(when phase) {
-	if err := b.objects.migrator.migrate(b.objects.maps, when); err != nil {
+func (b *Backend) migrate(when upgrade.Phase) {
+	if err := b.migrator.Migrate(b.objects.Maps, when); err != nil {
 		b.cfg.Log.Warn("Flows of the last moments are lost", "reason", err)
 	}
 }
@@ -354,20 +267,18 @@ func (b *Backend) migrate(when phase) {
 // Close closes maps, programs and links. The pinned ones go on serving: with
 // Config.LeavePrevious those of the release before.
 func (b *Backend) Close() error {
-	b.stopNAT()
-	_ = b.ipsec.Close()
-	if b.stop != nil {
-		b.stop()
+	b.node.close()
+	if b.running.stop != nil {
+		b.running.stop()
 	}
-	b.done.Wait()
-	err := errors.Join(b.stopEvents(), b.attacher.Close())
+	b.running.done.Wait()
+	err := errors.Join(b.flows.stopEvents(), b.attacher.Close())
 	if b.rollback != nil {
 		// The release before has no XDP program, and would not keep its maps.
-		err = errors.Join(err, attach.UnpinXDP(b.cfg.BPFFS), b.rollback.leave(b.attached))
-		b.rollback.close()
+		err = errors.Join(err, attach.UnpinXDP(b.cfg.BPFFS), b.rollback.Leave(b.attached.Load(), b.attachPrevious))
+		b.rollback.Close()
 	}
-	b.ends.close()
-	b.loads.close()
-	b.objects.close()
+	b.flows.close()
+	b.objects.Close()
 	return err
 }

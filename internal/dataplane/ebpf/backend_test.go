@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -18,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -58,7 +61,7 @@ func TestBackendLife(t *testing.T) {
 	stubPrograms(t) // what follows is about maps
 	cfg.FlowTableSize *= 2
 	third := runBackend(t, cfg, state, nil)
-	wantChanged(t, third.maps, second.maps, tcMapFlows, tcMapUnconfirmed)
+	wantChanged(t, third.maps, second.maps, objects.TCMapFlows, objects.TCMapUnconfirmed)
 	wantSame(t, "larger flow table: links", third.links, first.links)
 	wantSame(t, "larger flow table: endpoints", third.endpoints, first.endpoints)
 	wantUses(t, cfg, third.maps)
@@ -67,7 +70,7 @@ func TestBackendLife(t *testing.T) {
 	fourth := runBackend(t, cfg, state, func() {
 		wantSame(t, "more Services: programs before Replace", programIDs(t, cfg), third.programs)
 	})
-	wantChanged(t, fourth.maps, third.maps, append(slices.Clone(portMaps), tcMapPortFilter)...)
+	wantChanged(t, fourth.maps, third.maps, append(slices.Clone(objects.PortMaps), objects.TCMapPortFilter)...)
 	wantUses(t, cfg, fourth.maps)
 	wantHooks(t, cfg, eth0, 1)
 	// Flows remember the former ids, so these are not given again.
@@ -78,7 +81,7 @@ func TestBackendLife(t *testing.T) {
 	}
 
 	for range 2 {
-		noError(t, Cleanup(cfg))
+		noError(t, upgrade.Cleanup(cfg))
 		wantHooks(t, cfg, eth0, 0)
 		if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left (%v)", cfg.BPFFS, err)
@@ -90,9 +93,9 @@ func TestBackendLife(t *testing.T) {
 func TestCleanupOfMountPoint(t *testing.T) {
 	cfg := ownPlace(t)
 	cfg.BPFFS = filepath.Dir(cfg.BPFFS)
-	noError(t, os.MkdirAll(mapsDir(cfg.BPFFS), 0o700))
+	noError(t, os.MkdirAll(objects.MapsDir(cfg.BPFFS), 0o700))
 	for range 2 {
-		noError(t, Cleanup(cfg))
+		noError(t, upgrade.Cleanup(cfg))
 		for _, name := range []string{"maps-v1", "links", "cgroup"} {
 			if _, err := os.Stat(filepath.Join(cfg.BPFFS, name)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("%s is left (%v)", name, err)
@@ -150,7 +153,7 @@ func TestAKernelBelowTheFloorIsRefused(t *testing.T) {
 	t.Log(err)
 	wantError(t, "Linux "+running.String(), err, "needs Linux 5.15 or newer, this is "+running.String(), "use --proxy-mode nftables")
 	wantPins(t, cfg, false)
-	noError(t, Cleanup(cfg))
+	noError(t, upgrade.Cleanup(cfg))
 }
 
 func readOnly(t *testing.T, c *Config) {
@@ -161,20 +164,20 @@ func readOnly(t *testing.T, c *Config) {
 
 func TestUnknownPoliciesKeepEverythingInTheStack(t *testing.T) {
 	ownPlace(t)
-	for bypass, want := range map[string]tcSettingsFlags{
-		BypassAuto:   tcSettingsFlagsSETTING_BYPASS_NEVER,
-		BypassNever:  tcSettingsFlagsSETTING_BYPASS_NEVER,
-		BypassAlways: tcSettingsFlagsSETTING_BYPASS_NEVER, // whose are not known, is for intent to say
+	for bypass, want := range map[string]objects.TCSettingsFlags{
+		BypassAuto:   objects.TCSettingsFlagsSETTING_BYPASS_NEVER,
+		BypassNever:  objects.TCSettingsFlagsSETTING_BYPASS_NEVER,
+		BypassAlways: objects.TCSettingsFlagsSETTING_BYPASS_NEVER, // whose are not known, is for intent to say
 	} {
 		b := newMapsBackend(t, Config{Bypass: bypass, Timeouts: testTimeouts})
-		noError(t, b.writeNode(&intent.Node{PoliciesUnknown: true}))
-		if got := tcSettingsFlags(readSettings(t, b).Flags); got != want {
+		noError(t, b.node.writeNode(&intent.Node{PoliciesUnknown: true}))
+		if got := objects.TCSettingsFlags(readSettings(t, b).Flags); got != want {
 			t.Errorf("%s: flags %b, want %b", bypass, got, want)
 		}
 	}
 	b := newMapsBackend(t, Config{Bypass: BypassAuto, Timeouts: testTimeouts})
-	noError(t, b.writeNode(&intent.Node{PoliciesUnknown: true}))
-	noError(t, b.writeNode(&intent.Node{}))
+	noError(t, b.node.writeNode(&intent.Node{PoliciesUnknown: true}))
+	noError(t, b.node.writeNode(&intent.Node{}))
 	if got := readSettings(t, b).Flags; got != 0 {
 		t.Errorf("flags %b are left when policies are known", got)
 	}
@@ -191,51 +194,51 @@ func TestSettings(t *testing.T) {
 		Addrs: []netip.Addr{v4, other, v6}, NodePortAddrs: []netip.Addr{other}, MasqueradeAll: true,
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 	}
-	noError(t, b.writeNode(node))
+	noError(t, b.node.writeNode(node))
 
 	s := readSettings(t, b)
 	if got, want := [6]uint32{s.TimeoutNew, s.TimeoutTcp, s.TimeoutClosing, s.TimeoutClosed, s.TimeoutUdpNew, s.TimeoutUdp},
 		[6]uint32{60, 600, 120, 100, 70, 80}; got != want {
 		t.Errorf("time-outs %v, want %v", got, want)
 	}
-	if got, want := tcSettingsFlags(s.Flags), tcSettingsFlagsSETTING_MASQUERADE_ALL|tcSettingsFlagsSETTING_BYPASS_NEVER; got != want {
+	if got, want := objects.TCSettingsFlags(s.Flags), objects.TCSettingsFlagsSETTING_MASQUERADE_ALL|objects.TCSettingsFlagsSETTING_BYPASS_NEVER; got != want {
 		t.Errorf("flags %b, want %b", got, want)
 	}
-	if s.NodeV4 != toAddr(v4) || s.NodeV6 != toAddr(v6) {
+	if s.NodeV4 != objects.ToAddr(v4) || s.NodeV6 != objects.ToAddr(v6) {
 		t.Errorf("addresses %v %v", s.NodeV4, s.NodeV6)
 	}
 	wantSNATPorts(t, b, s)
-	wantSame(t, "node addresses", readAll[tcAddrKey, uint32](t, b.m(tcMapNodeAddrs)), map[tcAddrKey]uint32{
-		addrKey(v4): 0, addrKey(v6): 0, addrKey(other): uint32(tcNodeAddrFlagsNODE_ADDR_NODEPORT),
+	wantSame(t, "node addresses", readAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)), map[objects.TCAddrKey]uint32{
+		objects.AddrKey(v4): 0, objects.AddrKey(v6): 0, objects.AddrKey(other): uint32(objects.TCNodeAddrFlagsNODE_ADDR_NODEPORT),
 	})
 
 	// An address is removed; an external device names the primary one.
-	b.onUplinks(map[int]attach.Uplink{3: {V4: other}})
-	noError(t, b.writeNode(&intent.Node{Addrs: []netip.Addr{v4, other}}))
+	b.node.onUplinks(map[int]attach.Uplink{3: {V4: other}})
+	noError(t, b.node.writeNode(&intent.Node{Addrs: []netip.Addr{v4, other}}))
 	s = readSettings(t, b)
-	if s.NodeV4 != toAddr(other) || s.NodeV6 != (tcAddr{}) || tcSettingsFlags(s.Flags) != tcSettingsFlagsSETTING_BYPASS_NEVER {
+	if s.NodeV4 != objects.ToAddr(other) || s.NodeV6 != (objects.TCAddr{}) || objects.TCSettingsFlags(s.Flags) != objects.TCSettingsFlagsSETTING_BYPASS_NEVER {
 		t.Errorf("settings %+v", s)
 	}
-	wantSame(t, "node addresses", readAll[tcAddrKey, uint32](t, b.m(tcMapNodeAddrs)), map[tcAddrKey]uint32{addrKey(v4): 0, addrKey(other): 0})
-	wantSame(t, "outward interfaces", readAll[uint32, tcUplink](t, b.m(tcMapUplinks)), map[uint32]tcUplink{3: {V4: toAddr(other)}})
-	if ranges := readAll[tcRangeKey, uint8](t, b.m(tcMapSourceRanges)); len(ranges) > 0 {
+	wantSame(t, "node addresses", readAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)), map[objects.TCAddrKey]uint32{objects.AddrKey(v4): 0, objects.AddrKey(other): 0})
+	wantSame(t, "outward interfaces", readAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)), map[uint32]objects.TCUplink{3: {V4: objects.ToAddr(other)}})
+	if ranges := readAll[objects.TCRangeKey, uint8](t, b.m(objects.TCMapSourceRanges)); len(ranges) > 0 {
 		t.Errorf("pod ranges %v are left", ranges)
 	}
 
 	// Other interfaces take the place of these.
-	b.onUplinks(map[int]attach.Uplink{4: {V6: v6}})
-	wantSame(t, "outward interfaces", readAll[uint32, tcUplink](t, b.m(tcMapUplinks)), map[uint32]tcUplink{4: {V6: toAddr(v6)}})
+	b.node.onUplinks(map[int]attach.Uplink{4: {V6: v6}})
+	wantSame(t, "outward interfaces", readAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)), map[uint32]objects.TCUplink{4: {V6: objects.ToAddr(v6)}})
 	// Too few ports are an error, not a division by zero in the kernel.
 	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "1024 65535"))
-	if err := b.writeNode(node); err == nil || !strings.Contains(err.Error(), "ip_local_port_range") {
+	if err := b.node.writeNode(node); err == nil || !strings.Contains(err.Error(), "ip_local_port_range") {
 		t.Errorf("error %v, want one about ip_local_port_range", err)
 	}
 }
 
-func wantSNATPorts(t *testing.T, b *Backend, s tcSettings) {
+func wantSNATPorts(t *testing.T, b *Backend, s objects.TCSettings) {
 	t.Helper()
 	listed := map[uint16]bool{}
-	ports := readAll[uint32, uint16](t, b.m(tcMapSnatPorts))
+	ports := readAll[uint32, uint16](t, b.m(objects.TCMapSnatPorts))
 	for i := range s.SnatPorts + s.NetworkPorts {
 		listed[ports[i]] = true
 		if (i < s.SnatPorts) == (ports[i]%8 == networkPortOf8) {
@@ -259,20 +262,20 @@ func TestPodsMap(t *testing.T) {
 	a := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, 0, byte(n)}) }
 	mac := []byte{2, 0, 0, 0, 0, 1}
 	pod := func(ifindex int) attach.Pod { return attach.Pod{Ifindex: ifindex, PodMAC: mac, HostMAC: mac} }
-	entry := func(ifindex uint32, flags tcPodFlags) tcPod {
+	entry := func(ifindex uint32, flags objects.TCPodFlags) objects.TCPod {
 		if ifindex == 0 {
-			return tcPod{Flags: uint32(flags)}
+			return objects.TCPod{Flags: uint32(flags)}
 		}
-		return tcPod{Ifindex: ifindex, Mac: [6]uint8(mac), GatewayMac: [6]uint8(mac), Flags: uint32(flags)}
+		return objects.TCPod{Ifindex: ifindex, Mac: [6]uint8(mac), GatewayMac: [6]uint8(mac), Flags: uint32(flags)}
 	}
-	const reachable, policed = tcPodFlagsPOD_REACHABLE, tcPodFlagsPOD_TRAVERSES_NETFILTER
-	want := func(what string, pods map[int]tcPod) {
+	const reachable, policed = objects.TCPodFlagsPOD_REACHABLE, objects.TCPodFlagsPOD_TRAVERSES_NETFILTER
+	want := func(what string, pods map[int]objects.TCPod) {
 		t.Helper()
-		byKey := map[tcAddrKey]tcPod{}
+		byKey := map[objects.TCAddrKey]objects.TCPod{}
 		for n, p := range pods {
-			byKey[addrKey(a(n))] = p
+			byKey[objects.AddrKey(a(n))] = p
 		}
-		wantSame(t, what, readAll[tcAddrKey, tcPod](t, b.m(tcMapPods)), byKey)
+		wantSame(t, what, readAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)), byKey)
 	}
 	police := func(ns ...int) {
 		t.Helper()
@@ -280,36 +283,38 @@ func TestPodsMap(t *testing.T) {
 		for _, n := range ns {
 			node.MustTraverseNetfilter = append(node.MustTraverseNetfilter, a(n))
 		}
-		noError(t, b.writeNode(&node))
+		noError(t, b.node.writeNode(&node))
 	}
-	for n, p := range map[int]tcPod{1: entry(5, reachable), 2: entry(6, reachable|policed), 3: entry(7, reachable|policed), 9: entry(8, reachable|policed)} {
-		noError(t, b.m(tcMapPods).Put(addrKey(a(n)), p)) // an earlier run's
+	for n, p := range map[int]objects.TCPod{1: entry(5, reachable), 2: entry(6, reachable|policed), 3: entry(7, reachable|policed), 9: entry(8, reachable|policed)} {
+		noError(t, b.m(objects.TCMapPods).Put(objects.AddrKey(a(n)), p)) // an earlier run's
 	}
 	police(2, 4)
-	b.onPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{
+	b.node.onPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{
 		a(2): pod(16), a(3): pod(17), a(5): {Ifindex: 18}, a(6): {Ifindex: 19, PodMAC: mac},
 	}})
-	bare := func(ifindex uint32, flags tcPodFlags) tcPod { return tcPod{Ifindex: ifindex, Flags: uint32(flags)} }
+	bare := func(ifindex uint32, flags objects.TCPodFlags) objects.TCPod {
+		return objects.TCPod{Ifindex: ifindex, Flags: uint32(flags)}
+	}
 	five, six := bare(18, 0), bare(19, 0) // without MACs the device is known all the same
-	want("after the first news", map[int]tcPod{2: entry(16, reachable|policed), 3: entry(17, reachable), 4: entry(0, policed), 5: five, 6: six})
+	want("after the first news", map[int]objects.TCPod{2: entry(16, reachable|policed), 3: entry(17, reachable), 4: entry(0, policed), 5: five, 6: six})
 
 	police(3)
-	want("after other policies", map[int]tcPod{2: entry(16, reachable), 3: entry(17, reachable|policed), 5: five, 6: six})
+	want("after other policies", map[int]objects.TCPod{2: entry(16, reachable), 3: entry(17, reachable|policed), 5: five, 6: six})
 
-	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(2): pod(26)}, Deletes: []netip.Addr{a(3), a(5), a(6)}})
-	want("after changes", map[int]tcPod{2: entry(26, reachable), 3: entry(0, policed)})
+	b.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(2): pod(26)}, Deletes: []netip.Addr{a(3), a(5), a(6)}})
+	want("after changes", map[int]objects.TCPod{2: entry(26, reachable), 3: entry(0, policed)})
 
-	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(3): pod(27), a(2): {Ifindex: 26}}})
-	want("after a MAC was lost", map[int]tcPod{2: bare(26, 0), 3: entry(27, reachable|policed)})
+	b.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{a(3): pod(27), a(2): {Ifindex: 26}}})
+	want("after a MAC was lost", map[int]objects.TCPod{2: bare(26, 0), 3: entry(27, reachable|policed)})
 	police(2, 3)
-	want("policed without a MAC", map[int]tcPod{2: bare(26, policed), 3: entry(27, reachable|policed)})
+	want("policed without a MAC", map[int]objects.TCPod{2: bare(26, policed), 3: entry(27, reachable|policed)})
 	police(3)
 
-	b.onPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{a(2): pod(36)}})
-	want("after all anew", map[int]tcPod{2: entry(36, reachable), 3: entry(0, policed)})
+	b.node.onPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{a(2): pod(36)}})
+	want("after all anew", map[int]objects.TCPod{2: entry(36, reachable), 3: entry(0, policed)})
 
 	police()
-	want("without policies", map[int]tcPod{2: entry(36, reachable)})
+	want("without policies", map[int]objects.TCPod{2: entry(36, reachable)})
 }
 
 func TestCanCarry(t *testing.T) {
@@ -345,12 +350,12 @@ func runBackend(t *testing.T, cfg Config, state intent.State, beforeReplace func
 	}
 	noError(t, b.Replace(t.Context(), state))
 	wantApplied(t, b, state.Ports)
-	ids := kernelIDs{maps: map[string]ebpf.MapID{}, links: map[string]link.ID{}, endpoints: endpointIDs(t, b.objects.maps, state.Ports)}
-	for name, m := range b.objects.maps {
+	ids := kernelIDs{maps: map[string]ebpf.MapID{}, links: map[string]link.ID{}, endpoints: endpointIDs(t, b.objects.Maps, state.Ports)}
+	for name, m := range b.objects.Maps {
 		info, err := m.Info()
 		noError(t, err)
 		id, _ := info.ID()
-		if _, err := os.Stat(filepath.Join(mapsDir(cfg.BPFFS), name)); err == nil {
+		if _, err := os.Stat(filepath.Join(objects.MapsDir(cfg.BPFFS), name)); err == nil {
 			ids.maps[name] = id
 		}
 	}
@@ -448,7 +453,7 @@ func wantHooks(t *testing.T, cfg Config, ifindex, n int) {
 	dir, err := os.Open(cfg.CgroupRoot)
 	noError(t, err)
 	defer dir.Close()
-	for typ := range (&objects{}).socketPrograms() {
+	for typ := range (&objects.Objects{}).SocketPrograms() {
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: typ}, n)
 	}
 }
@@ -531,35 +536,42 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 	t.Helper()
 	cfg.BPFFS, cfg.CgroupRoot, cfg.Log = t.TempDir(), "/", quietLog()
 	noError(t, cfg.Validate())
-	all, err := specs(&cfg, kernel.Features{})
+	all, err := objects.Specs(&cfg, kernel.Features{})
 	noError(t, err)
 	tc := all[0]
-	o := &objects{maps: map[string]*ebpf.Map{}}
-	o.verdicts, err = verdictNames(tc)
+	o := &objects.Objects{Maps: map[string]*ebpf.Map{}}
+	o.Verdicts, err = objects.VerdictNames(tc)
 	noError(t, err)
-	tc.Maps[idsMap] = idsSpec()
+	tc.Maps[objects.IDsMap] = objects.IDsSpec()
 	for name, spec := range tc.Maps {
 		if spec.Pinning != ebpf.PinByName {
 			continue
 		}
 		spec.Pinning = ebpf.PinNone
-		o.maps[name], err = ebpf.NewMap(spec)
+		o.Maps[name], err = ebpf.NewMap(spec)
 		noError(t, err)
 	}
-	t.Cleanup(o.close)
-	o.filter, err = openFilter(o)
+	t.Cleanup(o.Close)
+	o.Filter, err = objects.OpenFilter(o)
 	noError(t, err)
-	b := &Backend{cfg: cfg, objects: o, ports: &portTable{}, pods: map[netip.Addr]attach.Pod{}, traversing: map[netip.Addr]traversal{}}
+	b := &Backend{cfg: cfg, objects: o}
+	b.makeParts()
 	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS})
 	noError(t, err)
 	t.Cleanup(func() { b.attacher.Close() })
-	b.serviceAddrs.changed = b.noteFacts
 	return b
 }
 
-func readSettings(t *testing.T, b *Backend) tcSettings {
+func wantApplied(t *testing.T, b *Backend, want []*intent.ServicePort) {
 	t.Helper()
-	var s tcSettings
-	noError(t, b.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	have, err := b.Applied(context.Background())
+	noError(t, err)
+	wantPorts(t, have.Ports, want)
+}
+
+func readSettings(t *testing.T, b *Backend) objects.TCSettings {
+	t.Helper()
+	var s objects.TCSettings
+	noError(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	return s
 }

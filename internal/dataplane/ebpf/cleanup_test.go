@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
@@ -37,7 +39,7 @@ func otherNetns(t *testing.T) netns.NsHandle {
 
 func wantPins(t *testing.T, cfg Config, want bool) {
 	t.Helper()
-	if _, err := os.Stat(mapsDir(cfg.BPFFS)); (err == nil) != want {
+	if _, err := os.Stat(objects.MapsDir(cfg.BPFFS)); (err == nil) != want {
 		t.Errorf("pins are there: %v (%v), want %v", err == nil, err, want)
 	}
 }
@@ -46,7 +48,7 @@ func TestCleanupSaysWhatIsNoPlaceOfPins(t *testing.T) {
 	cfg := ownPlace(t)
 	for _, never := range []string{filepath.Join(t.TempDir(), "never", "used"), filepath.Join(cfg.BPFFS, "never")} {
 		cfg.BPFFS = never
-		noError(t, Cleanup(cfg))
+		noError(t, upgrade.Cleanup(cfg))
 	}
 	dir := t.TempDir()
 	noError(t, os.Mkdir(filepath.Join(dir, "links"), 0o700))
@@ -58,7 +60,7 @@ func TestCleanupSaysWhatIsNoPlaceOfPins(t *testing.T) {
 		file + "/a": "not a directory",
 	} {
 		cfg.BPFFS = path
-		wantError(t, path, Cleanup(cfg), want)
+		wantError(t, path, upgrade.Cleanup(cfg), want)
 		if _, err := os.Stat(file); err != nil {
 			t.Fatal(err)
 		}
@@ -82,14 +84,14 @@ func TestCleanupNamesWhatIsNotOurs(t *testing.T) {
 	noError(t, b.Replace(t.Context(), intent.State{}))
 	noError(t, b.Close())
 	for range 2 {
-		wantError(t, "clean-up", Cleanup(cfg), append(strangers, "remove "+cfg.BPFFS+": it holds what is not Spillway's", "rm -r")...)
+		wantError(t, "clean-up", upgrade.Cleanup(cfg), append(strangers, "remove "+cfg.BPFFS+": it holds what is not Spillway's", "rm -r")...)
 		wantHooks(t, cfg, eth0, 0)
 		wantPins(t, cfg, false)
 	}
 	for _, strange := range strangers {
 		noError(t, os.RemoveAll(strange))
 	}
-	noError(t, Cleanup(cfg))
+	noError(t, upgrade.Cleanup(cfg))
 	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
 	}
@@ -105,16 +107,16 @@ func TestCleanupNamesWhatIsNotOursAmongTheMaps(t *testing.T) {
 	if !kernel.IsOwnBPFFS(cfg.BPFFS) {
 		t.Fatalf("%s is not a mount of the agent's", cfg.BPFFS)
 	}
-	maps := mapsDir(cfg.BPFFS)
+	maps := objects.MapsDir(cfg.BPFFS)
 	link := filepath.Join(maps, "mymap")
 	noError(t, os.Link(filepath.Join(maps, "frontends"), link))
 	strangers := []string{link}
-	for _, dir := range []string{filepath.Join(maps, "strange"), filepath.Join(cfg.BPFFS, layoutPrefix+"9", "theirs"), filepath.Join(cfg.BPFFS, "mine")} {
+	for _, dir := range []string{filepath.Join(maps, "strange"), filepath.Join(cfg.BPFFS, objects.LayoutPrefix+"9", "theirs"), filepath.Join(cfg.BPFFS, "mine")} {
 		noError(t, os.MkdirAll(dir, 0o700))
 		strangers = append(strangers, dir)
 	}
 	for range 2 {
-		wantError(t, "clean-up", Cleanup(cfg), append(strangers, "it holds what is not Spillway's")...)
+		wantError(t, "clean-up", upgrade.Cleanup(cfg), append(strangers, "it holds what is not Spillway's")...)
 		if left, err := os.ReadDir(maps); err != nil || len(left) != 2 {
 			t.Errorf("%d pins of the maps are left (%v), want the 2 that are not ours", len(left), err)
 		}
@@ -122,7 +124,7 @@ func TestCleanupNamesWhatIsNotOursAmongTheMaps(t *testing.T) {
 	for _, strange := range strangers {
 		noError(t, os.RemoveAll(strange))
 	}
-	noError(t, Cleanup(cfg))
+	noError(t, upgrade.Cleanup(cfg))
 	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
 	}
@@ -145,16 +147,16 @@ func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
 	second := first
 	second.BPFFS = filepath.Join(at, "second")
 	noError(t, kernel.EnsureBPFFS(second.BPFFS))
-	noError(t, claimPins(second.BPFFS))
+	noError(t, upgrade.ClaimPins(second.BPFFS))
 	runBackend(t, first, intent.State{}, nil)
 	for range 2 {
-		noError(t, Cleanup(first))
-		if _, known, err := ownerOf(second.BPFFS); err != nil || !known {
+		noError(t, upgrade.Cleanup(first))
+		if _, known, err := objects.OwnerOf(second.BPFFS); err != nil || !known {
 			t.Fatalf("the other instance's pins are gone (%v)", err)
 		}
 	}
 	for range 2 {
-		noError(t, Cleanup(second))
+		noError(t, upgrade.Cleanup(second))
 		if mounted(at) {
 			t.Error("the mount is left")
 		}
@@ -164,7 +166,7 @@ func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
 	first.BPFFS = filepath.Join(t.TempDir(), "own")
 	runBackend(t, first, intent.State{}, nil)
 	for range 2 {
-		noError(t, Cleanup(first))
+		noError(t, upgrade.Cleanup(first))
 		if mounted(first.BPFFS) {
 			t.Error("the mount is left")
 		}
@@ -189,7 +191,7 @@ func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 	_, err = New(t.Context(), cfg)
 	wantError(t, "another agent", err, "bpffs "+cfg.BPFFS+": belongs to the agent of another network namespace, net:[",
 		"give another --bpffs", "nsenter --net=/proc/", "/ns/net spillway agent --cleanup --bpffs "+cfg.BPFFS)
-	wantError(t, "clean-up from elsewhere", Cleanup(cfg), "clean up there: nsenter --net=/proc/")
+	wantError(t, "clean-up from elsewhere", upgrade.Cleanup(cfg), "clean up there: nsenter --net=/proc/")
 
 	// No way in can be seen any more, but the links are at work.
 	noError(t, someone.Process.Kill())
@@ -204,7 +206,7 @@ func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 
 	// No agent can clean up there, so this one may.
 	noError(t, netns.Set(second))
-	noError(t, Cleanup(cfg))
+	noError(t, upgrade.Cleanup(cfg))
 	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
 	}
@@ -220,7 +222,7 @@ func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
 	defer here.Close()
 	for _, next := range []func() error{
 		func() error { runBackend(t, cfg, intent.State{}, nil); return nil }, // a new agent takes over
-		func() error { return Cleanup(cfg) },
+		func() error { return upgrade.Cleanup(cfg) },
 	} {
 		doomed := otherNetns(t)
 		addOutward(t, "spw-eth0", "192.0.2.10/24")
@@ -232,7 +234,7 @@ func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
 		noError(t, doomed.Close())
 		await.True(t, "the end of a namespace without users", func() bool { return !attach.Attached(cfg.BPFFS) })
 		noError(t, next())
-		noError(t, Cleanup(cfg))
+		noError(t, upgrade.Cleanup(cfg))
 		wantPins(t, cfg, false)
 	}
 }
@@ -253,9 +255,9 @@ func TestCleanupFindsClsactFiltersWithoutPins(t *testing.T) {
 		}
 		noError(t, unix.Unmount(mount, unix.MNT_DETACH))
 		if below == "" {
-			wantError(t, "clean-up without a bpf file system", Cleanup(cfg), "is not in a bpf file system")
+			wantError(t, "clean-up without a bpf file system", upgrade.Cleanup(cfg), "is not in a bpf file system")
 		} else {
-			noError(t, Cleanup(cfg))
+			noError(t, upgrade.Cleanup(cfg))
 		}
 		if n := filters(t, eth0); n != 0 {
 			t.Errorf("%q: %d filters are left", below, n)

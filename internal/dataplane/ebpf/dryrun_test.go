@@ -8,16 +8,19 @@ import (
 	"slices"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // dryRun runs a first packet at a hook of the node without a trace of it.
-func (n *packetNode) dryRun(t *testing.T, p DryRunPacket) *DryRunResult {
+func (n *packetNode) dryRun(t *testing.T, p inspect.DryRunPacket) *inspect.DryRunResult {
 	t.Helper()
-	var r *DryRunResult
+	var r *inspect.DryRunResult
 	n.onThread(t, func() error {
-		d, err := OpenDryRun(n.cfg.BPFFS)
+		d, err := inspect.OpenDryRun(n.cfg.BPFFS)
 		if err != nil {
 			return err
 		}
@@ -31,15 +34,15 @@ func (n *packetNode) dryRun(t *testing.T, p DryRunPacket) *DryRunResult {
 // ownPins makes the node's network namespace the owner of its pins until the test ends, as New does.
 func (n *packetNode) ownPins(t *testing.T) {
 	t.Helper()
-	n.onThread(t, func() error { return claimPins(n.cfg.BPFFS) })
-	t.Cleanup(func() { ok(t, os.Remove(ownerPath(n.cfg.BPFFS))) })
+	n.onThread(t, func() error { return upgrade.ClaimPins(n.cfg.BPFFS) })
+	t.Cleanup(func() { ok(t, os.Remove(objects.OwnerPath(n.cfg.BPFFS))) })
 }
 
 // everything is the content of all maps that the programs may write for longer than a packet.
 func (n *packetNode) everything(t *testing.T) map[string]mapContent {
 	t.Helper()
 	all := n.contents(t, nil)
-	delete(all, tcMapScratches)
+	delete(all, objects.TCMapScratches)
 	return all
 }
 
@@ -63,7 +66,7 @@ func (n *packetNode) dryRuns(t *testing.T, p *plan, proto uint8) {
 				to = ap(p.far, 8080)
 			}
 			n.serve(t, service(p, proto, endpoint(to.Addr(), to.Port(), e)))
-			packet := DryRunPacket{Hook: FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.Protocol(proto), Src: ap(p.client, 40000), Dst: ap(p.clusterIP, 80)}
+			packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.Protocol(proto), Src: ap(p.client, 40000), Dst: ap(p.clusterIP, 80)}
 			before := n.everything(t)
 			dry := n.dryRun(t, packet)
 			if !reflect.DeepEqual(before, n.everything(t)) {
@@ -90,13 +93,13 @@ func (n *packetNode) dryRuns(t *testing.T, p *plan, proto uint8) {
 // The ports of connections that are open count.
 func TestPacketDryRunWithoutAFreePort(t *testing.T) {
 	n := newPacketNode(t)
-	n.onThread(t, func() error { return setOwner(n.cfg.BPFFS, kernel.NetnsID{}) })
-	t.Cleanup(func() { ok(t, os.Remove(ownerPath(n.cfg.BPFFS))) })
+	n.onThread(t, func() error { return objects.SetOwner(n.cfg.BPFFS, kernel.NetnsID{}) })
+	t.Cleanup(func() { ok(t, os.Remove(objects.OwnerPath(n.cfg.BPFFS))) })
 	p := plans["IPv4"]
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	n.setSNATPorts(t, 50000)
 	n.open(t, p, 40000)
-	packet := DryRunPacket{Hook: FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client2, 40000), Dst: ap(p.clusterIP, 80)}
+	packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client2, 40000), Dst: ap(p.clusterIP, 80)}
 	if r := n.dryRun(t, packet); !slices.Equal(r.Verdicts, []string{"drop_snat_ports"}) || r.Action != "drop" {
 		t.Errorf("%+v", r)
 	}

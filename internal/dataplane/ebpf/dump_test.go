@@ -3,6 +3,8 @@ package ebpf
 import (
 	"fmt"
 	"slices"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"strings"
 	"testing"
 )
@@ -11,21 +13,21 @@ import (
 func TestADumpIsDecoded(t *testing.T) {
 	m := newPortMaps(t, 1<<10, 1<<10)
 	writeAll(t, openPorts(t, m), manyPorts(3, 2))
-	spec, err := loadTc()
+	spec, err := objects.LoadTC()
 	noError(t, err)
-	names, err := PinnedMaps()
+	names, err := inspect.PinnedMaps()
 	noError(t, err)
 	for name, want := range map[string]string{
-		tcMapFrontends: "addr=10.96.0.1 port=80 proto=6 family=4 service=",
-		tcMapBackends:  "port=8080 family=4 ",
-		tcMapServices:  "count[0]=2 count[1]=",
-		tcMapSlots:     "service=",
+		objects.TCMapFrontends: "addr=10.96.0.1 port=80 proto=6 family=4 service=",
+		objects.TCMapBackends:  "port=8080 family=4 ",
+		objects.TCMapServices:  "count[0]=2 count[1]=",
+		objects.TCMapSlots:     "service=",
 	} {
 		if !slices.Contains(names, name) {
 			t.Errorf("%s is not among %q", name, names)
 		}
 		var all strings.Builder
-		noError(t, dump(m[name], spec.Maps[name], func(key, value []Field) error {
+		noError(t, inspect.DumpMap(m[name], spec.Maps[name], func(key, value []inspect.Field) error {
 			for _, f := range append(key, value...) {
 				fmt.Fprintf(&all, "%s=%v ", f.Name, f.Value)
 			}

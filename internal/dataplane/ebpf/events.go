@@ -11,16 +11,22 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
 // eventBatch is the maximum number of events that one call of the reporter gets.
 const eventBatch = 512
+
+// The agent reads at these intervals: the longer one while there are no events.
+const (
+	eventsInterval    = 50 * time.Millisecond
+	maxEventsInterval = 400 * time.Millisecond
+)
 
 // flowEvents are the events on their path from the kernel to the reporter.
 type flowEvents struct {
@@ -31,15 +37,15 @@ type flowEvents struct {
 	swept []dataplane.FlowEvent // of finished sweeps
 }
 
-var _ dataplane.FlowReporter = (*Backend)(nil)
+var _ dataplane.FlowReporter = (*flowTable)(nil)
 
 // ReportFlows implements dataplane.FlowReporter. With EventsOff it waits for ctx.
-func (b *Backend) ReportFlows(ctx context.Context, report func([]dataplane.FlowEvent)) error {
-	if b.cfg.FlowEvents == EventsOff {
+func (t *flowTable) ReportFlows(ctx context.Context, report func([]dataplane.FlowEvent)) error {
+	if t.cfg.FlowEvents == objects.EventsOff {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	ring, err := ringbuf.NewReader(b.m(tcMapEvents))
+	ring, err := ringbuf.NewReader(t.m(objects.TCMapEvents))
 	if err != nil {
 		return fmt.Errorf("read flow events: %w", err)
 	}
@@ -53,7 +59,7 @@ func (b *Backend) ReportFlows(ctx context.Context, report func([]dataplane.FlowE
 		ring.SetDeadline(time.Now().Add(wait))
 		for len(batch) < eventBatch && err == nil {
 			if err = ring.ReadInto(&record); err == nil {
-				batch = b.decodeEvent(batch, record.RawSample, clock)
+				batch = t.decodeEvent(batch, record.RawSample, clock)
 			}
 		}
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -63,10 +69,10 @@ func (b *Backend) ReportFlows(ctx context.Context, report func([]dataplane.FlowE
 			return fmt.Errorf("read flow events: %w", err)
 		}
 		err = nil
-		batch = b.events.takeSwept(batch)
+		batch = t.events.takeSwept(batch)
 		if wait = min(2*wait, maxEventsInterval); len(batch) > 0 {
 			wait = eventsInterval
-			b.events.count(batch)
+			t.events.count(batch)
 			report(batch)
 		}
 		batch = batch[:0]
@@ -102,24 +108,24 @@ func (e *flowEvents) takeSwept(batch []dataplane.FlowEvent) []dataplane.FlowEven
 
 // decode appends the event of a record, and the end of the flow that it replaces. A record of
 // another layout, which an older program has written, is left out.
-func (b *Backend) decodeEvent(batch []dataplane.FlowEvent, raw []byte, clock eventClock) []dataplane.FlowEvent {
-	var e tcEvent
-	if len(raw) < len(memory(&e)) {
+func (t *flowTable) decodeEvent(batch []dataplane.FlowEvent, raw []byte, clock eventClock) []dataplane.FlowEvent {
+	var e objects.TCEvent
+	if len(raw) < len(objects.Bytes(&e)) {
 		return batch
 	}
-	copy(memory(&e), raw)
-	event := b.flowEvent(&e, clock)
+	copy(objects.Bytes(&e), raw)
+	event := t.flowEvent(&e, clock)
 	if !event.Flow.BySocket {
 		key := flowKey{event.Flow.Protocol, event.Flow.Client, event.Flow.ServiceAddress}
 		switch event.Kind {
 		case dataplane.FlowOpened:
-			if former, replaced := b.events.open.add(key, &event.Flow); replaced {
+			if former, replaced := t.events.open.add(key, &event.Flow); replaced {
 				batch = append(batch, ended(former, dataplane.EndEvicted, event.Time))
 			}
 		case dataplane.FlowAnswered:
-			b.events.open.answered(key, event.Flow.Handshake)
+			t.events.open.answered(key, event.Flow.Handshake)
 		case dataplane.FlowClosed:
-			event.Flow.Handshake = b.events.open.remove(key, &event.Flow)
+			event.Flow.Handshake = t.events.open.remove(key, &event.Flow)
 		}
 	}
 	return append(batch, event)
@@ -130,18 +136,18 @@ func ended(f dataplane.EventFlow, reason string, at time.Time) dataplane.FlowEve
 }
 
 // flowEvent converts an event. The names of verdicts are those of the counters.
-func (b *Backend) flowEvent(e *tcEvent, clock eventClock) dataplane.FlowEvent {
-	addr := func(a tcAddr, port uint16) netip.AddrPort {
-		if a == (tcAddr{}) && port == 0 {
+func (t *flowTable) flowEvent(e *objects.TCEvent, clock eventClock) dataplane.FlowEvent {
+	addr := func(a objects.TCAddr, port uint16) netip.AddrPort {
+		if a == (objects.TCAddr{}) && port == 0 {
 			return netip.AddrPort{}
 		}
-		return netip.AddrPortFrom(fromAddr(a, e.Family), toPort(port))
+		return netip.AddrPortFrom(objects.FromAddr(a, e.Family), objects.ToPort(port))
 	}
 	out := dataplane.FlowEvent{Kind: dataplane.FlowEventKind(e.Kind), Time: clock.wall(int64(e.Time))}
 	f := &out.Flow
 	f.Protocol, f.BySocket = model.Protocol(e.Proto), e.BySocket != 0
 	f.Client, f.ServiceAddress, f.Endpoint = addr(e.Client, e.ClientPort), addr(e.ServiceAddr, e.ServicePort), addr(e.Endpoint, e.EndpointPort)
-	f.Port, _ = b.services.port(e.Service)
+	f.Port, _ = t.services.Port(e.Service)
 	f.LastSeen = out.Time
 	f.Handshake, f.SmoothedRTT = time.Duration(e.Handshake), time.Duration(e.Srtt)*time.Microsecond
 	f.PacketsToEndpoint, f.PacketsToClient = e.Packets[0], e.Packets[1]
@@ -152,31 +158,31 @@ func (b *Backend) flowEvent(e *tcEvent, clock eventClock) dataplane.FlowEvent {
 	case dataplane.FlowAnswered:
 		f.Opened = out.Time.Add(-f.Handshake)
 	case dataplane.FlowClosed:
-		out.Reason = endReason(tcEventEnd(e.End))
+		out.Reason = endReason(objects.TCEventEnd(e.End))
 		if e.Opened != 0 {
 			f.Opened = clock.coarse(e.Opened)
 		} else if f.BySocket && e.Lasted < math.MaxUint32 {
 			f.Opened = out.Time.Add(-time.Duration(e.Lasted) * time.Millisecond)
 		}
 	default:
-		if int(e.Verdict) < len(b.objects.verdicts) {
-			out.Reason = b.objects.verdicts[e.Verdict]
+		if int(e.Verdict) < len(t.objects.Verdicts) {
+			out.Reason = t.objects.Verdicts[e.Verdict]
 		}
 	}
 	return out
 }
 
-func endReason(end tcEventEnd) string {
+func endReason(end objects.TCEventEnd) string {
 	switch end {
-	case tcEventEndEVENT_END_FIN:
+	case objects.TCEventEndEVENT_END_FIN:
 		return dataplane.EndFIN
-	case tcEventEndEVENT_END_RST:
+	case objects.TCEventEndEVENT_END_RST:
 		return dataplane.EndRST
-	case tcEventEndEVENT_END_TIMEOUT:
+	case objects.TCEventEndEVENT_END_TIMEOUT:
 		return dataplane.EndTimeout
-	case tcEventEndEVENT_END_MOVED:
+	case objects.TCEventEndEVENT_END_MOVED:
 		return dataplane.EndEndpointGone
-	case tcEventEndEVENT_END_SOCKET:
+	case objects.TCEventEndEVENT_END_SOCKET:
 		return dataplane.EndSocketClosed
 	}
 	return ""
@@ -195,7 +201,7 @@ func newEventClock() eventClock {
 	// It fails only for a clock that does not exist.
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &precise)
 	now := time.Now()
-	return eventClock{offset: now.UnixNano() - precise.Nano(), seconds: bootSeconds(), now: now}
+	return eventClock{offset: now.UnixNano() - precise.Nano(), seconds: objects.BootSeconds(), now: now}
 }
 
 // wall converts a time of bpf_ktime_get_ns.
@@ -207,44 +213,29 @@ func (c eventClock) coarse(seconds uint32) time.Time {
 }
 
 // FlowEventCounts implements dataplane.FlowReporter.
-func (b *Backend) FlowEventCounts() dataplane.FlowEventCounts {
-	counts := sumPerCPU(b.m(tcMapEventCounts), int(tcEventCountEVENT_COUNTS))
+func (t *flowTable) FlowEventCounts() dataplane.FlowEventCounts {
+	counts := objects.SumPerCPU(t.m(objects.TCMapEventCounts), int(objects.TCEventCountEVENT_COUNTS))
 	received := map[dataplane.FlowEventKind]uint64{}
 	for _, kind := range dataplane.FlowEventKinds {
-		if n := b.events.received[kind].Load(); n > 0 {
+		if n := t.events.received[kind].Load(); n > 0 {
 			received[kind] = n
 		}
 	}
 	return dataplane.FlowEventCounts{
 		Received: received,
-		Lost:     counts[tcEventCountEVENTS_LOST] + b.events.open.lost.Load(),
-		LeftOut:  counts[tcEventCountEVENTS_LEFT_OUT],
+		Lost:     counts[objects.TCEventCountEVENTS_LOST] + t.events.open.lost.Load(),
+		LeftOut:  counts[objects.TCEventCountEVENTS_LEFT_OUT],
 	}
-}
-
-// sumPerCPU returns the first n counters of a per-CPU array, summed over all CPUs.
-func sumPerCPU(m *ebpf.Map, n int) []uint64 {
-	out := make([]uint64, n)
-	var perCPU []uint64
-	for i := range out {
-		if err := m.Lookup(uint32(i), &perCPU); err != nil {
-			continue
-		}
-		for _, v := range perCPU {
-			out[i] += v
-		}
-	}
-	return out
 }
 
 // stopEvents clears the settings, since no agent reads the ring from now on.
-func (b *Backend) stopEvents() error {
-	var s tcSettings
-	settings := b.m(tcMapNodeSettings)
+func (t *flowTable) stopEvents() error {
+	var s objects.TCSettings
+	settings := t.m(objects.TCMapNodeSettings)
 	if err := settings.Lookup(uint32(0), &s); err != nil {
 		return fmt.Errorf("read settings: %w", err)
 	}
-	s.Flags &^= uint32(tcSettingsFlagsSETTING_EVENTS_REFUSED | tcSettingsFlagsSETTING_EVENTS_FLOWS)
+	s.Flags &^= uint32(objects.TCSettingsFlagsSETTING_EVENTS_REFUSED | objects.TCSettingsFlagsSETTING_EVENTS_FLOWS)
 	if err := settings.Put(uint32(0), s); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
 // openFlowsMax is the maximum number of open flows that the agent knows. It does not report
 // when the kernel evicts others.
-const openFlowsMax = countedFlowsMax
+const openFlowsMax = objects.CountedFlowsMax
 
 // sweepsBeforeEvicted is the number of sweeps in a row that must miss a flow. The event of its
 // end may be in the ring yet when the first one does.

@@ -6,17 +6,12 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// has reports whether the filter may have a member.
-func (f *portFilter) has(key tcFrontendKey) bool {
-	index, set := f.place(&key)
-	return f.word(index)&set == set
-}
-
-func filterKey(n uint32) tcFrontendKey {
-	return tcFrontendKey{Addr: tcAddr{W: [4]uint32{n}}, Port: 80, Proto: uint8(model.TCP), Family: uint8(model.IPv4)}
+func filterKey(n uint32) objects.TCFrontendKey {
+	return objects.TCFrontendKey{Addr: objects.TCAddr{W: [4]uint32{n}}, Port: 80, Proto: uint8(model.TCP), Family: uint8(model.IPv4)}
 }
 
 // A member whose entry is deleted leaves the filter at the second sweep after enough
@@ -24,33 +19,33 @@ func filterKey(n uint32) tcFrontendKey {
 func TestFilterTidy(t *testing.T) {
 	ownPlace(t)
 	b := newMapsBackend(t, Config{Timeouts: testTimeouts, FlowTableSize: 1024, MaxFrontends: 1024, MaxEndpoints: 1024})
-	f := b.objects.filter
-	frontends := f.before(b.m(tcMapFrontends))
+	f := b.objects.Filter
+	frontends := f.Before(b.m(objects.TCMapFrontends))
 	const gone, withFlow, withReply, withSocket, untracked, added, members = 0, 1, 2, 3, 4, 5, 200
 	for n := range uint32(members) {
-		noError(t, frontends.Put(filterKey(n), tcFrontend{}))
+		noError(t, frontends.Put(filterKey(n), objects.TCFrontend{}))
 	}
-	keys, flows := testFlow(9, model.TCP, tcFlowStateFLOW_ESTABLISHED, bootSeconds())
+	keys, flows := testFlow(9, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 	keys[0].Daddr, keys[0].Dport = filterKey(withFlow).Addr, filterKey(withFlow).Port
 	keys[1].Saddr, keys[1].Sport = filterKey(withReply).Addr, filterKey(withReply).Port
 	for i := range keys {
-		noError(t, b.m(tcMapFlows).Put(keys[i], flows[i]))
+		noError(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
 	}
 	s := filterKey(withSocket)
-	noError(t, b.m(tcMapSockets).Put(tcSocketKey{Addr: s.Addr, Port: s.Port, Proto: s.Proto}, tcSocketPeer{}))
-	noError(t, b.m(tcMapUntrackedPorts).Put(filterKey(untracked), tcUntrackedPort{}))
+	noError(t, b.m(objects.TCMapSockets).Put(objects.TCSocketKey{Addr: s.Addr, Port: s.Port, Proto: s.Proto}, objects.TCSocketPeer{}))
+	noError(t, b.m(objects.TCMapUntrackedPorts).Put(filterKey(untracked), objects.TCUntrackedPort{}))
 	for n := range uint32(members / 2) {
 		noError(t, frontends.Delete(filterKey(n)))
 	}
-	noError(t, b.sweep(t.Context()))
-	if !f.has(filterKey(gone)) {
+	noError(t, b.flows.sweep(t.Context()))
+	if !f.Has(filterKey(gone)) {
 		t.Error("a member left after the first sweep, when a program may just be storing its flow")
 	}
-	noError(t, frontends.Put(filterKey(added), tcFrontend{}))
-	noError(t, b.sweep(t.Context()))
+	noError(t, frontends.Put(filterKey(added), objects.TCFrontend{}))
+	noError(t, b.flows.sweep(t.Context()))
 	left := 0
 	for n := range uint32(members) {
-		switch has := f.has(filterKey(n)); {
+		switch has := f.Has(filterKey(n)); {
 		case n >= members/2, n == withFlow, n == withReply, n == withSocket, n == untracked, n == added:
 			if !has {
 				t.Errorf("member %d is lost", n)
@@ -62,7 +57,7 @@ func TestFilterTidy(t *testing.T) {
 	if left > members/10 {
 		t.Errorf("%d of %d deleted members are left after two sweeps", left, members/2)
 	}
-	if f.beginTidy() {
+	if f.BeginTidy() {
 		t.Error("another tidy starts without more deletions")
 	}
 }
@@ -70,14 +65,14 @@ func TestFilterTidy(t *testing.T) {
 // The words of an address are in one group, so that a server's clients share cache lines,
 // and a full group does not fill others.
 func TestFilterGroups(t *testing.T) {
-	f := &portFilter{mask: 1<<17 - 1, seed: 5}
+	f := &objects.PortFilter{Mask: 1<<17 - 1, Seed: 5}
 	for what, test := range map[string]struct {
-		addr  tcAddr
+		addr  objects.TCAddr
 		words int
-	}{"address": {filterKey(7).Addr, filterGroup}, "NodePorts": {tcAddr{}, filterGroupNodePorts}} {
-		used, least, most := map[uint32]bool{}, f.mask, uint32(0)
+	}{"address": {filterKey(7).Addr, objects.FilterGroup}, "NodePorts": {objects.TCAddr{}, objects.FilterGroupNodePorts}} {
+		used, least, most := map[uint32]bool{}, f.Mask, uint32(0)
 		for port := range uint16(math.MaxUint16) {
-			index, _ := f.place(&tcFrontendKey{Addr: test.addr, Port: port, Proto: uint8(model.TCP)})
+			index, _ := f.Place(&objects.TCFrontendKey{Addr: test.addr, Port: port, Proto: uint8(model.TCP)})
 			used[index], least, most = true, min(least, index), max(most, index)
 		}
 		if len(used) != test.words || most-least != uint32(test.words)-1 {
@@ -87,8 +82,8 @@ func TestFilterGroups(t *testing.T) {
 	groups := map[uint32]bool{}
 	for n := range uint32(2000) {
 		key := filterKey(n)
-		index, _ := f.place(&key)
-		groups[index/filterGroup] = true
+		index, _ := f.Place(&key)
+		groups[index/objects.FilterGroup] = true
 	}
 	if len(groups) < 1000 {
 		t.Errorf("2000 addresses have %d groups of 2048", len(groups))
@@ -99,15 +94,15 @@ func TestFilterGroups(t *testing.T) {
 func TestFilterOfOlderVersion(t *testing.T) {
 	ownPlace(t)
 	b := newMapsBackend(t, Config{Timeouts: testTimeouts, FlowTableSize: 1024})
-	keys, flows := testFlow(9, model.TCP, tcFlowStateFLOW_ESTABLISHED, bootSeconds())
+	keys, flows := testFlow(9, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 	for i := range keys {
-		noError(t, b.m(tcMapFlows).Put(keys[i], flows[i]))
+		noError(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
 	}
-	noError(t, b.m(tcMapFrontends).Put(filterKey(5), tcFrontend{}))
-	f, err := openFilter(b.objects)
+	noError(t, b.m(objects.TCMapFrontends).Put(filterKey(5), objects.TCFrontend{}))
+	f, err := objects.OpenFilter(b.objects)
 	noError(t, err)
-	for _, k := range []tcFrontendKey{filterKey(5), flowMember(&keys[0], &flows[0]), flowMember(&keys[1], &flows[1])} {
-		if !f.has(k) {
+	for _, k := range []objects.TCFrontendKey{filterKey(5), objects.FlowMember(&keys[0], &flows[0]), objects.FlowMember(&keys[1], &flows[1])} {
+		if !f.Has(k) {
 			t.Errorf("%+v is missing", k)
 		}
 	}
@@ -123,11 +118,11 @@ func TestPacketFilter(t *testing.T) {
 		back, out := c.frame("<P.", []byte{0})
 		n.clearFilter(t)
 		for name, r := range map[string]result{"request": n.send(t, hook, in), "reply": n.send(t, back, out)} {
-			if r.code != actNext || r.verdicts[tcVerdictPASS_OTHER] != 1 {
+			if r.code != actNext || r.verdicts[objects.TCVerdictPASS_OTHER] != 1 {
 				t.Errorf("%s with an empty filter: %d %v, want a packet that is not ours", name, r.code, r.verdicts)
 			}
 		}
-		ok(t, n.objects.filter.fill(n.objects.maps))
+		ok(t, n.objects.Filter.Fill(n.objects.Maps))
 		for name, r := range map[string]result{"request": n.send(t, hook, in), "reply": n.send(t, back, out)} {
 			if r.code != actRedirect {
 				t.Errorf("%s with the filter: %d %v, want a redirect", name, r.code, r.verdicts)
@@ -139,7 +134,7 @@ func TestPacketFilter(t *testing.T) {
 // clearFilter removes all members.
 func (n *packetNode) clearFilter(t *testing.T) {
 	t.Helper()
-	for i := range n.objects.filter.mask + 1 {
-		ok(t, n.m(tcMapPortFilter).Update(i, uint64(0), ebpf.UpdateAny))
+	for i := range n.objects.Filter.Mask + 1 {
+		ok(t, n.m(objects.TCMapPortFilter).Update(i, uint64(0), ebpf.UpdateAny))
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -20,15 +21,15 @@ type clientFlows struct {
 }
 
 func newClientFlows(seed uint32) *clientFlows {
-	return &clientFlows{seed: seed, counts: make([]uint32, sources)}
+	return &clientFlows{seed: seed, counts: make([]uint32, objects.Sources)}
 }
 
 // count counts a flow by its forward entry.
-func (c *clientFlows) count(k *tcTuple, f *tcFlow) {
-	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED != 0 && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
-		c.counts[clientHash(c.seed, k)%sources]++
+func (c *clientFlows) count(k *objects.TCTuple, f *objects.TCFlow) {
+	if objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_CONFIRMED != 0 && objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED {
+		c.counts[clientHash(c.seed, k)%objects.Sources]++
 		if k.Family == uint8(model.IPv6) {
-			c.counts[clientNetworkHash(c.seed, k)%sources]++
+			c.counts[clientNetworkHash(c.seed, k)%objects.Sources]++
 		}
 	}
 }
@@ -42,7 +43,7 @@ func (c *clientFlows) same(before *clientFlows) bool {
 
 // write replaces the content of the map.
 func (c *clientFlows) write(m *ebpf.Map) error {
-	keys := make([]uint32, sources)
+	keys := make([]uint32, objects.Sources)
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
@@ -53,7 +54,7 @@ func (c *clientFlows) write(m *ebpf.Map) error {
 }
 
 // clientHash mirrors client_hash of bpf/lib/flow/client_share.h.
-func clientHash(seed uint32, k *tcTuple) uint32 {
+func clientHash(seed uint32, k *objects.TCTuple) uint32 {
 	h := seed
 	for _, w := range k.Saddr.W {
 		h = mix(h, w)
@@ -62,7 +63,7 @@ func clientHash(seed uint32, k *tcTuple) uint32 {
 }
 
 // clientNetworkHash mirrors client_network_hash there.
-func clientNetworkHash(seed uint32, k *tcTuple) uint32 {
+func clientNetworkHash(seed uint32, k *objects.TCTuple) uint32 {
 	return mix(mix(^seed, k.Saddr.W[0]), k.Saddr.W[1])
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -23,7 +24,7 @@ func shrink(t *testing.T, b *Backend, name string, entries uint32) *ebpf.Map {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: old.Type, Flags: old.Flags, MaxEntries: entries, KeySize: old.KeySize, ValueSize: old.ValueSize})
 	noError(t, err)
 	b.m(name).Close()
-	b.objects.maps[name] = m
+	b.objects.Maps[name] = m
 	return m
 }
 
@@ -49,7 +50,7 @@ func TestFullMapOfPods(t *testing.T) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		t.Run(family.String(), func(t *testing.T) {
 			b := newMapsBackend(t, small)
-			m := shrink(t, b, tcMapPods, room)
+			m := shrink(t, b, objects.TCMapPods, room)
 			device := attach.Pod{Ifindex: 7, PodMAC: []byte{2, 0, 0, 0, 0, 1}, HostMAC: []byte{2, 0, 0, 0, 0, 2}}
 			known, later, policed := ipOf(family, netPods, 1), ipOf(family, netPods, 2), ipOf(family, netPods, 3)
 			node := intent.Node{Name: "node", KnownPods: []netip.Addr{known, later, policed}}
@@ -58,35 +59,37 @@ func TestFullMapOfPods(t *testing.T) {
 			for i := range 2 * room {
 				taken[ipOf(family, netGreedy, i)] = device
 			}
-			b.onPods(attach.PodChanges{Full: true, Upserts: taken})
-			entry := func(a netip.Addr) (pod tcPod, any bool) { return pod, m.Lookup(addrKey(a), &pod) == nil }
-			if _, any := entry(known); !any || len(readAll[tcAddrKey, tcPod](t, m)) != room {
-				t.Fatalf("%d entries, and that of a Pod is there: %t; want a full map with it", len(readAll[tcAddrKey, tcPod](t, m)), any)
+			b.node.onPods(attach.PodChanges{Full: true, Upserts: taken})
+			entry := func(a netip.Addr) (pod objects.TCPod, any bool) {
+				return pod, m.Lookup(objects.AddrKey(a), &pod) == nil
+			}
+			if _, any := entry(known); !any || len(readAll[objects.TCAddrKey, objects.TCPod](t, m)) != room {
+				t.Fatalf("%d entries, and that of a Pod is there: %t; want a full map with it", len(readAll[objects.TCAddrKey, objects.TCPod](t, m)), any)
 			}
 
-			b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{later: device}})
+			b.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{later: device}})
 			node.MustTraverseNetfilter = []netip.Addr{known, policed}
 			wantServicesChange(t, b, family, &node)
-			if pod, _ := entry(known); tcPodFlags(pod.Flags)&tcPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
+			if pod, _ := entry(known); objects.TCPodFlags(pod.Flags)&objects.TCPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
 				t.Error("packets of a Pod may bypass netfilter, whose policy denies them")
 			}
 
 			delete(taken, known)
 			gone := slices.SortedFunc(maps.Keys(taken), netip.Addr.Compare)
 			here := slices.DeleteFunc(slices.Clone(gone), func(a netip.Addr) bool { _, any := entry(a); return !any })
-			b.onPods(attach.PodChanges{Deletes: here[:2]})
+			b.node.onPods(attach.PodChanges{Deletes: here[:2]})
 			if pod, _ := entry(later); pod.Ifindex != 7 {
 				t.Error("a Pod that did not fit is not reached when there is room")
 			}
-			if pod, _ := entry(policed); tcPodFlags(pod.Flags)&tcPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
+			if pod, _ := entry(policed); objects.TCPodFlags(pod.Flags)&objects.TCPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
 				t.Error("packets of a Pod that did not fit may bypass netfilter when there is room")
 			}
-			b.onPods(attach.PodChanges{Deletes: gone})
+			b.node.onPods(attach.PodChanges{Deletes: gone})
 			noError(t, b.Apply(t.Context(), intent.Changes{Node: &node}))
 			want := map[netip.Addr]bool{known: true, later: true, policed: true}
 			have := map[netip.Addr]bool{}
-			for key := range readAll[tcAddrKey, tcPod](t, m) {
-				have[fromAddr(key.Addr, uint8(key.Family))] = true
+			for key := range readAll[objects.TCAddrKey, objects.TCPod](t, m) {
+				have[objects.FromAddr(key.Addr, uint8(key.Family))] = true
 			}
 			wantSame(t, "pods when there is room", have, want)
 		})
@@ -100,7 +103,7 @@ func TestFullMapOfNodeAddresses(t *testing.T) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		t.Run(family.String(), func(t *testing.T) {
 			b := newMapsBackend(t, small)
-			m := shrink(t, b, tcMapNodeAddrs, room)
+			m := shrink(t, b, objects.TCMapNodeAddrs, room)
 			own := ipOf(family, netNodes, 200)
 			node := func(n int) *intent.Node {
 				out := &intent.Node{Name: "node"}
@@ -113,11 +116,11 @@ func TestFullMapOfNodeAddresses(t *testing.T) {
 			}
 			has := func(a netip.Addr) bool {
 				var flags uint32
-				return m.Lookup(addrKey(a), &flags) == nil && flags == uint32(tcNodeAddrFlagsNODE_ADDR_NODEPORT)
+				return m.Lookup(objects.AddrKey(a), &flags) == nil && flags == uint32(objects.TCNodeAddrFlagsNODE_ADDR_NODEPORT)
 			}
 			noError(t, b.Apply(t.Context(), intent.Changes{Node: node(0)}))
 			wantServicesChange(t, b, family, node(3*room))
-			if n := len(readAll[tcAddrKey, uint32](t, m)); n != room || !has(own) {
+			if n := len(readAll[objects.TCAddrKey, uint32](t, m)); n != room || !has(own) {
 				t.Errorf("%d addresses, with the node's first: %t; want a full map with it", n, has(own))
 			}
 			moved := node(0)

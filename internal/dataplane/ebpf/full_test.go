@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
@@ -99,7 +100,7 @@ func fill(t *testing.T, b *Backend, family model.Family, next func(model.Family,
 			p := next(family, first, cost)
 			first += 100
 			err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{p}})
-			if all = append(all, p); errors.Is(err, errFull) {
+			if all = append(all, p); errors.Is(err, objects.ErrFull) {
 				break
 			}
 			noError(t, err)
@@ -143,10 +144,10 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	}
 	if restart {
 		write = func(greedy []*intent.ServicePort, _ ...intent.PortID) error {
-			b.ports, b.known, b.node, b.clusterRanges = &portTable{}, false, nil, nil
-			noError(t, b.reread())
-			node := b.writeNode(&node)
-			failed, err := b.ports.replace(t.Context(), slices.Concat(greedy, honest))
+			b.services.table, b.services.known, b.node.node, b.node.clusterRanges = &portTable{}, false, nil, nil
+			noError(t, b.services.reread())
+			node := b.node.writeNode(&node)
+			failed, err := b.services.table.replace(t.Context(), slices.Concat(greedy, honest))
 			return errors.Join(err, dataplane.NodeErrorOf(node, failed))
 		}
 	}
@@ -156,21 +157,21 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	}
 	wantProtected(t, b, &node)
 	removed := netip.AddrPortFrom(ipOf(family, netEndpoints, 0), 8080)
-	for _, v := range readAll[uint32, tcBackend](t, b.m(tcMapBackends)) {
-		if at := endpointOf(v); at == removed || at == old.Endpoints[0].Addr {
+	for _, v := range readAll[uint32, objects.TCBackend](t, b.m(objects.TCMapBackends)) {
+		if at := objects.EndpointOf(v); at == removed || at == old.Endpoints[0].Addr {
 			t.Errorf("the endpoint %s was removed, and gets connections", at)
 		}
 	}
-	var entry tcFrontend
-	if b.m(tcMapFrontends).Lookup(frontendKey(old.ID, old.Frontends[0]), &entry) == nil {
+	var entry objects.TCFrontend
+	if b.m(objects.TCMapFrontends).Lookup(objects.FrontendKey(old.ID, old.Frontends[0]), &entry) == nil {
 		t.Error("a deleted Service is served")
 	}
 	for _, p := range honest {
-		noError(t, b.m(tcMapFrontends).Lookup(frontendKey(p.ID, p.Frontends[0]), &entry))
+		noError(t, b.m(objects.TCMapFrontends).Lookup(objects.FrontendKey(p.ID, p.Frontends[0]), &entry))
 		for _, client := range []netip.Addr{allowed[0].Addr(), ipOf(family, netGreedy, 0)} {
 			var one uint8
-			found := b.m(tcMapSourceRanges).Lookup(rangeKey(entry.Service, netip.PrefixFrom(client, client.BitLen())), &one) == nil
-			if tcFrontendFlags(entry.Flags)&tcFrontendFlagsFRONTEND_RANGES == 0 || found {
+			found := b.m(objects.TCMapSourceRanges).Lookup(objects.RangeKey(entry.Service, netip.PrefixFrom(client, client.BitLen())), &one) == nil
+			if objects.TCFrontendFlags(entry.Flags)&objects.TCFrontendFlagsFRONTEND_RANGES == 0 || found {
 				t.Errorf("%s is served by %s, whose ranges exclude it", client, p.ID.Service)
 			}
 		}
@@ -182,21 +183,21 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	}
 	noError(t, write(nil, ids...))
 	wantApplied(t, b, honest)
-	wantAgreement(t, b.ports, b.objects.maps)
+	wantAgreement(t, b.services.table, b.objects.Maps)
 }
 
 // wantProtected fails unless the maps have what a node needs to protect others.
 func wantProtected(t *testing.T, b *Backend, node *intent.Node) {
 	t.Helper()
-	ranges := readAll[tcRangeKey, uint8](t, b.m(tcMapClusterRanges))
-	for key := range b.clusterRangesOf(node) {
+	ranges := readAll[objects.TCRangeKey, uint8](t, b.m(objects.TCMapClusterRanges))
+	for key := range b.node.clusterRangesOf(node) {
 		if ranges[key] == 0 {
-			t.Errorf("cluster_ranges lacks %s of %#x", rangePrefix(key), key.Scope)
+			t.Errorf("cluster_ranges lacks %s of %#x", objects.RangePrefix(key), key.Scope)
 		}
 	}
 	for _, a := range node.MustTraverseNetfilter {
-		var pod tcPod
-		if b.m(tcMapPods).Lookup(addrKey(a), &pod) != nil || tcPodFlags(pod.Flags)&tcPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
+		var pod objects.TCPod
+		if b.m(objects.TCMapPods).Lookup(objects.AddrKey(a), &pod) != nil || objects.TCPodFlags(pod.Flags)&objects.TCPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
 			t.Errorf("packets of %s may bypass netfilter, whose policy denies them", a)
 		}
 	}
@@ -247,7 +248,7 @@ func TestCapacityIsThatOfTheMaps(t *testing.T) {
 					t.Helper()
 					c := tr.Apply(d)
 					noError(t, b.Apply(t.Context(), c))
-					wantAgreement(t, b.ports, b.objects.maps)
+					wantAgreement(t, b.services.table, b.objects.Maps)
 					return c
 				}
 				served := func(namespace string) (n int) {
@@ -317,12 +318,12 @@ func TestFullMapsOfPolicies(t *testing.T) {
 			b := newMapsBackend(t, small)
 			m, err := ebpf.NewMap(&ebpf.MapSpec{
 				Type: ebpf.Hash, Flags: unix.BPF_F_NO_PREALLOC, MaxEntries: 8,
-				KeySize: b.m(tcMapUntrackedPods).KeySize(), ValueSize: b.m(tcMapUntrackedPods).ValueSize(),
+				KeySize: b.m(objects.TCMapUntrackedPods).KeySize(), ValueSize: b.m(objects.TCMapUntrackedPods).ValueSize(),
 			})
 			noError(t, err)
-			b.m(tcMapUntrackedPods).Close()
-			b.objects.maps[tcMapUntrackedPods] = m
-			b.policies, err = openUntracked(b.objects.maps, b.objects.filter)
+			b.m(objects.TCMapUntrackedPods).Close()
+			b.objects.Maps[objects.TCMapUntrackedPods] = m
+			err = b.openPolicies()
 			noError(t, err)
 
 			target := func(i int) policy.Target {
@@ -343,7 +344,7 @@ func TestFullMapsOfPolicies(t *testing.T) {
 				noError(t, errors.Join(b.Revoke(s, c), b.Grant(s, c)))
 			}
 			write(nil)
-			if n := len(readAll[tcUntrackedPodKey, uint8](t, m)); n != 8 {
+			if n := len(readAll[objects.TCUntrackedPodKey, uint8](t, m)); n != 8 {
 				t.Fatalf("%d entries, want a full map of 8", n)
 			}
 
@@ -353,8 +354,8 @@ func TestFullMapsOfPolicies(t *testing.T) {
 				Targets: []policy.Change[policy.Target, string]{{Key: target(2), Had: "verdict"}},
 				Members: []policy.Change[policy.Member, bool]{{Key: member(netAllowed, 1), Want: true}},
 			})
-			ports := readAll[tcFrontendKey, tcUntrackedPort](t, b.m(tcMapUntrackedPorts))
-			if _, kept := ports[portKey(target(1).Addr, model.TCP, 80)]; len(ports) != 1 || !kept {
+			ports := readAll[objects.TCFrontendKey, objects.TCUntrackedPort](t, b.m(objects.TCMapUntrackedPorts))
+			if _, kept := ports[objects.PortKey(target(1).Addr, model.TCP, 80)]; len(ports) != 1 || !kept {
 				t.Errorf("%d ports bypass netfilter, want one", len(ports))
 			}
 
@@ -364,8 +365,8 @@ func TestFullMapsOfPolicies(t *testing.T) {
 				c.Members = append(c.Members, policy.Change[policy.Member, bool]{Key: member(netGreedy, i), Had: true})
 			}
 			write(&c)
-			want := map[tcUntrackedPodKey]uint8{b.policies.pod(member(netAllowed, 1)): 1}
-			wantSame(t, "peers when there is room", readAll[tcUntrackedPodKey, uint8](t, m), want)
+			want := map[objects.TCUntrackedPodKey]uint8{b.policies.pod(member(netAllowed, 1)): 1}
+			wantSame(t, "peers when there is room", readAll[objects.TCUntrackedPodKey, uint8](t, m), want)
 		})
 	}
 }

@@ -8,16 +8,17 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
 // dumpedMap gives entries that a fuzzer made, as a map of the kernel does.
 type dumpedMap struct {
-	kernelMap
+	objects.Map
 	data *bytes.Reader
 }
 
-// BatchLookup implements kernelMap.
+// BatchLookup implements Map.
 func (m dumpedMap) BatchLookup(_ *ebpf.MapBatchCursor, keys, values any, _ *ebpf.BatchOptions) (int, error) {
 	k, v := reflect.ValueOf(keys), reflect.ValueOf(values)
 	for n := range k.Len() {
@@ -40,7 +41,7 @@ func FuzzReadBack(f *testing.F) {
 		}
 		return b
 	}
-	f.Add(append(slot(1, 0, 7), slot(1, 1|slotLocal, 8)...))
+	f.Add(append(slot(1, 0, 7), slot(1, 1|objects.SlotLocal, 8)...))
 	f.Add(slot(1, 0x7fffffff, 1))
 	f.Add(slot(0xffffffff, 0xffffffff, 0xffffffff))
 	f.Add(bytes.Repeat([]byte{0xff}, 200))
@@ -58,11 +59,11 @@ func FuzzReadBack(f *testing.F) {
 			t.Fatalf("%d bytes of a map become %d slots", len(data), sum)
 		}
 		r := bytes.NewReader(data)
-		var header tcService
-		var key tcFrontendKey
-		var value tcFrontend
-		var backend tcBackend
-		var ranges tcRangeKey
+		var header objects.TCService
+		var key objects.TCFrontendKey
+		var value objects.TCFrontend
+		var backend objects.TCBackend
+		var ranges objects.TCRangeKey
 		for _, v := range []any{&header, &key, &value, &backend, &ranges} {
 			if n := binary.Size(v); n < 0 || binary.Read(r, binary.NativeEndian, v) != nil {
 				break
@@ -70,31 +71,13 @@ func FuzzReadBack(f *testing.F) {
 		}
 		p.entries.header, p.protocol = header, model.Protocol(key.Proto)
 		p.entries.frontends[key], p.entries.ranges[ranges] = value, true
-		if isClusterRange(ranges) {
+		if objects.IsClusterRange(ranges) {
 			delete(p.entries.ranges, ranges)
 		}
 		p.intentFrontends()
 		endpoints, _, _ := p.intentEndpoints()
 		for _, e := range endpoints {
 			endpointKey(p.protocol, e.Addr)
-		}
-	})
-}
-
-// FuzzConvert takes entries of an older layout through a step of a migration. One of
-// another size is refused, and none reaches beyond its own bytes.
-func FuzzConvert(f *testing.F) {
-	f.Add(make([]byte, 4), make([]byte, 8))
-	f.Add([]byte{}, []byte{})
-	f.Add(bytes.Repeat([]byte{0xff}, 4), bytes.Repeat([]byte{0xff}, 9))
-	step := entries(func(k uint32, v uint64) (uint64, uint32, bool) { return uint64(k), uint32(v), v != 0 })
-	f.Fuzz(func(t *testing.T, key, value []byte) {
-		e, keep, err := walk([]convert{step}, entry{key, value})
-		if fits := len(key) == 4 && len(value) == 8; fits != (err == nil) {
-			t.Fatalf("sizes %d and %d: %v", len(key), len(value), err)
-		}
-		if err == nil && keep && (len(e.key) != 8 || len(e.value) != 4 || !bytes.Equal(e.value, value[:4])) {
-			t.Errorf("%x, %x becomes %x, %x", key, value, e.key, e.value)
 		}
 	})
 }

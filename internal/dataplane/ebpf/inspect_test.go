@@ -1,141 +1,16 @@
 package ebpf
 
 import (
-	"errors"
-	"net/netip"
-	"strings"
 	"testing"
 
 	"spillway.dev/spillway/internal/dataplane"
-	"spillway.dev/spillway/internal/decisions/intent"
 )
-
-func TestEachRefusalHasAMeaning(t *testing.T) {
-	spec, err := loadTc()
-	noError(t, err)
-	names, err := verdictNames(spec)
-	noError(t, err)
-	known := map[string]bool{}
-	for _, name := range names {
-		known[name] = true
-		if (meanings[name] != "") != refuses(name) {
-			t.Errorf("verdict %s: meaning %q, refuses %v", name, meanings[name], refuses(name))
-		}
-	}
-	for name := range meanings {
-		if !known[name] {
-			t.Errorf("%s is no verdict", name)
-		}
-	}
-}
-
-// TestDifferencesAreOfOnePort changes entries of one port, and no other shows it.
-func TestDifferencesAreOfOnePort(t *testing.T) {
-	m := newPortMaps(t, 64, 64)
-	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}, drifted: make(chan struct{}, 1)}
-	ports := []*intent.ServicePort{simplePort(1, 3), simplePort(2, 3)}
-	ports[0].Frontends[0].SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
-	replace := func() {
-		t.Helper()
-		b.known = false
-		noError(t, b.reread())
-		failed, err := b.ports.replace(t.Context(), ports)
-		noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
-	}
-	replace()
-	differences := func(i int) []string {
-		t.Helper()
-		found, err := b.Differences(t.Context(), ports[i].ID, 20)
-		noError(t, err)
-		return found
-	}
-	if found := append(differences(0), differences(1)...); len(found) > 0 {
-		t.Fatalf("differences without a change: %q", found)
-	}
-	p := b.ports.byID[ports[0].ID]
-	have := p.current()
-	frontend := frontendKey(ports[0].ID, ports[0].Frontends[0])
-	for _, c := range []struct {
-		what   string
-		change func()
-		want   string
-	}{
-		{"the Service is gone", func() { noError(t, m[tcMapServices].Delete(p.service)) }, "the Service port: eBPF map services has no entry"},
-		{"the Service has no endpoints", func() { noError(t, m[tcMapServices].Put(p.service, tcService{})) }, "0 endpoints for policy Cluster"},
-		{"the address is gone", func() { noError(t, m[tcMapFrontends].Delete(frontend)) }, "address " + frontendText(frontend) + ": eBPF map frontends has no entry"},
-		{"the address leads elsewhere", func() { noError(t, m[tcMapFrontends].Put(frontend, tcFrontend{Service: 99})) }, "has Service 99 with routes"},
-		{"the endpoint is gone", func() { noError(t, m[tcMapBackends].Delete(have.backends[0].id)) }, "endpoint " + have.backends[0].addr.String()},
-		{"the endpoint is another", func() {
-			v := have.backends[0].value
-			v.Port = toPort(1)
-			noError(t, m[tcMapBackends].Put(have.backends[0].id, v))
-		}, "has " + have.backends[0].addr.Addr().String() + ":1, not " + have.backends[0].addr.String()},
-		{"a slot leads nowhere", func() { noError(t, m[tcMapSlots].Put(slotKey(p.service, clusterSet, 1), uint32(4711))) }, "has unknown endpoint 4711"},
-		{"the source range is gone", func() {
-			noError(t, m[tcMapSourceRanges].Delete(rangeKey(p.service, ports[0].Frontends[0].SourceRanges[0])))
-		}, "source range 192.0.2.0/24"},
-	} {
-		c.change()
-		found := differences(0)
-		if len(found) != 1 || !strings.Contains(found[0], c.want) {
-			t.Errorf("%s: %q, want one with %q", c.what, found, c.want)
-		}
-		if other := differences(1); len(other) > 0 {
-			t.Errorf("%s: the other port shows %q", c.what, other)
-		}
-		replace()
-		if found := differences(0); len(found) > 0 {
-			t.Fatalf("%s: after the repair: %q", c.what, found)
-		}
-		p, have = b.ports.byID[ports[0].ID], b.ports.byID[ports[0].ID].current()
-	}
-	if found, err := b.Differences(t.Context(), intent.PortID{Number: 9}, 20); err != nil || len(found) > 0 {
-		t.Errorf("a port that is not written: %q, %v", found, err)
-	}
-	for i := range have.backends {
-		noError(t, m[tcMapBackends].Delete(have.backends[i].id))
-	}
-	found, err := b.Differences(t.Context(), ports[0].ID, 2)
-	if noError(t, err); len(found) != 2 {
-		t.Errorf("a limit of 2 gives %d", len(found))
-	}
-}
-
-// TestAWriteIsNoDifference: an entry that a write changes between the two readings is as
-// wanted in the second.
-func TestAWriteIsNoDifference(t *testing.T) {
-	m := newPortMaps(t, 64, 64)
-	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}, drifted: make(chan struct{}, 1)}
-	noError(t, b.reread())
-	write := func(p *intent.ServicePort) {
-		t.Helper()
-		failed, err := b.ports.replace(t.Context(), []*intent.ServicePort{p})
-		noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
-	}
-	old, fresh := simplePort(1, 3), simplePort(1, 2)
-	write(old)
-	list := b.expectedOf(old.ID)
-	write(fresh)
-	suspects, err := suspectsOf(t.Context(), list, 20)
-	if noError(t, err); len(suspects) == 0 {
-		t.Fatal("the write changed nothing: the test proves nothing")
-	}
-	found, err := b.confirm(old.ID, suspects)
-	if noError(t, err); len(found) > 0 {
-		t.Errorf("found %q", found)
-	}
-}
 
 func TestTablesAndFlowStates(t *testing.T) {
 	b := newMapsBackend(t, ownPlace(t))
 	for _, table := range b.Tables() {
 		if table.Size == 0 || table.Used != 0 {
 			t.Errorf("table %+v of an instance without Services", table)
-		}
-	}
-	for state := tcFlowStateFLOW_NEW; state <= tcFlowStateFLOW_CLOSED; state++ {
-		if flowStates[state] == "" {
-			t.Errorf("flow state %d has no name", state)
 		}
 	}
 	if err := b.Flows(t.Context(), func(dataplane.Flow) bool { return true }); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
@@ -54,7 +55,7 @@ func TestLoadLimits(t *testing.T) {
 	noError(t, kernel.LoadConntrack())
 	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
 	noError(t, err)
-	all, err := specs(&cfg, features)
+	all, err := objects.Specs(&cfg, features)
 	noError(t, err)
 	for _, spec := range all {
 		for _, m := range spec.Maps {

@@ -15,13 +15,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // All objects share every map that they both name.
 func TestSharedMapsAgree(t *testing.T) {
 	cfg := Config{FlowTableSize: 1000, MaxFrontends: 100, MaxEndpoints: 200, XDP: XDPAuto}
-	all, err := specs(&cfg, kernel.Features{})
+	all, err := objects.Specs(&cfg, kernel.Features{})
 	noError(t, err)
 	tc := all[0]
 	for _, spec := range all[1:] {
@@ -41,12 +43,12 @@ func TestSharedMapsAgree(t *testing.T) {
 			t.Errorf("only %d maps are shared", shared)
 		}
 	}
-	for _, name := range portMaps {
+	for _, name := range objects.PortMaps {
 		if tc.Maps[name] == nil {
 			t.Errorf("no map %s", name)
 		}
 	}
-	if got := tc.Maps[tcMapFlows].MaxEntries; got != 2500 {
+	if got := tc.Maps[objects.TCMapFlows].MaxEntries; got != 2500 {
 		t.Errorf("%d entries for 1000 confirmed flows and 250 others", got)
 	}
 }
@@ -62,9 +64,9 @@ var verdicts = []string{
 }
 
 func TestVerdictNames(t *testing.T) {
-	tc, err := loadTc()
+	tc, err := objects.LoadTC()
 	noError(t, err)
-	names, err := verdictNames(tc)
+	names, err := objects.VerdictNames(tc)
 	noError(t, err)
 	if len(names) < len(verdicts) || !slices.Equal(names[:len(verdicts)], verdicts) {
 		t.Errorf("verdicts %v, want these, and new ones only at the end: %v", names, verdicts)
@@ -75,7 +77,7 @@ func TestVerdictNames(t *testing.T) {
 			t.Errorf("verdict %q is no label", name)
 		}
 	}
-	if n := tc.Maps[tcMapVerdicts].MaxEntries; int(n) != len(names) {
+	if n := tc.Maps[objects.TCMapVerdicts].MaxEntries; int(n) != len(names) {
 		t.Errorf("%d counters for %d verdicts", n, len(names))
 	}
 }
@@ -89,11 +91,11 @@ func TestMetrics(t *testing.T) {
 	}
 	sum := float64(len(perCPU) * (len(perCPU) + 1) / 2)
 	for _, name := range []string{"flow_created", "drop_no_route"} {
-		noError(t, b.m(tcMapVerdicts).Put(uint32(slices.Index(verdicts, name)), perCPU))
+		noError(t, b.m(objects.TCMapVerdicts).Put(uint32(slices.Index(verdicts, name)), perCPU))
 	}
-	b.flows.tcp.Store(5)
-	b.flows.udp.Store(6)
-	b.flows.swept.Store(7)
+	b.flows.counts.tcp.Store(5)
+	b.flows.counts.udp.Store(6)
+	b.flows.counts.swept.Store(7)
 
 	registry := prometheus.NewPedanticRegistry()
 	noError(t, registry.Register(b))
@@ -155,21 +157,21 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 			}
 			features, err := probe(&cfg)
 			noError(t, err)
-			o, err := load(&cfg, features)
+			o, _, err := upgrade.Open(&cfg, features)
 			noError(t, err)
-			defer o.close()
-			if loaded := o.programs[tcProgFromNetworkL3] != nil; loaded != all {
+			defer o.Close()
+			if loaded := o.Programs[objects.TCProgFromNetworkL3] != nil; loaded != all {
 				t.Errorf("loaded at the start: %v", loaded)
 			}
-			in, out, err := o.tcPrograms().LoadL3()
+			in, out, err := programsOf(o).LoadL3()
 			if err != nil || in == nil || out == nil {
 				t.Errorf("programs %v and %v, error %v", in, out, err)
 			}
-			again, _, err := o.tcPrograms().LoadL3()
+			again, _, err := programsOf(o).LoadL3()
 			if err != nil || again != in {
 				t.Errorf("again: program %v, error %v", again, err)
 			}
-			if o.programs[tcProgFromNetworkL3] != nil != all {
+			if o.Programs[objects.TCProgFromNetworkL3] != nil != all {
 				t.Error("LoadL3 writes a map that the agent's API reads meanwhile")
 			}
 		})
@@ -178,7 +180,7 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 
 // Two forward declarations of a type come in any order: flow_keys_type in parse/packet.h.
 func TestObjectsAreReproducible(t *testing.T) {
-	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"tc": loadTc, "xdp": loadXdp, "sock": loadSock} {
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"tc": objects.LoadTC, "xdp": objects.LoadXDP, "sock": objects.LoadSock} {
 		spec, err := load()
 		ok(t, err)
 		var declared []string

@@ -10,50 +10,11 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // The programs count the active flows of endpoints (bpf/lib/load.h), except for ends that they
 // do not see. Each sweep counts the flows and the sockets again, and stores the differences.
-
-// maxLoads is the number of places of the map loads: a power of two. With more live endpoints
-// than places, two may share one.
-const maxLoads = 1 << 16
-
-// loads returns the number of entries of the map of this name.
-func (c *Config) loads() uint32 {
-	if c.BalanceByLoad {
-		return maxLoads
-	}
-	return 1
-}
-
-func balanceFlags(p *intent.ServicePort) tcServiceFlags {
-	switch p.Balance {
-	case intent.LeastConnections:
-		return tcServiceFlagsSERVICE_LEAST
-	case intent.Latency:
-		return tcServiceFlagsSERVICE_LATENCY
-	case intent.Maglev:
-		if p.Direct {
-			return tcServiceFlagsSERVICE_MAGLEV | tcServiceFlagsSERVICE_DSR
-		}
-		return tcServiceFlagsSERVICE_MAGLEV
-	}
-	return 0
-}
-
-func balanceOf(flags uint16) intent.Balance {
-	switch {
-	case tcServiceFlags(flags)&tcServiceFlagsSERVICE_LEAST != 0:
-		return intent.LeastConnections
-	case tcServiceFlags(flags)&tcServiceFlagsSERVICE_LATENCY != 0:
-		return intent.Latency
-	case tcServiceFlags(flags)&tcServiceFlagsSERVICE_MAGLEV != 0:
-		return intent.Maglev
-	}
-	return intent.Random
-}
 
 // loadTable corrects the map loads. A nil *loadTable corrects nothing.
 type loadTable struct {
@@ -62,23 +23,23 @@ type loadTable struct {
 }
 
 // openLoads returns nil without Config.BalanceByLoad, or if the kernel lacks support.
-func (b *Backend) openLoads() *loadTable {
-	if !b.cfg.BalanceByLoad {
+func (f *flowTable) openLoads() *loadTable {
+	if !f.cfg.BalanceByLoad {
 		return nil
 	}
-	words, err := b.m(tcMapLoads).Memory()
+	words, err := f.m(objects.TCMapLoads).Memory()
 	if err != nil {
-		b.cfg.Log.Warn("Counts of active flows by endpoint are not corrected", "reason", err)
+		f.cfg.Log.Warn("Counts of active flows by endpoint are not corrected", "reason", err)
 		return nil
 	}
 	t := &loadTable{words: words}
-	program := b.objects.programs[sockProgCountedSockets]
-	if program == nil || b.cfg.SocketHooks == HooksOff {
+	program := f.objects.Programs[objects.SockProgCountedSockets]
+	if program == nil || f.cfg.SocketHooks == objects.HooksOff {
 		return t
 	}
-	t.sockets, err = link.AttachIter(link.IterOptions{Program: program, Map: b.m(sockMapSocketFlows)})
+	t.sockets, err = link.AttachIter(link.IterOptions{Program: program, Map: f.m(objects.SockMapSocketFlows)})
 	if err != nil {
-		b.cfg.Log.Warn("Counts of open sockets by endpoint are not corrected", "reason", err)
+		f.cfg.Log.Warn("Counts of open sockets by endpoint are not corrected", "reason", err)
 	}
 	return t
 }
@@ -92,7 +53,7 @@ func (t *loadTable) close() {
 // loadCount counts the flows of one sweep. A nil *loadCount counts nothing.
 type loadCount struct {
 	table          *loadTable
-	before         []tcLoad
+	before         []objects.TCLoad
 	flows, sockets []uint32 // by place
 }
 
@@ -106,7 +67,7 @@ func (t *loadTable) begin() *loadCount {
 		return nil
 	}
 	for i := range before {
-		if before[i] != (tcLoad{}) {
+		if before[i] != (objects.TCLoad{}) {
 			return &loadCount{table: t, before: before, flows: make([]uint32, len(before)), sockets: make([]uint32, len(before))}
 		}
 	}
@@ -114,20 +75,20 @@ func (t *loadTable) begin() *loadCount {
 }
 
 // read returns the whole map.
-func (t *loadTable) read() ([]tcLoad, error) {
+func (t *loadTable) read() ([]objects.TCLoad, error) {
 	buf := make([]byte, t.words.Size())
 	if _, err := t.words.ReadAt(buf, 0); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	list := make([]tcLoad, len(buf)/binary.Size(tcLoad{}))
+	list := make([]objects.TCLoad, len(buf)/binary.Size(objects.TCLoad{}))
 	_, err := binary.Decode(buf, binary.NativeEndian, list)
 	return list, err
 }
 
 // count receives each live entry of the flow table.
-func (c *loadCount) count(f *tcFlow) {
-	const mask = tcFlowFlagsFLOW_COUNTED | tcFlowFlagsFLOW_REPLY
-	if c != nil && tcFlowFlags(f.Flags)&mask == tcFlowFlagsFLOW_COUNTED && tcFlowState(f.State) != tcFlowStateFLOW_CLOSED {
+func (c *loadCount) count(f *objects.TCFlow) {
+	const mask = objects.TCFlowFlagsFLOW_COUNTED | objects.TCFlowFlagsFLOW_REPLY
+	if c != nil && objects.TCFlowFlags(f.Flags)&mask == objects.TCFlowFlagsFLOW_COUNTED && objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED {
 		c.flows[f.Backend%uint32(len(c.flows))]++
 	}
 }

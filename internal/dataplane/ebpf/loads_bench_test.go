@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -39,7 +40,7 @@ func BenchmarkPacketBalance(b *testing.B) {
 	var nodes []*packetNode
 	var cases []*packetCase
 	for _, l := range balances {
-		n := newPacketNode(b, func(c *Config) { c.BalanceByLoad, c.MaxEndpoints = l.counted, DefaultMaxEndpoints })
+		n := newPacketNode(b, func(c *Config) { c.BalanceByLoad, c.MaxEndpoints = l.counted, objects.DefaultMaxEndpoints })
 		var endpoints []intent.Endpoint
 		for port := range uint16(10) {
 			endpoints = append(endpoints, endpoint(p.pod1, 8080+port, here))
@@ -50,10 +51,10 @@ func BenchmarkPacketBalance(b *testing.B) {
 				sp.Table = append(sp.Table, slot*slot%uint32(len(endpoints)))
 			}
 		}
-		before := mapMemory(b, n.m(tcMapSlots))
+		before := mapMemory(b, n.m(objects.TCMapSlots))
 		n.serve(b, sp)
 		if l.balance == intent.Maglev {
-			b.Logf("a table of %d entries takes %d bytes of the map slots", len(sp.Table), mapMemory(b, n.m(tcMapSlots))-before)
+			b.Logf("a table of %d entries takes %d bytes of the map slots", len(sp.Table), mapMemory(b, n.m(objects.TCMapSlots))-before)
 		}
 		c := &packetCase{name: l.name, hook: inEth0, code: actRedirect, fresh: true,
 			frame: frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.clusterIP, 80), flags: "S", payload: []byte{0}}}

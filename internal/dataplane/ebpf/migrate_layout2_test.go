@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -46,9 +48,9 @@ func flowOffsets(t *testing.T, spec *ebpf.CollectionSpec) map[string]uint32 {
 // What transfer reads of an entry of either version has the same place, and the Go types
 // are those of the objects.
 func TestMigrationKnowsTheLayouts(t *testing.T) {
-	before, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(previousTc))
+	before, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(upgrade.PreviousTc))
 	noError(t, err)
-	now, err := loadTc()
+	now, err := objects.LoadTC()
 	noError(t, err)
 	v2, v3 := flowOffsets(t, before), flowOffsets(t, now)
 	for _, name := range []string{"size", "saddr", "daddr", "sport", "dport", "seen", "flags", "state", "end", "helper", "next_hop_kind", "next_hop_macs", "in_ifindex", "tcp", "backend", "service", "slot"} {
@@ -56,16 +58,16 @@ func TestMigrationKnowsTheLayouts(t *testing.T) {
 			t.Errorf("%s is at %d in version 2, at %d now", name, at, v3[name])
 		}
 	}
-	var old flowV2
-	var f tcFlow
+	var old upgrade.FlowV2
+	var f objects.TCFlow
 	for what, is := range map[string][2]uint32{
 		"size of version 2":        {v2["size"], uint32(unsafe.Sizeof(old))},
 		"helper_port of version 2": {v2["helper_port"], uint32(unsafe.Offsetof(old.HelperPort))},
 		"answers of version 2":     {v2["answers"], uint32(unsafe.Offsetof(old.Answers))},
 		"slot of version 2":        {v2["slot"], uint32(unsafe.Offsetof(old.Slot))},
-		"helper_port":              {v3["helper_port"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(udpSide{}.HelperPort))},
-		"answers":                  {v3["answers"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(udpSide{}.Answers))},
-		"checked":                  {v3["checked"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(udpSide{}.Checked))},
+		"helper_port":              {v3["helper_port"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.UDPSide{}.HelperPort))},
+		"answers":                  {v3["answers"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.UDPSide{}.Answers))},
+		"checked":                  {v3["checked"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.UDPSide{}.Checked))},
 	} {
 		if is[0] != is[1] {
 			t.Errorf("%s: %d in the object, %d in Go", what, is[0], is[1])
@@ -73,7 +75,7 @@ func TestMigrationKnowsTheLayouts(t *testing.T) {
 	}
 	for name, layout := range before.Maps {
 		current := now.Maps[name]
-		if current == nil || layout.Pinning != ebpf.PinByName || rollbacks[name] != nil {
+		if current == nil || layout.Pinning != ebpf.PinByName || upgrade.Rollbacks[name] != nil {
 			continue
 		}
 		if layout.KeySize != current.KeySize || layout.ValueSize != current.ValueSize || layout.Type != current.Type || layout.Flags != current.Flags {
@@ -84,8 +86,8 @@ func TestMigrationKnowsTheLayouts(t *testing.T) {
 
 // randomFlowV2 is a flow as the programs of version 2 write it: only TCP has sequence
 // numbers, and only UDP has helpers.
-func randomFlowV2(r *rand.Rand, proto model.Protocol) (k tcTuple, f flowV2) {
-	for _, mem := range [][]byte{memory(&k), memory(&f)} {
+func randomFlowV2(r *rand.Rand, proto model.Protocol) (k objects.TCTuple, f upgrade.FlowV2) {
+	for _, mem := range [][]byte{objects.Bytes(&k), objects.Bytes(&f)} {
 		for i := range mem {
 			mem[i] = byte(r.Uint32())
 		}
@@ -94,7 +96,7 @@ func randomFlowV2(r *rand.Rand, proto model.Protocol) (k tcTuple, f flowV2) {
 	if proto == model.TCP {
 		f.HelperPort, f.Answers = 0, 0
 	} else {
-		f.Tcp = tcTcpSide{}
+		f.Tcp = objects.TCTcpSide{}
 	}
 	return k, f
 }
@@ -104,20 +106,20 @@ func TestMigrationUpAndDownKeepsAFlow(t *testing.T) {
 	for n := range 1000 {
 		proto := []model.Protocol{model.TCP, model.UDP}[n%2]
 		k, old := randomFlowV2(r, proto)
-		up, f, keep := flowFromV2(k, old)
+		up, f, keep := upgrade.FlowFromV2(k, old)
 		if !keep || up != k || f.Opened != 0 {
 			t.Fatalf("%v: up gives %v, %+v, %v", k, up, f, keep)
 		}
-		if f.Slot != old.Slot || f.Service != old.Service || f.Backend != old.Backend || !bytes.Equal(memory(&f)[:len(old.Head)], old.Head[:]) {
+		if f.Slot != old.Slot || f.Service != old.Service || f.Backend != old.Backend || !bytes.Equal(objects.Bytes(&f)[:len(old.Head)], old.Head[:]) {
 			t.Fatalf("up gives %+v of %+v", f, old)
 		}
-		down, again, keep := flowToV2(up, f)
+		down, again, keep := upgrade.FlowToV2(up, f)
 		if !keep || down != k || again != old {
 			t.Fatalf("up and down give\n%+v of\n%+v", again, old)
 		}
 		f.Opened = r.Uint32() | 1
-		_, opened, _ := flowToV2(up, f)
-		_, back, _ := flowFromV2(up, opened)
+		_, opened, _ := upgrade.FlowToV2(up, f)
+		_, back, _ := upgrade.FlowFromV2(up, opened)
 		f.Opened = 0
 		if back != f {
 			t.Fatalf("down and up give\n%+v of\n%+v", back, f)
@@ -126,18 +128,18 @@ func TestMigrationUpAndDownKeepsAFlow(t *testing.T) {
 }
 
 // toV2 and fromV2 are the flows in the two layouts.
-func toV2(flows map[tcTuple]tcFlow) map[tcTuple]flowV2 {
-	out := map[tcTuple]flowV2{}
+func toV2(flows map[objects.TCTuple]objects.TCFlow) map[objects.TCTuple]upgrade.FlowV2 {
+	out := map[objects.TCTuple]upgrade.FlowV2{}
 	for k, f := range flows {
-		_, out[k], _ = flowToV2(k, f)
+		_, out[k], _ = upgrade.FlowToV2(k, f)
 	}
 	return out
 }
 
-func fromV2(flows map[tcTuple]flowV2) map[tcTuple]tcFlow {
-	out := map[tcTuple]tcFlow{}
+func fromV2(flows map[objects.TCTuple]upgrade.FlowV2) map[objects.TCTuple]objects.TCFlow {
+	out := map[objects.TCTuple]objects.TCFlow{}
 	for k, f := range flows {
-		_, out[k], _ = flowFromV2(k, f)
+		_, out[k], _ = upgrade.FlowFromV2(k, f)
 	}
 	return out
 }
@@ -150,7 +152,7 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	first := runBackend(t, cfg, upgradeState(), nil)
 	flows := flowsV4(1, 300)
 	putFlows(t, pinnedFlows(t, cfg.BPFFS), flows)
-	prefixes := clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapClusterRanges)
+	prefixes := clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapClusterRanges)
 	if len(prefixes) == 0 {
 		t.Fatal("the cluster has no prefix: the test is blind")
 	}
@@ -158,22 +160,22 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	leaving := cfg
 	leaving.LeavePrevious = true
 	left := runBackend(t, leaving, upgradeState(), func() {
-		if dirs := layouts(cfg.BPFFS); len(dirs) != 1 || dirs[0] != mapsDir(cfg.BPFFS) {
+		if dirs := objects.Layouts(cfg.BPFFS); len(dirs) != 1 || dirs[0] != objects.MapsDir(cfg.BPFFS) {
 			t.Errorf("there are %v before the agent ends", dirs)
 		}
 	})
-	dir := layoutDir(cfg.BPFFS, previousVersion)
-	if dirs := layouts(cfg.BPFFS); len(dirs) != 1 || dirs[0] != dir {
+	dir := objects.LayoutDir(cfg.BPFFS, upgrade.PreviousVersion)
+	if dirs := objects.Layouts(cfg.BPFFS); len(dirs) != 1 || dirs[0] != dir {
 		t.Fatalf("there are %v, want %s alone", dirs, dir)
 	}
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, tcMapFlows), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, objects.TCMapFlows), nil)
 	noError(t, err)
 	defer m.Close()
-	wantFlows(t, "flows in the previous layout", readAll[tcTuple, flowV2](t, m), toV2(flows))
+	wantFlows(t, "flows in the previous layout", readAll[objects.TCTuple, upgrade.FlowV2](t, m), toV2(flows))
 	wantSame(t, "links", left.links, first.links)
 	wantProgramsOf(t, cfg, dir)
 	wantPinsOfV2(t, dir)
-	wantSame(t, "the cluster's prefixes for the release before", clusterRangesIn(t, dir, tcMapSourceRanges), prefixes)
+	wantSame(t, "the cluster's prefixes for the release before", clusterRangesIn(t, dir, objects.TCMapSourceRanges), prefixes)
 
 	// The programs of the release before go on.
 	late := flowsV4(400, 410)
@@ -182,39 +184,39 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 		flows[k] = late[k]
 	}
 	again := runBackend(t, cfg, upgradeState(), nil)
-	wantFlows(t, "flows again", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantFlows(t, "flows again", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
 	wantSame(t, "links again", again.links, first.links)
 	wantSame(t, "endpoints again", again.endpoints, first.endpoints)
 	wantOnlyOwnMaps(t, cfg)
-	wantSame(t, "the cluster's prefixes again", clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapClusterRanges), prefixes)
-	wantSame(t, "the cluster's prefixes among those of Services", clusterRangesIn(t, mapsDir(cfg.BPFFS), tcMapSourceRanges), map[tcRangeKey]bool{})
+	wantSame(t, "the cluster's prefixes again", clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapClusterRanges), prefixes)
+	wantSame(t, "the cluster's prefixes among those of Services", clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapSourceRanges), map[objects.TCRangeKey]bool{})
 	// Layout 2 has no maps of the cluster's prefixes, of changes, of events and of pods without hooks: they went with their pins.
-	wantChanged(t, again.maps, first.maps, tcMapFlows, tcMapClusterRanges, tcMapServiceChanges, tcMapEvents, tcMapEventCounts, tcMapEventRates, tcMapFlowBytes, tcMapOutcomes, tcMapDsrPaths, tcMapDsrCarriers, tcMapOneWayNext, tcMapXdpDevices, tcMapRouteMtus, tcMapSynProofs, tcMapSynRates,
-		tcMapHandshakes, tcMapServiceCounters, tcMapServiceRefusals, tcMapSocketBackends, tcMapSocketFlows, tcMapLoads, tcMapUnhookedCgroups)
+	wantChanged(t, again.maps, first.maps, objects.TCMapFlows, objects.TCMapClusterRanges, objects.TCMapServiceChanges, objects.TCMapEvents, objects.TCMapEventCounts, objects.TCMapEventRates, objects.TCMapFlowBytes, objects.TCMapOutcomes, objects.TCMapDsrPaths, objects.TCMapDsrCarriers, objects.TCMapOneWayNext, objects.TCMapXdpDevices, objects.TCMapRouteMtus, objects.TCMapSynProofs, objects.TCMapSynRates,
+		objects.TCMapHandshakes, objects.TCMapServiceCounters, objects.TCMapServiceRefusals, objects.TCMapSocketBackends, objects.TCMapSocketFlows, objects.TCMapLoads, objects.TCMapUnhookedCgroups)
 }
 
 // clusterRangesIn reads the cluster's prefixes from a pinned map.
-func clusterRangesIn(t *testing.T, dir, name string) map[tcRangeKey]bool {
+func clusterRangesIn(t *testing.T, dir, name string) map[objects.TCRangeKey]bool {
 	t.Helper()
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 	noError(t, err)
 	defer m.Close()
-	found, err := readClusterRanges(m)
+	found, err := objects.ReadClusterRanges(m)
 	noError(t, err)
 	return found
 }
 
 // switchMeanwhile gives flows as programs leave them in the older map while the
 // hooks switch: new ones, one that has advanced, and one that was used.
-func switchMeanwhile(known map[tcTuple]tcFlow, from uint32) map[tcTuple]tcFlow {
+func switchMeanwhile(known map[objects.TCTuple]objects.TCFlow, from uint32) map[objects.TCTuple]objects.TCFlow {
 	out := flowsV4(from, from+10)
 	n := 0
 	for k, f := range known {
 		switch n++; n {
 		case 1:
-			f.State = uint8(tcFlowStateFLOW_CLOSING)
+			f.State = uint8(objects.TCFlowStateFLOW_CLOSING)
 		case 2:
-			f.Seen = bootSeconds()
+			f.Seen = objects.BootSeconds()
 		case 3:
 			return out
 		}
@@ -238,43 +240,43 @@ func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
 	noError(t, err)
 	noError(t, b.Replace(t.Context(), upgradeState()))
 	down := switchMeanwhile(flows, 200)
-	wantMembers := func(when string, flows map[tcTuple]tcFlow) {
+	wantMembers := func(when string, flows map[objects.TCTuple]objects.TCFlow) {
 		for k, f := range flows {
-			if !b.rollback.filter.has(flowMember(&k, &f)) {
+			if !b.rollback.Filter.Has(objects.FlowMember(&k, &f)) {
 				t.Fatalf("%s: the programs of the release before take flow %+v for none of theirs", when, k)
 			}
 		}
 	}
-	noError(t, b.rollback.leaveBy(func() error {
+	noError(t, b.rollback.LeaveBy(func() error {
 		wantMembers("at the switch", flows)
-		putFlows(t, b.m(tcMapFlows), down)
-		return b.rollback.attach()
+		putFlows(t, b.m(objects.TCMapFlows), down)
+		return b.attachPrevious(b.rollback.To)
 	}))
 	wantMembers("after it", down)
 	noError(t, b.Close())
 	maps.Copy(flows, down)
-	older, err := ebpf.LoadPinnedMap(filepath.Join(layoutDir(cfg.BPFFS, previousVersion), tcMapFlows), nil)
+	older, err := ebpf.LoadPinnedMap(filepath.Join(objects.LayoutDir(cfg.BPFFS, upgrade.PreviousVersion), objects.TCMapFlows), nil)
 	noError(t, err)
 	defer older.Close()
-	wantFlows(t, "flows in the previous layout", readAll[tcTuple, flowV2](t, older), toV2(flows))
+	wantFlows(t, "flows in the previous layout", readAll[objects.TCTuple, upgrade.FlowV2](t, older), toV2(flows))
 
 	cfg.LeavePrevious = false
 	b, err = New(t.Context(), cfg)
 	noError(t, err)
 	noError(t, b.attacher.Close())
 	up := switchMeanwhile(flows, 300)
-	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS, Programs: b.objects.tcPrograms(), OnPods: b.onPods, Facts: b.fact,
+	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS, Programs: programsOf(b.objects), OnPods: b.node.onPods, Facts: b.node.fact,
 		OnUplinks: func(ups map[int]attach.Uplink) {
 			for k, f := range toV2(up) {
 				noError(t, older.Put(k, f))
 			}
-			b.onUplinks(ups)
+			b.node.onUplinks(ups)
 		}})
 	noError(t, err)
 	noError(t, b.Replace(t.Context(), upgradeState()))
 	noError(t, b.Close())
 	maps.Copy(flows, up)
-	wantFlows(t, "flows again", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantFlows(t, "flows again", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
 }
 
 // An agent that ends before it has served leaves what is there.
@@ -297,7 +299,7 @@ func TestMigrationDownBeforeTheSwitch(t *testing.T) {
 	unready, err := New(t.Context(), cfg)
 	noError(t, err)
 	noError(t, unready.Close())
-	dir := layoutDir(cfg.BPFFS, previousVersion)
+	dir := objects.LayoutDir(cfg.BPFFS, upgrade.PreviousVersion)
 	wantProgramsOf(t, cfg, dir)
 
 	// An agent of this version that is stopped before its first Replace leaves the
@@ -307,7 +309,7 @@ func TestMigrationDownBeforeTheSwitch(t *testing.T) {
 	noError(t, unready.Close())
 	wantProgramsOf(t, cfg, dir)
 	_ = runBackend(t, kept, upgradeState(), nil)
-	wantFlows(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantFlows(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
 	wantOnlyOwnMaps(t, cfg)
 }
 
@@ -322,20 +324,20 @@ func TestMigrationDownGoesOnAfterAKill(t *testing.T) {
 	noError(t, err)
 	noError(t, b.Replace(t.Context(), upgradeState()))
 	flows, ofOlder, ofNewer := flowsV4(1, 100), flowsV4(200, 210), flowsV4(300, 310)
-	putFlows(t, b.m(tcMapFlows), flows)
+	putFlows(t, b.m(objects.TCMapFlows), flows)
 	killed := errors.New("killed")
-	if err := b.rollback.leaveBy(func() error {
-		noError(t, b.rollback.attach())
+	if err := b.rollback.LeaveBy(func() error {
+		noError(t, b.attachPrevious(b.rollback.To))
 		for k, f := range toV2(ofOlder) {
-			noError(t, b.rollback.to.maps[tcMapFlows].Put(k, f))
+			noError(t, b.rollback.To.Maps[objects.TCMapFlows].Put(k, f))
 		}
-		putFlows(t, b.m(tcMapFlows), ofNewer)
+		putFlows(t, b.m(objects.TCMapFlows), ofNewer)
 		return killed
 	}); !errors.Is(err, killed) {
 		t.Fatal(err)
 	}
 	noError(t, b.Close()) // it finds the older maps, and leaves both
-	if dirs := layouts(cfg.BPFFS); len(dirs) != 2 {
+	if dirs := objects.Layouts(cfg.BPFFS); len(dirs) != 2 {
 		t.Fatalf("there are %v, want both layouts", dirs)
 	}
 
@@ -343,12 +345,12 @@ func TestMigrationDownGoesOnAfterAKill(t *testing.T) {
 	_ = runBackend(t, cfg, upgradeState(), nil)
 	maps.Copy(flows, ofOlder)
 	maps.Copy(flows, ofNewer)
-	wantFlows(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantFlows(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
 	wantOnlyOwnMaps(t, cfg)
 }
 
 // wantFlows names the entries that differ, and not the hundreds that do not.
-func wantFlows[V comparable](t *testing.T, what string, have, want map[tcTuple]V) {
+func wantFlows[V comparable](t *testing.T, what string, have, want map[objects.TCTuple]V) {
 	t.Helper()
 	for k, f := range want {
 		if now, there := have[k]; now != f {
@@ -380,7 +382,7 @@ func wantProgramsOf(t *testing.T, cfg Config, dir string) {
 // wantPinsOfV2 checks that an agent of the release before finds all maps that it pins.
 func wantPinsOfV2(t *testing.T, dir string) {
 	t.Helper()
-	for _, object := range [][]byte{previousTc, previousSock} {
+	for _, object := range [][]byte{upgrade.PreviousTc, upgrade.PreviousSock} {
 		spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 		noError(t, err)
 		for name, m := range spec.Maps {
@@ -389,7 +391,7 @@ func wantPinsOfV2(t *testing.T, dir string) {
 			}
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, idsMap)); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, objects.IDsMap)); err != nil {
 		t.Error(err)
 	}
 }

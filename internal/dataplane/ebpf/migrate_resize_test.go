@@ -12,11 +12,13 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
 // putFlows writes as the programs of a run would.
-func putFlows(t *testing.T, m *ebpf.Map, flows map[tcTuple]tcFlow) {
+func putFlows(t *testing.T, m *ebpf.Map, flows map[objects.TCTuple]objects.TCFlow) {
 	t.Helper()
 	for k, f := range flows {
 		noError(t, m.Put(k, f))
@@ -26,7 +28,7 @@ func putFlows(t *testing.T, m *ebpf.Map, flows map[tcTuple]tcFlow) {
 // wantOnlyOwnMaps checks that nothing is left of former sizes.
 func wantOnlyOwnMaps(t *testing.T, cfg Config) {
 	t.Helper()
-	if dirs := layouts(cfg.BPFFS); !slices.Equal(dirs, []string{mapsDir(cfg.BPFFS)}) {
+	if dirs := objects.Layouts(cfg.BPFFS); !slices.Equal(dirs, []string{objects.MapsDir(cfg.BPFFS)}) {
 		t.Errorf("there are %v", dirs)
 	}
 }
@@ -43,17 +45,17 @@ func TestAnotherSizeOfTheFlowTableKeepsItsFlows(t *testing.T) {
 		older := pinnedFlows(t, cfg.BPFFS)
 		late := flowsV4(uint32(1000*(i+1)), uint32(1000*(i+1)+10))
 		after := runBackend(t, cfg, upgradeState(), func() {
-			wantSame(t, "flows before Replace", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+			wantSame(t, "flows before Replace", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 			wantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
 			// The old programs go on until then.
 			closeOne(flows, late)
 			putFlows(t, older, late)
 		})
 		maps.Copy(flows, late)
-		wantSame(t, fmt.Sprintf("flows in a table of %d", size), readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+		wantSame(t, fmt.Sprintf("flows in a table of %d", size), readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 		wantSame(t, "links", after.links, before.links)
 		wantSame(t, "endpoints", after.endpoints, before.endpoints)
-		wantChanged(t, after.maps, before.maps, tcMapFlows, tcMapUnconfirmed)
+		wantChanged(t, after.maps, before.maps, objects.TCMapFlows, objects.TCMapUnconfirmed)
 		wantUses(t, cfg, after.maps)
 		wantOnlyOwnMaps(t, cfg)
 		before = after
@@ -81,7 +83,7 @@ func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 	first := pinnedFlows(t, cfg.BPFFS)
 
 	// Killed when the map was put aside and there was no other.
-	noError(t, putAside(mapsDir(cfg.BPFFS), []string{tcMapFlows}))
+	noError(t, upgrade.PutAside(objects.MapsDir(cfg.BPFFS), []string{objects.TCMapFlows}))
 	use(first, 200, 210)
 
 	// Killed when there was one.
@@ -102,7 +104,7 @@ func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 	putFlows(t, first, stale)
 	for k, f := range stale {
 		f.Seen++
-		f.State = uint8(tcFlowStateFLOW_CLOSED)
+		f.State = uint8(objects.TCFlowStateFLOW_CLOSED)
 		flows[k] = f
 		noError(t, second.Put(k, f))
 	}
@@ -112,14 +114,14 @@ func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 	killed, err = New(t.Context(), cfg)
 	noError(t, err)
 	noError(t, killed.attacher.Sync(t.Context()))
-	noError(t, attach.AttachCgroup(cfg.BPFFS, cfg.CgroupRoot, killed.objects.socketPrograms()))
+	noError(t, attach.AttachCgroup(cfg.BPFFS, cfg.CgroupRoot, killed.objects.SocketPrograms()))
 	noError(t, killed.Close())
-	if left := setAside(mapsDir(cfg.BPFFS), nil); len(left) != 2 {
+	if left := upgrade.SetAside(objects.MapsDir(cfg.BPFFS), nil); len(left) != 2 {
 		t.Errorf("%d maps are aside before anybody has done without them, want 2", len(left))
 	}
 
 	_ = runBackend(t, cfg, upgradeState(), nil)
-	wantSame(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+	wantSame(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 	wantOnlyOwnMaps(t, cfg)
 }
 
@@ -129,10 +131,10 @@ func TestASmallerTableKeepsAnsweredAndLateFlows(t *testing.T) {
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	cfg.FlowTableSize, cfg.Timeouts = 8192, testTimeouts
 	_ = runBackend(t, cfg, upgradeState(), nil)
-	older, now := pinnedFlows(t, cfg.BPFFS), bootSeconds()
+	older, now := pinnedFlows(t, cfg.BPFFS), objects.BootSeconds()
 	n := uint32(0)
-	put := func(count int, state tcFlowState, age uint32) (out map[tcTuple]tcFlow) {
-		out = map[tcTuple]tcFlow{}
+	put := func(count int, state objects.TCFlowState, age uint32) (out map[objects.TCTuple]objects.TCFlow) {
+		out = map[objects.TCTuple]objects.TCFlow{}
 		for range count {
 			n++
 			keys, flows := testFlow(n, model.TCP, state, now-age)
@@ -144,17 +146,17 @@ func TestASmallerTableKeepsAnsweredAndLateFlows(t *testing.T) {
 		return out
 	}
 	// By worth; 1,280 flows have room, less an eighth.
-	answered, late := put(600, tcFlowStateFLOW_ESTABLISHED, 300), put(200, tcFlowStateFLOW_NEW, 1)
-	put(3000, tcFlowStateFLOW_NEW, 30)
-	put(500, tcFlowStateFLOW_CLOSED, 0)
-	put(500, tcFlowStateFLOW_ESTABLISHED, 5000) // dead
+	answered, late := put(600, objects.TCFlowStateFLOW_ESTABLISHED, 300), put(200, objects.TCFlowStateFLOW_NEW, 1)
+	put(3000, objects.TCFlowStateFLOW_NEW, 30)
+	put(500, objects.TCFlowStateFLOW_CLOSED, 0)
+	put(500, objects.TCFlowStateFLOW_ESTABLISHED, 5000) // dead
 
 	var log bytes.Buffer
 	cfg.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	cfg.FlowTableSize = 1024
 	_ = runBackend(t, cfg, upgradeState(), nil)
-	have := readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS))
-	for what, flows := range map[string]map[tcTuple]tcFlow{"answered": answered, "late": late} {
+	have := readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS))
+	for what, flows := range map[string]map[objects.TCTuple]objects.TCFlow{"answered": answered, "late": late} {
 		lost := 0
 		for k := range flows {
 			if _, ok := have[k]; !ok {

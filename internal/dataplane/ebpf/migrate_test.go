@@ -3,7 +3,6 @@ package ebpf
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -15,6 +14,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -39,18 +40,18 @@ type (
 )
 
 // flowFromV0 is what a developer writes after changing struct flow.
-func flowFromV0(k tupleV0, f flowV0) (tcTuple, tcFlow, bool) {
-	return tcTuple{
-			Saddr: tcAddr{W: [4]uint32{k.Saddr}}, Daddr: tcAddr{W: [4]uint32{k.Daddr}},
+func flowFromV0(k tupleV0, f flowV0) (objects.TCTuple, objects.TCFlow, bool) {
+	return objects.TCTuple{
+			Saddr: objects.TCAddr{W: [4]uint32{k.Saddr}}, Daddr: objects.TCAddr{W: [4]uint32{k.Daddr}},
 			Sport: k.Sport, Dport: k.Dport, Proto: k.Proto, Family: uint8(model.IPv4),
-		}, tcFlow{
-			Saddr: tcAddr{W: [4]uint32{f.Saddr}}, Daddr: tcAddr{W: [4]uint32{f.Daddr}},
+		}, objects.TCFlow{
+			Saddr: objects.TCAddr{W: [4]uint32{f.Saddr}}, Daddr: objects.TCAddr{W: [4]uint32{f.Daddr}},
 			Sport: f.Sport, Dport: f.Dport, State: f.State, Flags: uint16(f.Flags),
 			Seen: f.Seen, Backend: f.Backend, Service: f.Service,
-		}, tcFlowState(f.State) != tcFlowStateFLOW_CLOSED
+		}, objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED
 }
 
-func flowToV0(k tcTuple, f tcFlow) (tupleV0, flowV0) {
+func flowToV0(k objects.TCTuple, f objects.TCFlow) (tupleV0, flowV0) {
 	return tupleV0{Saddr: k.Saddr.W[0], Daddr: k.Daddr.W[0], Sport: k.Sport, Dport: k.Dport, Proto: k.Proto},
 		flowV0{
 			Saddr: f.Saddr.W[0], Daddr: f.Daddr.W[0], Sport: f.Sport, Dport: f.Dport, State: f.State, Flags: uint8(f.Flags),
@@ -59,34 +60,34 @@ func flowToV0(k tcTuple, f tcFlow) (tupleV0, flowV0) {
 }
 
 // setMigrations are those known until the test ends.
-func setMigrations(t *testing.T, m map[int]migration) {
+func setMigrations(t *testing.T, m map[int]upgrade.Migration) {
 	t.Helper()
-	was := migrations
-	migrations = m
-	t.Cleanup(func() { migrations = was })
+	was := upgrade.Migrations
+	upgrade.Migrations = m
+	t.Cleanup(func() { upgrade.Migrations = was })
 }
 
-var fromV0 = map[int]migration{0: {tcMapFlows: entries(flowFromV0)}, 1: {}, 2: {}}
+var fromV0 = map[int]upgrade.Migration{0: {objects.TCMapFlows: upgrade.Entries(flowFromV0)}, 1: {}, 2: {}}
 
 // makeV0 turns the pinned maps into those of version 0, with these flows; the
 // rest are the same in both. It gives the map of flows.
-func makeV0(t *testing.T, bpffs string, flows map[tcTuple]tcFlow) *ebpf.Map {
+func makeV0(t *testing.T, bpffs string, flows map[objects.TCTuple]objects.TCFlow) *ebpf.Map {
 	t.Helper()
 	older := filepath.Join(bpffs, "maps-v0")
 	noError(t, os.Mkdir(older, 0o700))
-	pins, err := os.ReadDir(mapsDir(bpffs))
+	pins, err := os.ReadDir(objects.MapsDir(bpffs))
 	noError(t, err)
 	for _, pin := range pins {
-		if pin.Name() == tcMapFlows {
+		if pin.Name() == objects.TCMapFlows {
 			continue
 		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), pin.Name()), nil)
+		m, err := ebpf.LoadPinnedMap(filepath.Join(objects.MapsDir(bpffs), pin.Name()), nil)
 		noError(t, err)
-		noError(t, pinAgain(m, filepath.Join(older, pin.Name())))
+		noError(t, upgrade.PinAgain(m, filepath.Join(older, pin.Name())))
 		m.Close()
 	}
 	m, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{
-		Name: tcMapFlows, Type: ebpf.LRUHash, KeySize: 16, ValueSize: 28, MaxEntries: 4096, Pinning: ebpf.PinByName,
+		Name: objects.TCMapFlows, Type: ebpf.LRUHash, KeySize: 16, ValueSize: 28, MaxEntries: 4096, Pinning: ebpf.PinByName,
 	}, ebpf.MapOptions{PinPath: older})
 	noError(t, err)
 	t.Cleanup(func() { m.Close() })
@@ -94,15 +95,15 @@ func makeV0(t *testing.T, bpffs string, flows map[tcTuple]tcFlow) *ebpf.Map {
 		k0, f0 := flowToV0(k, f)
 		noError(t, m.Put(k0, f0))
 	}
-	noError(t, os.RemoveAll(mapsDir(bpffs)))
+	noError(t, os.RemoveAll(objects.MapsDir(bpffs)))
 	return m
 }
 
 // flowsV4 are both directions of some flows.
-func flowsV4(from, to uint32) map[tcTuple]tcFlow {
-	out := map[tcTuple]tcFlow{}
+func flowsV4(from, to uint32) map[objects.TCTuple]objects.TCFlow {
+	out := map[objects.TCTuple]objects.TCFlow{}
 	for n := from; n < to; n++ {
-		keys, flows := testFlow(n, model.TCP, tcFlowStateFLOW_ESTABLISHED, bootSeconds())
+		keys, flows := testFlow(n, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 		flows[0].Daddr.W[0], flows[0].Daddr.W[1] = 1000+n, 0
 		keys[1].Saddr = flows[0].Daddr
 		for i := range keys {
@@ -115,7 +116,7 @@ func flowsV4(from, to uint32) map[tcTuple]tcFlow {
 
 func pinnedFlows(t *testing.T, bpffs string) *ebpf.Map {
 	t.Helper()
-	m, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), tcMapFlows), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(objects.MapsDir(bpffs), objects.TCMapFlows), nil)
 	noError(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
@@ -132,9 +133,9 @@ func upgradeState() intent.State {
 }
 
 // closeOne adds one of the flows to late, as a program that closes it does.
-func closeOne(flows, late map[tcTuple]tcFlow) {
+func closeOne(flows, late map[objects.TCTuple]objects.TCFlow) {
 	for k, f := range flows {
-		f.State = uint8(tcFlowStateFLOW_CLOSING)
+		f.State = uint8(objects.TCFlowStateFLOW_CLOSING)
 		late[k] = f
 		return
 	}
@@ -151,7 +152,7 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 	running, late := flowsV4(1, 1000), flowsV4(2000, 2010)
 	closed := flowsV4(3000, 3010)
 	for k, f := range closed {
-		f.State = uint8(tcFlowStateFLOW_CLOSED)
+		f.State = uint8(objects.TCFlowStateFLOW_CLOSED)
 		closed[k] = f
 	}
 	older := makeV0(t, cfg.BPFFS, running)
@@ -160,10 +161,10 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 		noError(t, older.Put(k0, f0))
 	}
 	// Another agent was killed while it did the same.
-	noError(t, os.MkdirAll(filepath.Join(mapsDir(cfg.BPFFS)+"-new", "half"), 0o700))
+	noError(t, os.MkdirAll(filepath.Join(objects.MapsDir(cfg.BPFFS)+"-new", "half"), 0o700))
 
 	after := runBackend(t, cfg, upgradeState(), func() {
-		wantSame(t, "flows before Replace", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
+		wantSame(t, "flows before Replace", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
 		wantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
 		// The old programs go on until then.
 		closeOne(running, late)
@@ -173,10 +174,10 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 		}
 	})
 	maps.Copy(running, late)
-	wantSame(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
+	wantSame(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
 	wantSame(t, "links", after.links, before.links)
 	wantSame(t, "endpoints", after.endpoints, before.endpoints)
-	wantChanged(t, after.maps, before.maps, tcMapFlows)
+	wantChanged(t, after.maps, before.maps, objects.TCMapFlows)
 	wantUses(t, cfg, after.maps)
 	for hook, id := range after.programs {
 		if id == before.programs[hook] {
@@ -222,7 +223,7 @@ func TestUpgradeGoesOnAfterAKill(t *testing.T) {
 	for k, f := range late {
 		flows[k] = f
 	}
-	wantSame(t, "flows", readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+	wantSame(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 	wantOnlyOwnMaps(t, cfg)
 }
 
@@ -232,17 +233,19 @@ func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
-	misfit := entries(func(k uint64, f flowV0) (tupleV0, flowV0, bool) { return tupleV0{}, f, true })
-	refused := func(entry) (entry, bool, error) { return entry{}, false, errors.New("no such thing") }
+	misfit := upgrade.Entries(func(k uint64, f flowV0) (tupleV0, flowV0, bool) { return tupleV0{}, f, true })
+	refused := func(upgrade.Entry) (upgrade.Entry, bool, error) {
+		return upgrade.Entry{}, false, errors.New("no such thing")
+	}
 	for _, tt := range []struct {
 		what    string
-		known   map[int]migration
+		known   map[int]upgrade.Migration
 		version string
 		want    string
 	}{
 		{"no migration", nil, "maps-v0", "no migration from version 0 to 1 is known"},
-		{"a migration of other types", map[int]migration{0: {tcMapFlows: misfit}, 1: {}, 2: {}}, "maps-v0", "do not fit uint64"},
-		{"a migration that fails", map[int]migration{0: {tcMapFlows: refused}, 1: {}, 2: {}}, "maps-v0", "no such thing"},
+		{"a migration of other types", map[int]upgrade.Migration{0: {objects.TCMapFlows: misfit}, 1: {}, 2: {}}, "maps-v0", "do not fit uint64"},
+		{"a migration that fails", map[int]upgrade.Migration{0: {objects.TCMapFlows: refused}, 1: {}, 2: {}}, "maps-v0", "no such thing"},
 		{"a downgrade", fromV0, "maps-v4", "version 4 is newer"},
 	} {
 		setMigrations(t, tt.known)
@@ -258,11 +261,11 @@ func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
 		if len(lines) != 1 || !strings.Contains(lines[0], "Running flows are forgotten") || !strings.Contains(lines[0], tt.want) {
 			t.Errorf("%s: said %q, want one line with %q", tt.what, lines, tt.want)
 		}
-		if left := readAll[tcTuple, tcFlow](t, pinnedFlows(t, cfg.BPFFS)); len(left) > 0 {
+		if left := readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)); len(left) > 0 {
 			t.Errorf("%s: %d flows", tt.what, len(left))
 		}
 		wantUses(t, cfg, after.maps)
-		if dirs := layouts(cfg.BPFFS); !slices.Equal(dirs, []string{mapsDir(cfg.BPFFS)}) {
+		if dirs := objects.Layouts(cfg.BPFFS); !slices.Equal(dirs, []string{objects.MapsDir(cfg.BPFFS)}) {
 			t.Errorf("%s: there are %v", tt.what, dirs)
 		}
 	}
@@ -280,53 +283,24 @@ func TestPacketsOfFlowsCarriedOver(t *testing.T) {
 	for _, proto := range transports {
 		seen[proto] = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: first(proto)}).v.src
 	}
-	makeV0(t, n.cfg.BPFFS, readAll[tcTuple, tcFlow](t, n.m(tcMapFlows)))
+	makeV0(t, n.cfg.BPFFS, readAll[objects.TCTuple, objects.TCFlow](t, n.m(objects.TCMapFlows)))
 	features, err := kernel.Probe(kernel.Place{BPFFS: n.cfg.BPFFS})
 	ok(t, err)
 	n.onThread(t, func() error {
-		o, err := load(&n.cfg, features)
+		o, _, err := upgrade.Open(&n.cfg, features)
 		if err != nil {
 			return err
 		}
-		n.objects.close()
+		n.objects.Close()
 		n.objects = o
 		return nil
 	})
 	for _, proto := range transports {
 		r := n.send(t, inTun0, frame{proto: proto, src: far, dst: seen[proto], flags: "S."})
-		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, front, client)
 		r = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "."})
-		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, seen[proto], far)
-	}
-}
-
-// Several steps are gone one after another, each map by its own.
-func TestMigrationSteps(t *testing.T) {
-	add := func(s string) convert {
-		return func(e entry) (entry, bool, error) {
-			return entry{e.key, append(bytes.Clone(e.value), s...)}, !strings.Contains(string(e.value), "drop"), nil
-		}
-	}
-	setMigrations(t, map[int]migration{
-		3: {"flows": add("4"), "sockets": add("4")}, 4: {}, 5: {"flows": add("6"), "affinities": add("6")},
-	})
-	path, err := steps(3, 6)
-	noError(t, err)
-	for name, want := range map[string]string{"flows": "46", "sockets": "4", "affinities": "6", "backends": ""} {
-		e, keep, err := walk(path[name], entry{[]byte("key"), nil})
-		if got := fmt.Sprint(string(e.value), keep, err); got != fmt.Sprint(want, true, nil) {
-			t.Errorf("%s became %s, want %s", name, got, want)
-		}
-	}
-	if _, keep, _ := walk(path["flows"], entry{nil, []byte("drop")}); keep {
-		t.Error("an entry that a step leaves behind went on")
-	}
-	if _, err := steps(2, 6); err == nil || !strings.Contains(err.Error(), "from version 2 to 3") {
-		t.Errorf("a missing step: %v", err)
-	}
-	if path, err := steps(6, 6); err != nil || len(path) > 0 {
-		t.Errorf("no step to go: %v, %v", path, err)
 	}
 }

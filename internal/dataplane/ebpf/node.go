@@ -10,121 +10,120 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // writeSettings writes the settings of all programs.
-func (b *Backend) writeSettings(n *intent.Node) error {
+func (w *nodeWriter) writeSettings(n *intent.Node) error {
 	lists, err := listPorts()
 	if err != nil {
 		return fmt.Errorf("list ports for SNAT: %w", err)
 	}
-	if !slices.Equal(lists.ports, b.snatPorts) {
+	if !slices.Equal(lists.ports, w.snatPorts) {
 		indexes := make([]uint32, len(lists.ports))
 		for i := range indexes {
 			indexes[i] = uint32(i)
 		}
-		if _, err := b.m(tcMapSnatPorts).BatchUpdate(indexes, lists.ports, nil); err != nil {
+		if _, err := w.m(objects.TCMapSnatPorts).BatchUpdate(indexes, lists.ports, nil); err != nil {
 			return fmt.Errorf("write SNAT ports: %w", err)
 		}
-		b.snatPorts = lists.ports
+		w.snatPorts = lists.ports
 	}
-	s := b.settings(n)
+	s := w.settings(n)
 	s.SnatPorts, s.NetworkPorts = lists.snat, lists.network
-	b.written = &s
-	return b.beat()
+	w.written = &s
+	return w.beat()
 }
 
 // beatInterval is well below SYN_AGENT_SECONDS of bpf/lib/xdp/syn_filter.h.
 const beatInterval = 10 * time.Second
 
 // beatLoop tells the XDP program that an agent runs.
-func (b *Backend) beatLoop(ctx context.Context) {
-	for b.cfg.xdp() {
+func (w *nodeWriter) beatLoop(ctx context.Context) {
+	for w.cfg.UsesXDP() {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(beatInterval):
 		}
-		b.mu.Lock()
-		err := b.beat()
-		b.mu.Unlock()
+		w.mu.Lock()
+		err := w.beat()
+		w.mu.Unlock()
 		if err != nil {
-			b.cfg.Log.Error("Tell the XDP program that an agent runs", "err", err)
+			w.cfg.Log.Error("Tell the XDP program that an agent runs", "err", err)
 		}
 	}
 }
 
 // beat writes the settings with the present time. The caller holds mu.
-func (b *Backend) beat() error {
-	if b.written == nil {
+func (w *nodeWriter) beat() error {
+	if w.written == nil {
 		return nil
 	}
-	b.written.AgentSeen = bootSeconds()
-	if err := b.m(tcMapNodeSettings).Put(uint32(0), b.written); err != nil {
+	w.written.AgentSeen = objects.BootSeconds()
+	if err := w.m(objects.TCMapNodeSettings).Put(uint32(0), w.written); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}
 	return nil
 }
 
-func (b *Backend) settings(n *intent.Node) tcSettings {
-	t := b.cfg.Timeouts
-	s := tcSettings{
-		TimeoutNew:     seconds(t.TCPNew),
-		TimeoutTcp:     seconds(t.TCPEstablished),
-		TimeoutClosing: seconds(t.TCPClosing),
-		TimeoutClosed:  seconds(t.TCPClosed),
-		TimeoutUdpNew:  seconds(t.UDPNew),
-		TimeoutUdp:     seconds(t.UDP),
+func (w *nodeWriter) settings(n *intent.Node) objects.TCSettings {
+	t := w.cfg.Timeouts
+	s := objects.TCSettings{
+		TimeoutNew:     objects.Seconds(t.TCPNew),
+		TimeoutTcp:     objects.Seconds(t.TCPEstablished),
+		TimeoutClosing: objects.Seconds(t.TCPClosing),
+		TimeoutClosed:  objects.Seconds(t.TCPClosed),
+		TimeoutUdpNew:  objects.Seconds(t.UDPNew),
+		TimeoutUdp:     objects.Seconds(t.UDP),
 	}
-	var flags tcSettingsFlags
+	var flags objects.TCSettingsFlags
 	if n.MasqueradeAll {
-		flags |= tcSettingsFlagsSETTING_MASQUERADE_ALL
+		flags |= objects.TCSettingsFlagsSETTING_MASQUERADE_ALL
 	}
-	if b.cfg.Bypass == BypassNever || n.PoliciesUnknown {
-		flags |= tcSettingsFlagsSETTING_BYPASS_NEVER
+	if w.cfg.Bypass == objects.BypassNever || n.PoliciesUnknown {
+		flags |= objects.TCSettingsFlagsSETTING_BYPASS_NEVER
 	}
-	if b.askConntrack {
-		flags |= tcSettingsFlagsSETTING_ASK_CONNTRACK
+	if w.askConntrack {
+		flags |= objects.TCSettingsFlagsSETTING_ASK_CONNTRACK
 	}
-	if len(b.xfrm) > 0 {
-		flags |= tcSettingsFlagsSETTING_XFRM
+	if len(w.xfrm) > 0 {
+		flags |= objects.TCSettingsFlagsSETTING_XFRM
 	}
-	if b.untracking {
-		flags |= tcSettingsFlagsSETTING_UNTRACKED
+	if w.untracking {
+		flags |= objects.TCSettingsFlagsSETTING_UNTRACKED
 	}
-	if b.cfg.TCPLiberal {
-		flags |= tcSettingsFlagsSETTING_TCP_LIBERAL
+	if w.cfg.TCPLiberal {
+		flags |= objects.TCSettingsFlagsSETTING_TCP_LIBERAL
 	}
-	if b.cfg.SocketHooks == HooksHost {
-		flags |= tcSettingsFlagsSETTING_HOOKS_HOST
+	if w.cfg.SocketHooks == objects.HooksHost {
+		flags |= objects.TCSettingsFlagsSETTING_HOOKS_HOST
 	}
 	if len(n.UnhookedPods) > 0 {
-		flags |= tcSettingsFlagsSETTING_HOOKS_EXCEPT
+		flags |= objects.TCSettingsFlagsSETTING_HOOKS_EXCEPT
 	}
 	if slices.Contains(n.LoopbackNodePorts, model.IPv4) {
-		flags |= tcSettingsFlagsSETTING_LOOPBACK_V4
+		flags |= objects.TCSettingsFlagsSETTING_LOOPBACK_V4
 	}
 	if slices.Contains(n.LoopbackNodePorts, model.IPv6) {
-		flags |= tcSettingsFlagsSETTING_LOOPBACK_V6
+		flags |= objects.TCSettingsFlagsSETTING_LOOPBACK_V6
 	}
-	s.Flags = uint32(flags | b.cfg.eventFlags())
+	s.Flags = uint32(flags | w.cfg.EventFlags())
 	s.IcmpIntervalV4 = icmpInterval("net.ipv4.icmp_ratelimit", time.Millisecond)
 	s.IcmpIntervalV6 = icmpInterval("net.ipv6.icmp.ratelimit", time.Millisecond)
 	if perSecond := icmpInterval("net.ipv4.icmp_msgs_per_sec", 1); perSecond > 0 {
 		s.IcmpIntervalAll = uint64(time.Second) / perSecond
 	}
-	v4, v6 := b.primaryAddrs(n)
+	v4, v6 := w.primaryAddrs(n)
 	if v4.IsValid() {
-		s.NodeV4 = toAddr(v4)
+		s.NodeV4 = objects.ToAddr(v4)
 	}
 	if v6.IsValid() {
-		s.NodeV6 = toAddr(v6)
+		s.NodeV6 = objects.ToAddr(v6)
 	}
 	return s
 }
@@ -143,14 +142,12 @@ func icmpInterval(sysctl string, unit time.Duration) uint64 {
 	return n * uint64(unit)
 }
 
-func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
-
 // primaryAddrs returns the addresses by which the cluster knows this node: those of its
 // external devices, the first device first.
-func (b *Backend) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
+func (w *nodeWriter) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
 	own := func(a netip.Addr) bool { return a.IsValid() && slices.Contains(n.Addrs, a) }
-	for _, i := range slices.Sorted(maps.Keys(b.uplinks)) {
-		u := b.uplinks[i]
+	for _, i := range slices.Sorted(maps.Keys(w.uplinks)) {
+		u := w.uplinks[i]
 		if !v4.IsValid() && own(u.V4) {
 			v4 = u.V4
 		}
@@ -169,35 +166,49 @@ func (b *Backend) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
 	return v4, v6
 }
 
+// setUntracking tells the programs whether untracked_ports has entries.
+func (w *nodeWriter) setUntracking(is bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if is == w.untracking {
+		return nil
+	}
+	w.untracking = is
+	if w.node == nil {
+		return nil // the first Replace writes the settings
+	}
+	return w.writeSettings(w.node)
+}
+
 // writeNode updates the maps about the node itself: first what protects, of which an error
 // holds up nothing else.
-func (b *Backend) writeNode(n *intent.Node) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	before := b.node
-	b.node = n
-	b.setFacts(n)
-	errs := []error{b.addClusterRanges(n), b.writeTraversing(before, n)}
+func (w *nodeWriter) writeNode(n *intent.Node) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.node
+	w.node = n
+	w.setFacts(n)
+	errs := []error{w.addClusterRanges(n), w.writeTraversing(before, n)}
 	if before == nil || !slices.Equal(before.UnhookedPods, n.UnhookedPods) {
-		b.askUnhook()
-		_, err := b.writeUnhooked()
+		w.askUnhook()
+		_, err := w.writeUnhooked()
 		errs = append(errs, err)
 	}
-	want := map[tcAddrKey]uint32{}
+	want := map[objects.TCAddrKey]uint32{}
 	for _, a := range n.Addrs {
-		want[addrKey(a)] = 0
+		want[objects.AddrKey(a)] = 0
 	}
 	for _, a := range n.NodePortAddrs {
-		want[addrKey(a)] = uint32(tcNodeAddrFlagsNODE_ADDR_NODEPORT)
+		want[objects.AddrKey(a)] = uint32(objects.TCNodeAddrFlagsNODE_ADDR_NODEPORT)
 	}
-	if err := replaceMap(b.m(tcMapNodeAddrs), want); err != nil {
+	if err := objects.ReplaceMap(w.m(objects.TCMapNodeAddrs), want); err != nil {
 		errs = append(errs, fmt.Errorf("write node addresses: %w", err))
 	}
-	return errors.Join(append(errs, b.writeSettings(n), b.removeClusterRanges(n))...)
+	return errors.Join(append(errs, w.writeSettings(n), w.removeClusterRanges(n))...)
 }
 
 // writeTraversing writes which pods' packets must traverse netfilter.
-func (b *Backend) writeTraversing(before, n *intent.Node) error {
+func (w *nodeWriter) writeTraversing(before, n *intent.Node) error {
 	traversing := map[netip.Addr]traversal{}
 	for _, a := range n.MustTraverseNetfilter {
 		traversing[a] = traversesForPolicy
@@ -205,27 +216,15 @@ func (b *Backend) writeTraversing(before, n *intent.Node) error {
 	for _, a := range n.DenyRuleOnlyPods {
 		traversing[a] = traversesForDenyRule
 	}
-	changed := maps.Clone(b.traversing)
+	changed := maps.Clone(w.traversing)
 	maps.Copy(changed, traversing)
-	b.traversing = traversing
-	for a := range b.pods {
+	w.traversing = traversing
+	for a := range w.pods {
 		if unclaimed(before, a) != unclaimed(n, a) {
 			changed[a] = traversing[a]
 		}
 	}
-	return b.writePods(maps.Keys(changed))
-}
-
-// firstOf returns the first error, and how many others there are: they have one cause.
-func firstOf(errs []error) error {
-	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	switch len(errs) {
-	case 0:
-		return nil
-	case 1:
-		return errs[0]
-	}
-	return fmt.Errorf("%w (and %d more)", errs[0], len(errs)-1)
+	return w.writePods(maps.Keys(changed))
 }
 
 // unclaimed reports whether a pod's address may belong to a pod that a NetworkPolicy
@@ -237,18 +236,18 @@ func unclaimed(n *intent.Node, a netip.Addr) bool {
 
 // clusterRangesOf returns the entries of cluster_ranges: prefixes of pods, addresses of other
 // nodes, and selectors of IPsec policies.
-func (b *Backend) clusterRangesOf(n *intent.Node) map[tcRangeKey]bool {
-	want := map[tcRangeKey]bool{}
+func (w *nodeWriter) clusterRangesOf(n *intent.Node) map[objects.TCRangeKey]bool {
+	want := map[objects.TCRangeKey]bool{}
 	for _, c := range n.ClusterCIDRs {
-		want[rangeKey(rangePods, c)] = true
+		want[objects.RangeKey(objects.RangePods, c)] = true
 	}
 	for _, a := range n.Peers {
-		want[rangeKey(rangePeers, netip.PrefixFrom(a, a.BitLen()))] = true
+		want[objects.RangeKey(objects.RangePeers, netip.PrefixFrom(a, a.BitLen()))] = true
 	}
-	for _, p := range b.xfrm {
-		want[rangeKey(rangeXfrmSrc, p.Src)], want[rangeKey(rangeXfrmDst, p.Dst)] = true, true
+	for _, p := range w.xfrm {
+		want[objects.RangeKey(objects.RangeXfrmSrc, p.Src)], want[objects.RangeKey(objects.RangeXfrmDst, p.Dst)] = true, true
 		if p.Dir == kernel.XfrmIn { // replies have the mirror image of the selector
-			want[rangeKey(rangeXfrmSrc, p.Dst)], want[rangeKey(rangeXfrmDst, p.Src)] = true, true
+			want[objects.RangeKey(objects.RangeXfrmSrc, p.Dst)], want[objects.RangeKey(objects.RangeXfrmDst, p.Src)] = true, true
 		}
 	}
 	return want
@@ -256,113 +255,86 @@ func (b *Backend) clusterRangesOf(n *intent.Node) map[tcRangeKey]bool {
 
 // addClusterRanges writes new entries. It runs before writeSettings, so that no setting
 // refers to missing entries.
-func (b *Backend) addClusterRanges(n *intent.Node) error {
-	if b.clusterRanges == nil {
-		b.clusterRanges = map[tcRangeKey]bool{}
+func (w *nodeWriter) addClusterRanges(n *intent.Node) error {
+	if w.clusterRanges == nil {
+		w.clusterRanges = map[objects.TCRangeKey]bool{}
 	}
 	var errs []error
-	for key := range b.clusterRangesOf(n) {
-		if b.clusterRanges[key] {
+	for key := range w.clusterRangesOf(n) {
+		if w.clusterRanges[key] {
 			continue
 		}
-		if err := b.m(tcMapClusterRanges).Put(key, uint8(1)); err != nil {
-			errs = append(errs, fmt.Errorf("write cluster's addresses %s: %w", rangePrefix(key), err))
+		if err := w.m(objects.TCMapClusterRanges).Put(key, uint8(1)); err != nil {
+			errs = append(errs, fmt.Errorf("write cluster's addresses %s: %w", objects.RangePrefix(key), err))
 			continue
 		}
-		b.clusterRanges[key] = true
+		w.clusterRanges[key] = true
 	}
-	return firstOf(errs)
+	return objects.FirstOf(errs)
 }
 
 // removeClusterRanges removes old entries. It runs after writeSettings.
-func (b *Backend) removeClusterRanges(n *intent.Node) error {
-	want := b.clusterRangesOf(n)
+func (w *nodeWriter) removeClusterRanges(n *intent.Node) error {
+	want := w.clusterRangesOf(n)
 	var errs []error
-	for key := range b.clusterRanges {
+	for key := range w.clusterRanges {
 		if want[key] {
 			continue
 		}
-		if err := remove(b.m(tcMapClusterRanges), key); err != nil {
-			errs = append(errs, fmt.Errorf("remove cluster's addresses %s: %w", rangePrefix(key), err))
+		if err := objects.Remove(w.m(objects.TCMapClusterRanges), key); err != nil {
+			errs = append(errs, fmt.Errorf("remove cluster's addresses %s: %w", objects.RangePrefix(key), err))
 			continue
 		}
-		delete(b.clusterRanges, key)
+		delete(w.clusterRanges, key)
 	}
-	return firstOf(errs)
+	return objects.FirstOf(errs)
 }
 
 // onXfrm receives the IPsec policies of this network namespace. The programs leave
 // packets that a policy may select to the stack: from a source of any policy to a
 // destination of any policy, for all ports.
-func (b *Backend) onXfrm(policies []kernel.XfrmPolicy) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(policies) > 0 && len(b.xfrm) == 0 {
-		b.cfg.Log.Warn("IPsec policies exist: packets that they select are left to the stack, "+
+func (w *nodeWriter) onXfrm(policies []kernel.XfrmPolicy) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(policies) > 0 && len(w.xfrm) == 0 {
+		w.cfg.Log.Warn("IPsec policies exist: packets that they select are left to the stack, "+
 			"and connections to Services that are forwarded to endpoints on other nodes are dropped where a policy selects them; "+
 			"use --proxy-mode nftables if that is not wanted", "policies", len(policies))
 	}
-	b.xfrm = policies
-	if b.node == nil {
+	w.xfrm = policies
+	if w.node == nil {
 		return // the first Replace writes them
 	}
-	if err := errors.Join(b.addClusterRanges(b.node), b.writeSettings(b.node), b.removeClusterRanges(b.node)); err != nil {
-		b.cfg.Log.Error("Write IPsec policies", "err", err)
+	if err := errors.Join(w.addClusterRanges(w.node), w.writeSettings(w.node), w.removeClusterRanges(w.node)); err != nil {
+		w.cfg.Log.Error("Write IPsec policies", "err", err)
 	}
 }
 
 // onUplinks receives the external devices.
-func (b *Backend) onUplinks(uplinks map[int]attach.Uplink) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.uplinks = maps.Clone(uplinks)
-	want, l3 := map[uint32]tcUplink{}, map[uint32]uint8{}
+func (w *nodeWriter) onUplinks(uplinks map[int]attach.Uplink) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.uplinks = maps.Clone(uplinks)
+	want, l3 := map[uint32]objects.TCUplink{}, map[uint32]uint8{}
 	for i, u := range uplinks {
-		var v tcUplink
+		var v objects.TCUplink
 		if u.L3 {
 			l3[uint32(i)] = 1
 		}
 		if u.V4.IsValid() {
-			v.V4 = toAddr(u.V4)
+			v.V4 = objects.ToAddr(u.V4)
 		}
 		if u.V6.IsValid() {
-			v.V6 = toAddr(u.V6)
+			v.V6 = objects.ToAddr(u.V6)
 		}
 		want[uint32(i)] = v
 	}
-	if err := errors.Join(replaceMap(b.m(tcMapUplinks), want), replaceMap(b.m(tcMapL3Devices), l3)); err != nil {
-		b.cfg.Log.Error("Write external devices", "err", err)
+	if err := errors.Join(objects.ReplaceMap(w.m(objects.TCMapUplinks), want), objects.ReplaceMap(w.m(objects.TCMapL3Devices), l3)); err != nil {
+		w.cfg.Log.Error("Write external devices", "err", err)
 	}
-	if b.node != nil {
-		if err := b.writeSettings(b.node); err != nil {
-			b.cfg.Log.Error("Write settings", "err", err)
+	if w.node != nil {
+		if err := w.writeSettings(w.node); err != nil {
+			w.cfg.Log.Error("Write settings", "err", err)
 		}
 	}
-}
-
-// replaceMap makes a small map equal to want. It does not write correct entries, and removes others
-// first: they may take the room. An error of one entry holds up no other.
-func replaceMap[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
-	var key K
-	var value V
-	have := map[K]V{}
-	it := m.Iterate()
-	for it.Next(&key, &value) {
-		have[key] = value
-	}
-	if err := it.Err(); err != nil {
-		return err
-	}
-	var errs []error
-	for k := range have {
-		if _, ok := want[k]; !ok {
-			errs = append(errs, remove(m, k))
-		}
-	}
-	for k, v := range want {
-		if old, ok := have[k]; !ok || old != v {
-			errs = append(errs, m.Put(k, v))
-		}
-	}
-	return firstOf(errs)
 }

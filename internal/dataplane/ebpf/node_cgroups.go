@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // The socket hooks recognize a pod without hooks by its cgroup (pod_unhooked in
@@ -21,16 +23,16 @@ const (
 )
 
 // askUnhook wakes unhookLoop.
-func (b *Backend) askUnhook() {
+func (w *nodeWriter) askUnhook() {
 	select {
-	case b.unhook <- struct{}{}:
+	case w.unhook <- struct{}{}:
 	default: // it is about to look
 	}
 }
 
 // unhookLoop looks for the cgroups of pods without socket hooks until ctx is done. It
 // reports a pod without a cgroup once, when it has looked for some seconds.
-func (b *Backend) unhookLoop(ctx context.Context) {
+func (w *nodeWriter) unhookLoop(ctx context.Context) {
 	wait, reported := unhookLater, false
 	timer := time.NewTimer(unhookFirst)
 	defer timer.Stop()
@@ -38,20 +40,20 @@ func (b *Backend) unhookLoop(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-b.unhook:
+		case <-w.unhook:
 			wait, reported = unhookFirst, false
 		case <-timer.C:
 			wait = min(2*wait, unhookLater)
 		}
-		b.mu.Lock()
-		missing, err := b.writeUnhooked()
-		b.mu.Unlock()
+		w.mu.Lock()
+		missing, err := w.writeUnhooked()
+		w.mu.Unlock()
 		if err != nil {
-			b.cfg.Log.Error("Exclude pods from socket hooks", "err", err)
+			w.cfg.Log.Error("Exclude pods from socket hooks", "err", err)
 		} else if len(missing) > 0 && wait == unhookLater && !reported {
 			reported = true
-			b.cfg.Log.Warn("Pods have socket hooks in spite of their annotation: their cgroups are not found",
-				"cgroup", b.cfg.CgroupRoot, "uids", missing)
+			w.cfg.Log.Warn("Pods have socket hooks in spite of their annotation: their cgroups are not found",
+				"cgroup", w.cfg.CgroupRoot, "uids", missing)
 		}
 		if len(missing) == 0 {
 			wait = unhookLater
@@ -62,23 +64,23 @@ func (b *Backend) unhookLoop(ctx context.Context) {
 
 // writeUnhooked writes the cgroups of the pods without socket hooks, and returns the UIDs
 // of those that have none. The caller holds mu.
-func (b *Backend) writeUnhooked() (missing []string, err error) {
-	if b.node == nil || b.cfg.SocketHooks != HooksAll {
+func (w *nodeWriter) writeUnhooked() (missing []string, err error) {
+	if w.node == nil || w.cfg.SocketHooks != objects.HooksAll {
 		return nil, nil
 	}
-	found, err := podCgroups(b.cfg.CgroupRoot, b.node.UnhookedPods)
+	found, err := podCgroups(w.cfg.CgroupRoot, w.node.UnhookedPods)
 	if err != nil {
 		return nil, fmt.Errorf("find cgroups of pods: %w", err)
 	}
 	want := map[uint64]uint8{}
-	for _, uid := range b.node.UnhookedPods {
+	for _, uid := range w.node.UnhookedPods {
 		if id, ok := found[uid]; ok {
 			want[id] = 1
 		} else {
 			missing = append(missing, uid)
 		}
 	}
-	if err := replaceMap(b.m(tcMapUnhookedCgroups), want); err != nil {
+	if err := objects.ReplaceMap(w.m(objects.TCMapUnhookedCgroups), want); err != nil {
 		return missing, fmt.Errorf("write cgroups without socket hooks: %w", err)
 	}
 	return missing, nil

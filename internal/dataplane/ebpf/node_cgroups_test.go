@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -77,26 +78,26 @@ func TestUnhookedCgroups(t *testing.T) {
 	check := func(when string, want ...uint64) {
 		t.Helper()
 		var got []uint64
-		noError(t, each(b.m(tcMapUnhookedCgroups), func(id uint64, _ uint8) { got = append(got, id) }))
+		noError(t, objects.Each(b.m(objects.TCMapUnhookedCgroups), func(id uint64, _ uint8) { got = append(got, id) }))
 		if slices.Sort(got); !slices.Equal(got, want) {
 			t.Errorf("%s: cgroups %v, want %v", when, got, want)
 		}
 	}
 	node := intent.Node{UnhookedPods: []string{uidA}}
-	noError(t, b.writeNode(&node))
+	noError(t, b.node.writeNode(&node))
 	check("before the pod's cgroup")
-	if missing, err := b.writeUnhooked(); err != nil || !slices.Equal(missing, []string{uidA}) {
+	if missing, err := b.node.writeUnhooked(); err != nil || !slices.Equal(missing, []string{uidA}) {
 		t.Errorf("missing %v, %v; want %s", missing, err, uidA)
 	}
 	dir := filepath.Join(b.cfg.CgroupRoot, "kubepods", "pod"+uidA)
 	noError(t, os.MkdirAll(dir, 0o755))
-	if missing, err := b.writeUnhooked(); err != nil || len(missing) > 0 {
+	if missing, err := b.node.writeUnhooked(); err != nil || len(missing) > 0 {
 		t.Errorf("missing %v, %v; want none", missing, err)
 	}
 	check("pod", inodeOf(t, dir))
-	if s := b.settings(&node); s.Flags&uint32(tcSettingsFlagsSETTING_HOOKS_EXCEPT) == 0 {
+	if s := b.node.settings(&node); s.Flags&uint32(objects.TCSettingsFlagsSETTING_HOOKS_EXCEPT) == 0 {
 		t.Error("the programs do not read the map")
 	}
-	noError(t, b.writeNode(&intent.Node{}))
+	noError(t, b.node.writeNode(&intent.Node{}))
 	check("pod deleted")
 }

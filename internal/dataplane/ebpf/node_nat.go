@@ -4,37 +4,37 @@ package ebpf
 // netfilter may translate destinations here. Netfilter must see both directions of a
 // connection that it translates: if an endpoint is also a pod with a hostPort,
 // netfilter must translate its replies back.
-func (b *Backend) followNAT() {
-	b.stopNAT = func() {}
-	if b.cfg.WatchNAT == nil {
+func (w *nodeWriter) followNAT() {
+	w.stopNAT = func() {}
+	if w.cfg.WatchNAT == nil {
 		return
 	}
-	stop, err := b.cfg.WatchNAT(b.onNAT)
+	stop, err := w.cfg.WatchNAT(w.onNAT)
 	if err != nil {
 		// A lookup for each packet is slower, but correct.
-		b.cfg.Log.Error("Follow netfilter's rules", "err", err)
-		b.onNAT(true, "rules are not followed")
+		w.cfg.Log.Error("Follow netfilter's rules", "err", err)
+		w.onNAT(true, "rules are not followed")
 		return
 	}
-	b.stopNAT = stop
+	w.stopNAT = stop
 }
 
 // onNAT is called when netfilter starts or stops translating destinations.
-func (b *Backend) onNAT(may bool, reason string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if may != b.askConntrack {
+func (w *nodeWriter) onNAT(may bool, reason string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if may != w.askConntrack {
 		if may {
-			b.cfg.Log.Info("netfilter may translate destinations: packets of endpoints are looked up in conntrack", "reason", reason)
+			w.cfg.Log.Info("netfilter may translate destinations: packets of endpoints are looked up in conntrack", "reason", reason)
 		} else {
-			b.cfg.Log.Info("netfilter translates no destinations: packets of endpoints are not looked up in conntrack")
+			w.cfg.Log.Info("netfilter translates no destinations: packets of endpoints are not looked up in conntrack")
 		}
 	}
-	b.askConntrack = may
-	if b.node == nil {
+	w.askConntrack = may
+	if w.node == nil {
 		return // the first Replace writes the settings
 	}
-	if err := b.writeSettings(b.node); err != nil {
-		b.cfg.Log.Error("Write settings", "err", err)
+	if err := w.writeSettings(w.node); err != nil {
+		w.cfg.Log.Error("Write settings", "err", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -45,9 +46,9 @@ func TestProgramsAskWhileNetfilterTranslates(t *testing.T) {
 	noError(t, err)
 	want := func(when string, asks bool) {
 		t.Helper()
-		var s tcSettings
-		noError(t, b.m(tcMapNodeSettings).Lookup(uint32(0), &s))
-		if got := s.Flags&uint32(tcSettingsFlagsSETTING_ASK_CONNTRACK) != 0; got != asks {
+		var s objects.TCSettings
+		noError(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+		if got := s.Flags&uint32(objects.TCSettingsFlagsSETTING_ASK_CONNTRACK) != 0; got != asks {
 			t.Errorf("%s: the programs ask conntrack: %v, want %v", when, got, asks)
 		}
 	}

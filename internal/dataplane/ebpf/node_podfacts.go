@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -19,8 +19,8 @@ type podFacts struct {
 }
 
 // fact returns what the cluster says about an address; see attach.Config.Facts.
-func (b *Backend) fact(a netip.Addr) attach.Fact {
-	f := b.facts.Load()
+func (w *nodeWriter) fact(a netip.Addr) attach.Fact {
+	f := w.facts.Load()
 	if f == nil {
 		return attach.Unknown
 	}
@@ -32,7 +32,7 @@ func (b *Backend) fact(a netip.Addr) attach.Fact {
 		return attach.OtherNode
 	case hasAddr(n.KnownPods, a):
 		return attach.PodHere
-	case b.serviceAddrs.has(a):
+	case w.isServiceAddr(a):
 		return attach.ServiceAddress
 	case hasAddr(n.OtherPods, a):
 		return attach.PodElsewhere
@@ -44,34 +44,34 @@ func (b *Backend) fact(a netip.Addr) attach.Fact {
 
 // setFacts makes fact use this node, and requests a new decision of claims if the facts
 // differ.
-func (b *Backend) setFacts(n *intent.Node) {
+func (w *nodeWriter) setFacts(n *intent.Node) {
 	f := &podFacts{node: n}
-	old := b.facts.Load()
+	old := w.facts.Load()
 	if old != nil && slices.Equal(old.node.OtherPodCIDRs, n.OtherPodCIDRs) {
 		f.otherRanges = old.otherRanges
 	} else {
 		f.otherRanges = newPrefixSet(n.OtherPodCIDRs)
 	}
-	b.facts.Store(f)
+	w.facts.Store(f)
 	if old == nil || !slices.Equal(old.node.Addrs, n.Addrs) || !slices.Equal(old.node.Peers, n.Peers) ||
 		!slices.Equal(old.node.KnownPods, n.KnownPods) || !slices.Equal(old.node.OtherPods, n.OtherPods) ||
 		!slices.Equal(old.node.OtherPodCIDRs, n.OtherPodCIDRs) || !slices.Equal(old.node.PodCIDRs, n.PodCIDRs) {
-		b.noteFacts()
+		w.noteFacts()
 	}
 }
 
-func (b *Backend) noteFacts() {
-	if b.attacher != nil {
-		b.attacher.NoteFacts()
+func (w *nodeWriter) noteFacts() {
+	if w.factsChanged != nil {
+		w.factsChanged()
 	}
 }
 
 // onRefused reports a claim in the log and to Config.Refused.
-func (b *Backend) onRefused(r attach.Refusal) {
-	b.cfg.Log.Warn("pod address refused: packets for it do not use this interface",
+func (w *nodeWriter) onRefused(r attach.Refusal) {
+	w.cfg.Log.Warn("pod address refused: packets for it do not use this interface",
 		"address", r.Addr, "interface", r.Interface, "reason", r.Reason.String(), "moreIgnored", r.Last)
-	if b.cfg.Refused != nil {
-		b.cfg.Refused(fmt.Sprintf("No packets for %s are sent past netfilter to interface %s: a pod or virtual machine there claims the address, but %s. "+
+	if w.cfg.Refused != nil {
+		w.cfg.Refused(fmt.Sprintf("No packets for %s are sent past netfilter to interface %s: a pod or virtual machine there claims the address, but %s. "+
 			"If the address is right, check the node's routes (ip route get %s); if not, check the pod behind the interface (ip -d link show %s)",
 			r.Addr, r.Interface, r.Reason, r.Addr, r.Interface))
 	}
@@ -112,69 +112,18 @@ func (s prefixSet) contains(a netip.Addr) bool {
 	return false
 }
 
-// serviceAddrs counts the frontends of each address. It has its own lock, because
-// interfaces change on their own. A nil *serviceAddrs counts nothing.
-type serviceAddrs struct {
-	mu      sync.RWMutex
-	refs    map[netip.Addr]int
-	changed func() // called when an address is added or removed; nil: not needed
-}
-
-func (s *serviceAddrs) has(a netip.Addr) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.refs[a] > 0
-}
-
-// reset replaces all counts by those of these frontends.
-func (s *serviceAddrs) reset(owners map[tcFrontendKey]uint32) {
-	refs := make(map[netip.Addr]int, len(owners))
-	for key := range owners {
-		if a := fromAddr(key.Addr, key.Family); !a.IsUnspecified() {
-			refs[a]++
-		}
-	}
-	s.mu.Lock()
-	s.refs = refs
-	s.mu.Unlock()
-	s.notify()
-}
-
-// count adds 1 or -1 to the frontends of an address. NodePorts have no address.
-func (s *serviceAddrs) count(key tcFrontendKey, by int) {
-	a := fromAddr(key.Addr, key.Family)
-	if s == nil || a.IsUnspecified() {
-		return
-	}
-	s.mu.Lock()
-	before := s.refs[a]
-	if s.refs[a] = before + by; s.refs[a] == 0 {
-		delete(s.refs, a)
-	}
-	s.mu.Unlock()
-	if before == 0 || before+by == 0 {
-		s.notify()
-	}
-}
-
-func (s *serviceAddrs) notify() {
-	if s.changed != nil {
-		s.changed()
-	}
-}
-
 // readPods reads the pods that an earlier run has accepted.
 func readPods(m *ebpf.Map) (map[netip.Addr]attach.Pod, error) {
 	pods := map[netip.Addr]attach.Pod{}
-	err := each(m, func(key tcAddrKey, v tcPod) {
+	err := objects.Each(m, func(key objects.TCAddrKey, v objects.TCPod) {
 		if v.Ifindex == 0 {
 			return
 		}
 		p := attach.Pod{Ifindex: int(v.Ifindex)}
-		if v.Flags&uint32(tcPodFlagsPOD_REACHABLE) != 0 {
+		if v.Flags&uint32(objects.TCPodFlagsPOD_REACHABLE) != 0 {
 			p.PodMAC, p.HostMAC = slices.Clone(v.Mac[:]), slices.Clone(v.GatewayMac[:])
 		}
-		pods[fromAddr(key.Addr, uint8(key.Family))] = p
+		pods[objects.FromAddr(key.Addr, uint8(key.Family))] = p
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read pods of an earlier run: %w", err)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
 )
@@ -25,11 +26,11 @@ func addrList(list ...string) (out []netip.Addr) {
 func TestFactsAboutAddresses(t *testing.T) {
 	ownPlace(t)
 	b := newMapsBackend(t, Config{})
-	b.objects.maps[idsMap] = newPortMaps(t, 1, 1)[idsMap]
+	b.objects.Maps[objects.IDsMap] = newPortMaps(t, 1, 1)[objects.IDsMap]
 	want := func(what string, facts map[string]attach.Fact) {
 		t.Helper()
 		for a, f := range facts {
-			if got := b.fact(netip.MustParseAddr(a)); got != f {
+			if got := b.node.fact(netip.MustParseAddr(a)); got != f {
 				t.Errorf("%s: %s: fact %d, want %d", what, a, got, f)
 			}
 		}
@@ -61,8 +62,8 @@ func TestFactsAboutAddresses(t *testing.T) {
 	want("moved", map[string]attach.Fact{"10.96.0.1": attach.ServiceAddress, "10.96.0.2": attach.ServiceAddress})
 	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{second}}))
 	want("gone", map[string]attach.Fact{"10.96.0.1": attach.Unknown, "10.96.0.2": attach.ServiceAddress})
-	b.known = false
-	noError(t, b.reread())
+	b.services.known = false
+	noError(t, b.services.reread())
 	want("read from the maps", map[string]attach.Fact{"10.96.0.1": attach.Unknown, "10.96.0.2": attach.ServiceAddress})
 }
 
@@ -70,18 +71,18 @@ func TestFactsAboutAddresses(t *testing.T) {
 func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 	ownPlace(t)
 	b := newMapsBackend(t, Config{})
-	const policed, guarded = uint32(tcPodFlagsPOD_TRAVERSES_NETFILTER), uint32(tcPodFlagsPOD_DENY_RULE_ONLY)
+	const policed, guarded = uint32(objects.TCPodFlagsPOD_TRAVERSES_NETFILTER), uint32(objects.TCPodFlagsPOD_DENY_RULE_ONLY)
 	mac := []byte{2, 0, 0, 0, 0, 1}
 	addrs := addrList("10.244.1.2", "10.244.1.3", "10.244.1.4")
 	want := func(what string, flags ...uint32) {
 		t.Helper()
-		have := readAll[tcAddrKey, tcPod](t, b.m(tcMapPods))
+		have := readAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods))
 		if len(have) != len(flags) {
 			t.Errorf("%s: %d entries: %v", what, len(have), have)
 		}
 		for i, f := range flags {
-			p := have[addrKey(addrs[i])]
-			if got := p.Flags &^ uint32(tcPodFlagsPOD_REACHABLE); got != f || p.Ifindex != uint32(10+i) {
+			p := have[objects.AddrKey(addrs[i])]
+			if got := p.Flags &^ uint32(objects.TCPodFlagsPOD_REACHABLE); got != f || p.Ifindex != uint32(10+i) {
 				t.Errorf("%s: %s has flags %d and interface %d, want %d and %d", what, addrs[i], got, p.Ifindex, f, 10+i)
 			}
 		}
@@ -90,9 +91,9 @@ func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 	for i, a := range addrs {
 		pods[a] = attach.Pod{Ifindex: 10 + i, PodMAC: mac, HostMAC: mac}
 	}
-	write := func(n intent.Node) { t.Helper(); noError(t, b.writeNode(&n)) }
+	write := func(n intent.Node) { t.Helper(); noError(t, b.node.writeNode(&n)) }
 	write(intent.Node{PoliciesExist: true, KnownPods: addrs[:1]})
-	b.onPods(attach.PodChanges{Full: true, Upserts: pods})
+	b.node.onPods(attach.PodChanges{Full: true, Upserts: pods})
 	want("policies first", 0, policed, policed)
 	write(intent.Node{PoliciesExist: true, KnownPods: addrs[:2], DenyRuleOnlyPods: addrs[:1], MustTraverseNetfilter: addrs[:1]})
 	want("a Pod object comes", policed|guarded, 0, policed)
@@ -105,8 +106,8 @@ func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 
 	// Several interfaces claim an address.
 	write(intent.Node{})
-	b.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{addrs[2]: {}}, Deletes: addrs[:2]})
-	wantSame(t, "contested", readAll[tcAddrKey, tcPod](t, b.m(tcMapPods)), map[tcAddrKey]tcPod{addrKey(addrs[2]): {Flags: policed}})
+	b.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{addrs[2]: {}}, Deletes: addrs[:2]})
+	wantSame(t, "contested", readAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)), map[objects.TCAddrKey]objects.TCPod{objects.AddrKey(addrs[2]): {Flags: policed}})
 }
 
 // addPod makes a pod at a port of the bridge cni0.
@@ -155,12 +156,12 @@ func TestForgedPodAddresses(t *testing.T) {
 	want := func(b *Backend, what string, ifindexes map[string]int) {
 		t.Helper()
 		await.NoError(t, func() error {
-			have := readAll[tcAddrKey, tcPod](t, b.m(tcMapPods))
+			have := readAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods))
 			if len(have) != len(ifindexes) {
 				return fmt.Errorf("%s: %d entries, want %d: %v", what, len(have), len(ifindexes), have)
 			}
 			for a, i := range ifindexes {
-				if got := have[addrKey(netip.MustParseAddr(a))]; int(got.Ifindex) != i {
+				if got := have[objects.AddrKey(netip.MustParseAddr(a))]; int(got.Ifindex) != i {
 					return fmt.Errorf("%s: %s is behind interface %d, want %d", what, a, got.Ifindex, i)
 				}
 			}
@@ -193,7 +194,7 @@ func TestForgedPodAddresses(t *testing.T) {
 	want(b, "with Pod objects", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger})
 
 	wantGauge(t, b, map[string]float64{"node_address": 1, "range_of_other_node": 1, "service_address": 1, "other_pod": 1, "in_use": 0})
-	b.onRefused(b.attacher.Refused()[0])
+	b.node.onRefused(b.attacher.Refused()[0])
 	if len(notes) != 1 || !strings.Contains(notes[0], "10.244.1.1 ") || !strings.Contains(notes[0], "veth2") || !strings.Contains(notes[0], "address of this node") {
 		t.Errorf("notes %q", notes)
 	}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
@@ -35,17 +36,17 @@ type xfrmState struct {
 func readXfrm(t *testing.T, b *Backend) xfrmState {
 	t.Helper()
 	var src, dst []string
-	ranges, err := readClusterRanges(b.m(tcMapClusterRanges))
+	ranges, err := objects.ReadClusterRanges(b.m(objects.TCMapClusterRanges))
 	noError(t, err)
 	for key := range maps.Keys(ranges) {
 		switch key.Scope {
-		case rangeXfrmSrc:
-			src = append(src, rangePrefix(key).String())
-		case rangeXfrmDst:
-			dst = append(dst, rangePrefix(key).String())
+		case objects.RangeXfrmSrc:
+			src = append(src, objects.RangePrefix(key).String())
+		case objects.RangeXfrmDst:
+			dst = append(dst, objects.RangePrefix(key).String())
 		}
 	}
-	return xfrmState{readSettings(t, b).Flags&uint32(tcSettingsFlagsSETTING_XFRM) != 0, sortedWords(src), sortedWords(dst)}
+	return xfrmState{readSettings(t, b).Flags&uint32(objects.TCSettingsFlagsSETTING_XFRM) != 0, sortedWords(src), sortedWords(dst)}
 }
 
 func waitXfrm(t *testing.T, when string, b *Backend, flag bool, src, dst string) {
@@ -84,7 +85,7 @@ func TestProgramsKnowIPsecPolicies(t *testing.T) {
 	noError(t, b.Replace(t.Context(), state))
 	noError(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
 	waitXfrm(t, "after a full sync", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16", "10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
-	noError(t, b.check())
+	noError(t, b.services.check())
 	select {
 	case <-b.Drifted():
 		t.Error("what policies select counts as changed by somebody else")
@@ -99,7 +100,7 @@ func TestProgramsKnowIPsecPolicies(t *testing.T) {
 	waitXfrm(t, "others after a restart", b, true, "10.5.0.0/16", "10.6.0.0/16")
 	ipXfrm(t, "policy flush")
 	waitXfrm(t, "flushed", b, false, "", "")
-	if ranges, err := readClusterRanges(b.m(tcMapClusterRanges)); err != nil || len(ranges) != 2 {
+	if ranges, err := objects.ReadClusterRanges(b.m(objects.TCMapClusterRanges)); err != nil || len(ranges) != 2 {
 		t.Errorf("ranges of the cluster: %v, %v", ranges, err)
 	}
 	noError(t, b.Close())
@@ -119,13 +120,13 @@ func TestIPsecRangesCoverTheSetting(t *testing.T) {
 	var reader sync.WaitGroup
 	reader.Go(func() {
 		flag := func() bool {
-			var s tcSettings
-			return b.m(tcMapNodeSettings).Lookup(uint32(0), &s) == nil && s.Flags&uint32(tcSettingsFlagsSETTING_XFRM) != 0
+			var s objects.TCSettings
+			return b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s) == nil && s.Flags&uint32(objects.TCSettingsFlagsSETTING_XFRM) != 0
 		}
 		for !stop.Load() {
 			var one uint8
 			before, first := changes.Load(), flag()
-			missing := b.m(tcMapClusterRanges).Lookup(rangeKey(rangeXfrmSrc, p.Src), &one) != nil
+			missing := b.m(objects.TCMapClusterRanges).Lookup(objects.RangeKey(objects.RangeXfrmSrc, p.Src), &one) != nil
 			if first && missing && flag() && changes.Load() == before {
 				t.Error("the setting is there without the range")
 				return
@@ -135,9 +136,9 @@ func TestIPsecRangesCoverTheSetting(t *testing.T) {
 	})
 	for range 300 {
 		changes.Add(1)
-		b.onXfrm([]kernel.XfrmPolicy{p})
+		b.node.onXfrm([]kernel.XfrmPolicy{p})
 		changes.Add(1)
-		b.onXfrm(nil)
+		b.node.onXfrm(nil)
 	}
 	stop.Store(true)
 	reader.Wait()

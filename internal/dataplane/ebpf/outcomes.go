@@ -8,23 +8,24 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/outlier"
 )
 
-var _ dataplane.HandshakeWatcher = (*Backend)(nil)
+var _ dataplane.HandshakeWatcher = (*flowTable)(nil)
 
 // Outcomes implements dataplane.HandshakeWatcher. Its cost follows the number of watched
 // endpoints that had a connection.
-func (b *Backend) Outcomes() ([]outlier.Outcome, error) {
-	m, backends := b.m(tcMapOutcomes), b.m(tcMapBackends)
+func (t *flowTable) Outcomes() ([]outlier.Outcome, error) {
+	m, backends := t.m(objects.TCMapOutcomes), t.m(objects.TCMapBackends)
 	var out []outlier.Outcome
 	var gone []uint32
 	var id uint32
-	var o tcOutcome
+	var o objects.TCOutcome
 	clock := newEventClock()
 	entries := m.Iterate()
 	for entries.Next(&id, &o) {
-		var of tcBackend
+		var of objects.TCBackend
 		switch err := backends.Lookup(id, &of); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 			gone = append(gone, id)
@@ -32,12 +33,12 @@ func (b *Backend) Outcomes() ([]outlier.Outcome, error) {
 		case err != nil:
 			return nil, fmt.Errorf("read eBPF map %s: %w", backends, err)
 		}
-		port, known := b.services.port(of.Service)
-		if !known || tcBackendFlags(of.Flags)&tcBackendFlagsBACKEND_WATCHED == 0 {
+		port, known := t.services.Port(of.Service)
+		if !known || objects.TCBackendFlags(of.Flags)&objects.TCBackendFlagsBACKEND_WATCHED == 0 {
 			continue
 		}
 		out = append(out, outlier.Outcome{
-			ID: id, Port: port, Endpoint: endpointOf(of), Failed: o.Unanswered, Refused: o.Refused,
+			ID: id, Port: port, Endpoint: objects.EndpointOf(of), Failed: o.Unanswered, Refused: o.Refused,
 			Since: clock.wallOf(o.Since), Accepted: clock.wallOf(o.Answered),
 		})
 	}
@@ -45,7 +46,7 @@ func (b *Backend) Outcomes() ([]outlier.Outcome, error) {
 		return nil, fmt.Errorf("read eBPF map %s: %w", m, err)
 	}
 	for _, id := range gone {
-		if err := remove(m, id); err != nil {
+		if err := objects.Remove(m, id); err != nil {
 			return nil, err
 		}
 	}

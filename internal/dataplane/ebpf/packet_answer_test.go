@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -28,7 +29,7 @@ func TestPacketAnswers(t *testing.T) {
 }
 
 // wantAnswer fails unless the frame goes back where it came from.
-func (n *packetNode) wantAnswer(t *testing.T, hook at, in frame, r result, verdict tcVerdict) {
+func (n *packetNode) wantAnswer(t *testing.T, hook at, in frame, r result, verdict objects.TCVerdict) {
 	t.Helper()
 	r.want(t, actRedirect, verdict)
 	if r.v.src.Addr() != in.dst.Addr() || r.v.dst.Addr() != in.src.Addr() {
@@ -68,7 +69,7 @@ func (n *packetNode) answersRST(t *testing.T, p *plan) {
 			for _, front := range frontends(p) {
 				in := frame{proto: protoTCP, src: ap(src, 40000), dst: front, flags: tt.flags, seq: 1000, ack: 2000, payload: tt.payload, pad: 3}
 				r := n.send(t, hook, in)
-				n.wantAnswer(t, hook, in, r, tcVerdictREJECTED_RST)
+				n.wantAnswer(t, hook, in, r, objects.TCVerdictREJECTED_RST)
 				r.wantPath(t, front, in.src)
 				if r.v.flags != tt.want || r.v.seq != tt.seq || r.v.ack != tt.ack || len(r.v.payload) > 0 {
 					t.Errorf("%q was answered with %q seq %d ack %d and %d bytes, want %q %d %d",
@@ -84,7 +85,7 @@ func (n *packetNode) answersRST(t *testing.T, p *plan) {
 func (n *packetNode) answersKeepTail(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP))
 	in := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S", payload: make([]byte, answerCut)}
-	n.wantAnswer(t, inEth0, in, n.send(t, inEth0, in), tcVerdictREJECTED_RST)
+	n.wantAnswer(t, inEth0, in, n.send(t, inEth0, in), objects.TCVerdictREJECTED_RST)
 }
 
 // answerCut is ANSWER_CUT of bpf/lib/act/answer.h.
@@ -103,8 +104,8 @@ func (n *packetNode) answersUnfinished(t *testing.T, p *plan) {
 	for _, tt := range []struct {
 		proto   uint8
 		payload int
-		verdict tcVerdict
-	}{{protoUDP, bigEnough, tcVerdictANSWERED_TOO_BIG}, {protoTCP, 5, tcVerdictREJECTED_RST}} {
+		verdict objects.TCVerdict
+	}{{protoUDP, bigEnough, objects.TCVerdictANSWERED_TOO_BIG}, {protoTCP, 5, objects.TCVerdictREJECTED_RST}} {
 		in := frame{proto: tt.proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S", df: true, payload: make([]byte, tt.payload)}
 		b, off := in.bytes(n, "eth0"), l4+6
 		if tt.proto == protoTCP {
@@ -128,17 +129,17 @@ func (n *packetNode) answersTooBigFragment(t *testing.T, p *plan) {
 	for _, known := range []bool{false, true} {
 		frags := in.fragments(n, "eth0", 1448, 1448)
 		r := n.sendRaw(t, inEth0, frags[0])
-		n.wantAnswer(t, inEth0, in, r, tcVerdictANSWERED_TOO_BIG)
+		n.wantAnswer(t, inEth0, in, r, objects.TCVerdictANSWERED_TOO_BIG)
 		wantHeader(t, r.v, errorKind{"TooBig", 3, 2, 4, 0, mtuTun0}, p)
 		if !bytes.Equal(r.v.quoted, frags[0][14:14+40+8+8]) {
 			t.Errorf("answer quotes %x", r.v.quoted)
 		}
 		if known {
-			n.sendRaw(t, inEth0, frags[1]).want(t, actDrop, tcVerdictDROP_REJECTED_SILENT)
+			n.sendRaw(t, inEth0, frags[1]).want(t, actDrop, objects.TCVerdictDROP_REJECTED_SILENT)
 			continue
 		}
-		n.sendRaw(t, inEth0, frags[1]).want(t, actNext, tcVerdictPASS_FRAGMENT)
-		n.sendRaw(t, inEth0, small).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+		n.sendRaw(t, inEth0, frags[1]).want(t, actNext, objects.TCVerdictPASS_FRAGMENT)
+		n.sendRaw(t, inEth0, small).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	}
 }
 
@@ -147,7 +148,7 @@ func (n *packetNode) answersUnreachable(t *testing.T, p *plan) {
 	for size := range 20 {
 		in := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, size)}
 		r := n.send(t, inEth0, in)
-		n.wantAnswer(t, inEth0, in, r, tcVerdictREJECTED_ICMP)
+		n.wantAnswer(t, inEth0, in, r, objects.TCVerdictREJECTED_ICMP)
 		wantHeader(t, r.v, errorKinds[0], p)
 		quotesLike(t, r.v.quoted, in.bytes(n, "eth0"))
 		if len(r.v.quoted) < 28 {
@@ -158,11 +159,11 @@ func (n *packetNode) answersUnreachable(t *testing.T, p *plan) {
 	in := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, 100)}
 	frags := in.fragments(n, "eth0", 64)
 	r := n.sendRaw(t, inEth0, frags[0])
-	n.wantAnswer(t, inEth0, in, r, tcVerdictREJECTED_ICMP)
+	n.wantAnswer(t, inEth0, in, r, objects.TCVerdictREJECTED_ICMP)
 	if len(r.v.quoted) < 28 || !bytes.Equal(r.v.quoted, frags[0][14:14+len(r.v.quoted)]) {
 		t.Errorf("answer quotes %x", r.v.quoted)
 	}
-	n.sendRaw(t, inEth0, frags[1]).want(t, actNext, tcVerdictPASS_FRAGMENT)
+	n.sendRaw(t, inEth0, frags[1]).want(t, actNext, objects.TCVerdictPASS_FRAGMENT)
 }
 
 // answersNothing: what must not be answered, or cannot.
@@ -170,7 +171,7 @@ func (n *packetNode) answersNothing(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP), service(p, protoUDP))
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
 	for _, flags := range []string{"R", "R.", "SR"} {
-		n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: front, flags: flags}).want(t, actDrop, tcVerdictDROP_REJECTED_SILENT)
+		n.send(t, inEth0, frame{proto: protoTCP, src: client, dst: front, flags: flags}).want(t, actDrop, objects.TCVerdictDROP_REJECTED_SILENT)
 	}
 	for _, proto := range transports {
 		f := frame{proto: proto, src: client, dst: front, flags: "S", options: []byte{7, 7, 4, 0, 0, 0, 0}}
@@ -178,11 +179,11 @@ func (n *packetNode) answersNothing(t *testing.T, p *plan) {
 			// Longer than what is quoted.
 			f.ext = []extension{{extDestOpts, append([]byte{1, 68}, make([]byte, 68)...)}}
 		}
-		n.send(t, inEth0, f).want(t, actDrop, tcVerdictDROP_REJECTED_SILENT)
+		n.send(t, inEth0, f).want(t, actDrop, objects.TCVerdictDROP_REJECTED_SILENT)
 	}
 	for _, k := range errorKinds {
 		sent := frame{proto: protoUDP, src: front, dst: client}.bytes(n, "eth0")
-		n.send(t, inEth0, k.about(p, p.router, sent[14:], 0)).want(t, actNext, tcVerdictPASS_OTHER)
+		n.send(t, inEth0, k.about(p, p.router, sent[14:], 0)).want(t, actNext, objects.TCVerdictPASS_OTHER)
 	}
 }
 
@@ -201,7 +202,7 @@ func (n *packetNode) martianSources(t *testing.T, p *plan, proto uint8) {
 		n.serve(t, s)
 		for _, src := range sources {
 			f := frame{proto: proto, src: ap(addr(src), 40000), dst: ap(p.clusterIP, 80), flags: first(proto)}
-			n.send(t, inEth0, f).want(t, actDrop, tcVerdictDROP_SOURCE)
+			n.send(t, inEth0, f).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
 		}
 	}
 }
@@ -215,19 +216,19 @@ func (n *packetNode) answersTooBig(t *testing.T, p *plan, proto uint8) {
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
 	in := frame{proto: proto, src: client, dst: front, flags: first(proto), df: true, payload: make([]byte, bigEnough)}
 	r := n.send(t, inEth0, in)
-	r.want(t, actRedirect, tcVerdictANSWERED_TOO_BIG)
-	n.wantAnswer(t, inEth0, in, r, tcVerdictANSWERED_TOO_BIG)
+	r.want(t, actRedirect, objects.TCVerdictANSWERED_TOO_BIG)
+	n.wantAnswer(t, inEth0, in, r, objects.TCVerdictANSWERED_TOO_BIG)
 	wantHeader(t, r.v, k, p)
 	quotesLike(t, r.v.quoted, in.bytes(n, "eth0"))
 
 	// Such a packet must not leave a flow of the wrong source behind.
 	r = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: first(proto)})
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	if r.v.src.Addr() != p.tun0 {
 		t.Errorf("source is %s, want tun0's %s", r.v.src.Addr(), p.tun0)
 	}
 	r = n.send(t, inEth0, in)
-	n.wantAnswer(t, inEth0, in, r, tcVerdictANSWERED_TOO_BIG)
+	n.wantAnswer(t, inEth0, in, r, objects.TCVerdictANSWERED_TOO_BIG)
 }
 
 // bigWithoutDF: a tunnel fragments what it wraps.
@@ -235,7 +236,7 @@ func (n *packetNode) bigWithoutDF(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
 	in := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, mtuTun0)}
 	r := n.send(t, inEth0, in)
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, ap(p.tun0, r.v.src.Port()), ap(p.far, 8080))
 	sameBut(t, in.bytes(n, "eth0"), r.out, 1)
 	if w := n.lastNextHop(t); w.kind != nextHopNeigh || w.ifindex != n.ifindex["tun0"] || w.gateway != p.farGW {
@@ -275,14 +276,14 @@ func (n *packetNode) answersTTL(t *testing.T, p *plan, proto uint8) {
 	for _, known := range []bool{false, true} {
 		in := frame{proto: proto, src: client, dst: front, flags: first(proto), ttl: 1, payload: []byte("abc")}
 		r := n.send(t, inEth0, in)
-		n.wantAnswer(t, inEth0, in, r, tcVerdictANSWERED_TTL)
+		n.wantAnswer(t, inEth0, in, r, objects.TCVerdictANSWERED_TTL)
 		wantHeader(t, r.v, k, p)
 		quotesLike(t, r.v.quoted, in.bytes(n, "eth0"))
 
 		in.ttl = 2
 		r = n.send(t, inEth0, in)
 		if !known {
-			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 		}
 		r.wantPath(t, ap(p.tun0, r.v.src.Port()), ap(p.far, 8080))
 		if r.v.ttl != 1 {
@@ -293,11 +294,11 @@ func (n *packetNode) answersTTL(t *testing.T, p *plan, proto uint8) {
 	n.forget(t)
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: first(proto), ttl: 1})
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	answer := back(r.v, "S.", nil)
 	answer.ttl = 1
 	r = n.send(t, inPod1, answer)
-	n.wantAnswer(t, inPod1, answer, r, tcVerdictANSWERED_TTL)
+	n.wantAnswer(t, inPod1, answer, r, objects.TCVerdictANSWERED_TTL)
 	wantHeader(t, r.v, k, p)
 	quotesLike(t, r.v.quoted, answer.bytes(n, "pod1"))
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // The packets of one measurement: in a row, as in a burst, and apart, with a system call
@@ -129,7 +130,7 @@ func (n *packetNode) packetCases(b *testing.B, p *plan) []*packetCase {
 func (n *packetNode) prepare(b *testing.B, c *packetCase) {
 	b.Helper()
 	c.row, c.apart = math.MaxFloat64, math.MaxFloat64
-	target := n.objects.programs[c.hook.prog]
+	target := n.objects.Programs[c.hook.prog]
 	if target == nil {
 		c.hook.iface = "eth0"
 		target = loadProgram(b, "empty", c.kind(), asm.Instructions{asm.LoadImm(asm.R0, int64(int32(c.code)), asm.DWord), asm.Return()})
@@ -177,7 +178,7 @@ func (n *packetNode) prepare(b *testing.B, c *packetCase) {
 
 // kind is the type of the program to measure.
 func (c *packetCase) kind() ebpf.ProgramType {
-	if c.xdp || c.hook.prog == xdpProgXdpFromNetwork {
+	if c.xdp || c.hook.prog == objects.XDPProgXdpFromNetwork {
 		return ebpf.XDP
 	}
 	return ebpf.SchedCLS
@@ -198,10 +199,10 @@ func loadProgram(b *testing.B, name string, kind ebpf.ProgramType, code asm.Inst
 // forgetNew deletes the flows that have seen no answer.
 func (n *packetNode) forgetNew(b *testing.B) {
 	b.Helper()
-	flows := n.m(tcMapFlows)
-	var fresh []tcTuple
-	ok(b, eachFlow(b.Context(), flows, func(k *tcTuple, f *tcFlow, _ uint32) error {
-		if tcFlowState(f.State) == tcFlowStateFLOW_NEW {
+	flows := n.m(objects.TCMapFlows)
+	var fresh []objects.TCTuple
+	ok(b, objects.EachFlow(b.Context(), flows, func(k *objects.TCTuple, f *objects.TCFlow, _ uint32) error {
+		if objects.TCFlowState(f.State) == objects.TCFlowStateFLOW_NEW {
 			fresh = append(fresh, *k)
 		}
 		return nil

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -31,7 +32,7 @@ func (n *packetNode) podToEndpoint(t *testing.T, p *plan, proto uint8) {
 	} {
 		in := frame{proto: proto, src: tt.src, dst: tt.dst, flags: "S", payload: []byte("abc")}
 		r := n.send(t, tt.from, in)
-		r.want(t, actRedirect, tcVerdictPASSED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictPASSED_DIRECT)
 		r.wantPath(t, tt.src, tt.dst)
 		sameBut(t, in.bytes(n, tt.from.iface), r.out, tt.hops)
 		if w := n.lastNextHop(t); w.kind != tt.way {
@@ -47,10 +48,10 @@ func (n *packetNode) podToEndpoint(t *testing.T, p *plan, proto uint8) {
 	for _, f := range strangers {
 		f.proto, f.flags = proto, "S"
 		hook := hooks[f.src.Addr()]
-		n.untouched(t, f.src.String()+" to "+f.dst.String(), hook, f.bytes(n, hook.iface), tcVerdictPASS_OTHER)
+		n.untouched(t, f.src.String()+" to "+f.dst.String(), hook, f.bytes(n, hook.iface), objects.TCVerdictPASS_OTHER)
 	}
 	// A NetworkPolicy is enforced by netfilter, and the last hop answered by it.
 	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod2} })
-	n.untouched(t, "policed", inPod1, frame{proto: proto, src: client, dst: ap(p.pod2, 8080), flags: "S"}.bytes(n, "pod1"), tcVerdictPASS_OTHER)
-	n.untouched(t, "last hop", inPod1, frame{proto: proto, src: client, dst: ap(p.far, 8080), flags: "S", ttl: 1}.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	n.untouched(t, "policed", inPod1, frame{proto: proto, src: client, dst: ap(p.pod2, 8080), flags: "S"}.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+	n.untouched(t, "last hop", inPod1, frame{proto: proto, src: client, dst: ap(p.far, 8080), flags: "S", ttl: 1}.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -112,7 +113,7 @@ func (n *packetNode) serviceDeleted(t *testing.T, p *plan) {
 	c := n.openTo(t, ap(p.client, 40001), front, server, inPod1)
 	n.serve(t, other)
 	for range 2 {
-		n.untouched(t, "after the Service has gone", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_OTHER)
+		n.untouched(t, "after the Service has gone", inEth0, f.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 	}
 	c.say(t, "P.").wantPath(t, c.client, server)
 }

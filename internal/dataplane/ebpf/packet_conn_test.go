@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"net/netip"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"testing"
 )
 
@@ -65,7 +66,7 @@ func (c *conn) syn(t testing.TB) result {
 func (c *conn) synUntilCreated(t testing.TB) {
 	t.Helper()
 	for range 20 {
-		if c.syn(t).verdicts[tcVerdictFLOW_CREATED] == 1 {
+		if c.syn(t).verdicts[objects.TCVerdictFLOW_CREATED] == 1 {
 			return
 		}
 	}
@@ -135,11 +136,11 @@ func (c *conn) lives(t *testing.T) {
 }
 
 // keys are those of both entries.
-func (c *conn) keys() []tcTuple {
-	return []tcTuple{tupleOf(protoTCP, c.client, c.front), tupleOf(protoTCP, c.server, c.seen)}
+func (c *conn) keys() []objects.TCTuple {
+	return []objects.TCTuple{tupleOf(protoTCP, c.client, c.front), tupleOf(protoTCP, c.server, c.seen)}
 }
 
-func (c *conn) wantState(t *testing.T, state tcFlowState) {
+func (c *conn) wantState(t *testing.T, state objects.TCFlowState) {
 	t.Helper()
 	c.n.wantState(t, state, c.keys()...)
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -49,7 +51,7 @@ func (n *packetNode) track(t *testing.T, p *plan, proto uint8, src, dst, server,
 // netfilter translates connections of its own.
 func (n *packetNode) asking(t *testing.T) {
 	set := func(asking bool) {
-		n.askConntrack = asking
+		n.node.askConntrack = asking
 		n.setNode(t, func(*intent.Node) {})
 	}
 	set(true)
@@ -64,11 +66,11 @@ func (n *packetNode) conntrackOwns(t *testing.T, p *plan, proto uint8) {
 	n.track(t, p, proto, ap(p.pod1, 5555), server, server, node)
 	in := frame{proto: proto, src: server, dst: node, flags: ".", payload: []byte("answer")}
 	r := n.send(t, inEth0, in)
-	if r.verdicts[tcVerdictPASS_CONNTRACK] != 1 || r.code != actNext || !bytes.Equal(r.out, in.bytes(n, "eth0")) {
+	if r.verdicts[objects.TCVerdictPASS_CONNTRACK] != 1 || r.code != actNext || !bytes.Equal(r.out, in.bytes(n, "eth0")) {
 		t.Errorf("answer to a masqueraded connection: code %d, %s", r.code, verdictList(r.verdicts))
 	}
 	in.src, in.flags = ap(p.client, 81), "S"
-	n.send(t, inEth0, in).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	n.send(t, inEth0, in).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 }
 
 // conntrackClaims: a client's port may be that of its earlier connection to the
@@ -79,9 +81,9 @@ func (n *packetNode) conntrackClaims(t *testing.T, p *plan, proto uint8) {
 	n.track(t, p, proto, client, ap(p.clusterIP, 81), server, client)
 	n.asking(t)
 	first := frame{proto: proto, src: client, dst: server, flags: "S"}
-	n.untouched(t, "a port in use", inPod1, first.bytes(n, "pod1"), tcVerdictPASS_CONNTRACK)
+	n.untouched(t, "a port in use", inPod1, first.bytes(n, "pod1"), objects.TCVerdictPASS_CONNTRACK)
 	first.src = other
-	n.send(t, inPod1, first).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+	n.send(t, inPod1, first).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT)
 }
 
 // conntrackMeetsWhatRuns: before the programs go, netfilter sees a question of each
@@ -92,13 +94,13 @@ func (n *packetNode) conntrackMeetsWhatRuns(t *testing.T, p *plan, proto uint8) 
 	client, server := ap(p.pod1, 40000), ap(p.pod2, 8080)
 	ask := frame{proto: proto, src: client, dst: server, flags: ".", payload: []byte("question")}
 	answer := frame{proto: proto, src: server, dst: client, flags: ".", payload: []byte("answer")}
-	n.send(t, inPod1, ask).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+	n.send(t, inPod1, ask).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT)
 	t.Cleanup(func() { n.setNode(t, func(*intent.Node) {}) })
-	ok(t, startDraining(n.m(tcMapNodeSettings)))
-	n.send(t, inPod2, answer).want(t, actRedirect, tcVerdictPASSED_DIRECT) // to the question before
-	n.untouched(t, "the next question", inPod1, ask.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	ok(t, upgrade.StartDraining(n.m(objects.TCMapNodeSettings)))
+	n.send(t, inPod2, answer).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT) // to the question before
+	n.untouched(t, "the next question", inPod1, ask.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	n.track(t, p, proto, client, server, server, client)
-	n.untouched(t, "the answer to it", inPod2, answer.bytes(n, "pod2"), tcVerdictPASS_CONNTRACK)
+	n.untouched(t, "the answer to it", inPod2, answer.bytes(n, "pod2"), objects.TCVerdictPASS_CONNTRACK)
 }
 
 // conntrackHasPort: a port that MASQUERADE has given to a connection with the same
@@ -109,13 +111,13 @@ func (n *packetNode) conntrackHasPort(t *testing.T, p *plan, proto uint8) {
 	front, far := ap(p.clusterIP, 80), ap(p.far, 8080)
 	n.track(t, p, proto, ap(p.client2, 5555), front, far, ap(p.tun0, 50000))
 	r := n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: front, flags: "S"})
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	if want := ap(p.tun0, 50001); r.v.src != want {
 		t.Errorf("goes out as %s, want %s: netfilter has the other port", r.v.src, want)
 	}
 	// The other one is the first client's, which is being served: the second takes its place.
 	r = n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40001), dst: front, flags: "S"})
-	r.want(t, actRedirect, tcVerdictFLOW_REPLACED, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_REPLACED, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	if want := ap(p.tun0, 50001); r.v.src != want {
 		t.Errorf("goes out as %s, want %s: netfilter has the other port", r.v.src, want)
 	}
@@ -144,9 +146,9 @@ func (n *packetNode) conntrackTakesPort(t *testing.T, p *plan, proto uint8) {
 	}
 	answer := frame{proto: proto, src: far, dst: seen, flags: "."}
 	n.ageFlows(t, 2)
-	n.untouched(t, "an answer in a later second", inTun0, answer.bytes(n, "tun0"), tcVerdictPASS_OTHER)
+	n.untouched(t, "an answer in a later second", inTun0, answer.bytes(n, "tun0"), objects.TCVerdictPASS_OTHER)
 	r := n.send(t, inEth0, ask)
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	if r.v.src == seen {
 		t.Errorf("goes out as %s again, which netfilter has", seen)
 	}
@@ -162,29 +164,29 @@ func (n *packetNode) stackTakesPort(t *testing.T, p *plan, proto uint8) {
 	free := ap(seen.Addr(), seen.Port()^1)
 	ask := frame{proto: proto, src: seen, dst: far, flags: "S", payload: []byte("node's")}
 	r := n.send(t, outTun0, ask)
-	r.want(t, actNext, tcVerdictPORT_CHANGED, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictPORT_CHANGED, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_EGRESS)
 	r.wantPath(t, free, far)
-	answered := func(to, from, at netip.AddrPort, code int, verdict tcVerdict) {
+	answered := func(to, from, at netip.AddrPort, code int, verdict objects.TCVerdict) {
 		t.Helper()
 		r := n.send(t, inTun0, frame{proto: proto, src: far, dst: to, flags: "S.", payload: []byte("answer")})
 		r.want(t, code, verdict)
 		r.wantPath(t, from, at)
 	}
-	answered(free, far, seen, actNext, tcVerdictTRANSLATED_STACK)
-	answered(seen, front, client, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	answered(free, far, seen, actNext, objects.TCVerdictTRANSLATED_STACK)
+	answered(seen, front, client, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	ask.flags = "."
 	r = n.send(t, outTun0, ask)
-	r.want(t, actNext, tcVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_EGRESS)
 	r.wantPath(t, free, far)
 	// That netfilter expects answers at its port is no reason to give them up to it.
 	n.track(t, p, proto, ap(p.client2, 5555), far, far, seen)
 	n.asking(t)
 	n.ageFlows(t, 2)
-	answered(seen, front, client, actRedirect, tcVerdictTRANSLATED_DIRECT)
-	answered(free, far, seen, actNext, tcVerdictTRANSLATED_STACK)
+	answered(seen, front, client, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	answered(free, far, seen, actNext, objects.TCVerdictTRANSLATED_STACK)
 	// A port that no flow has stays.
 	ask.src, ask.flags = ap(seen.Addr(), 50002), "S"
-	n.untouched(t, "a port of nobody", outTun0, ask.bytes(n, "tun0"), tcVerdictPASS_OTHER)
+	n.untouched(t, "a port of nobody", outTun0, ask.bytes(n, "tun0"), objects.TCVerdictPASS_OTHER)
 }
 
 // stackTakesRequestsPort: the same of a TFTP request, which any port may answer.
@@ -194,11 +196,11 @@ func (n *packetNode) stackTakesRequestsPort(t *testing.T, p *plan) {
 	seen := n.datagram(t, inEth0, ap(p.client, 40000), ap(p.clusterIP, 80)).v.src
 	other := ap(p.far, 5353)
 	r := n.send(t, outTun0, frame{proto: protoUDP, src: seen, dst: other})
-	r.want(t, actNext, tcVerdictPORT_CHANGED, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictPORT_CHANGED, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_EGRESS)
 	free := ap(seen.Addr(), seen.Port()^1)
 	r.wantPath(t, free, other)
 	r = n.send(t, inTun0, frame{proto: protoUDP, src: other, dst: free})
-	r.want(t, actNext, tcVerdictTRANSLATED_STACK)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_STACK)
 	r.wantPath(t, other, seen)
 }
 
@@ -213,7 +215,7 @@ func (n *packetNode) connectionElsewhere(t *testing.T, p *plan) {
 	n.serve(t)
 	for _, flags := range []string{"S", "."} {
 		packet.flags = flags
-		n.untouched(t, "after the Service has gone: "+flags, inEth0, packet.bytes(n, "eth0"), tcVerdictPASS_OTHER)
+		n.untouched(t, "after the Service has gone: "+flags, inEth0, packet.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/test/await"
 )
 
@@ -76,7 +77,7 @@ func (c *dsrConn) later(t *testing.T, by *packetNode, seconds uint32) {
 	f.Opened -= seconds
 	f.Seen -= seconds
 	f.NextHopSeen -= seconds
-	ok(t, by.m(tcMapFlows).Update(key, f, 0))
+	ok(t, by.m(objects.TCMapFlows).Update(key, f, 0))
 }
 
 // send sends the client's next packet by a node, which answers and drops nothing.
@@ -148,12 +149,12 @@ func (c *dsrConn) completes(t *testing.T, syn result, before, after forgeries) {
 		c.forgeAll(t, n, after)
 	}
 	f := n.flowAt(t, tupleOf(protoTCP, c.client, c.front))
-	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED == 0 {
+	if objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_CONFIRMED == 0 {
 		t.Fatalf("forged %s before, %s after: the client's flow has state %d, flags %#x", before, after, f.State, f.Flags)
 	}
 }
 
-var dsrCarriers = map[string]tcDsrCarrierKind{"option": tcDsrCarrierKindDSR_BY_OPTION, "datagram": tcDsrCarrierKindDSR_BY_GUE}
+var dsrCarriers = map[string]objects.TCDsrCarrierKind{"option": objects.TCDsrCarrierKindDSR_BY_OPTION, "datagram": objects.TCDsrCarrierKindDSR_BY_GUE}
 
 // eachDSRCarrier is eachDSRFamily, for both ways in which packets tell the endpoint's node.
 func eachDSRCarrier(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byGUE bool)) {
@@ -162,9 +163,9 @@ func eachDSRCarrier(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byG
 			eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 				for _, n := range []*packetNode{d.first, d.second} {
 					n.carry(t, p.far, kind)
-					empty[uint32, tcDsrPath](t, n.m(tcMapDsrPaths))
+					empty[uint32, objects.TCDsrPath](t, n.m(objects.TCMapDsrPaths))
 				}
-				f(t, p, kind == tcDsrCarrierKindDSR_BY_GUE)
+				f(t, p, kind == objects.TCDsrCarrierKindDSR_BY_GUE)
 			})
 		})
 	}
@@ -179,7 +180,7 @@ func TestPacketDSRForgedStart(t *testing.T) {
 		for _, before := range forgeryLists {
 			for _, after := range forgeryLists {
 				port++
-				empty[uint32, tcDsrPath](t, d.first.m(tcMapDsrPaths))
+				empty[uint32, objects.TCDsrPath](t, d.first.m(objects.TCMapDsrPaths))
 				c := d.conn(p, port)
 				if c.connects(t, before, after); t.Failed() {
 					return
@@ -201,7 +202,7 @@ func TestPacketDSRForgedLong(t *testing.T) {
 				c.forgeAll(t, d.first, list)
 				c.later(t, d.first, 50)
 			}
-			empty[uint32, tcDsrPath](t, d.first.m(tcMapDsrPaths))
+			empty[uint32, objects.TCDsrPath](t, d.first.m(objects.TCMapDsrPaths))
 			c.connects(t, nil, list)
 		}
 	})
@@ -212,13 +213,13 @@ func TestPacketDSRForgedLong(t *testing.T) {
 func TestPacketDSRForgedBroken(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
-		for port := range uint16(tcDsrPathLimitDSR_FAILURES) {
+		for port := range uint16(objects.TCDsrPathLimitDSR_FAILURES) {
 			d.conn(p, 30000+port).connects(t, nil, nil)
 		}
 		failures := func() uint32 {
 			var id uint32
-			var path tcDsrPath
-			if !d.first.m(tcMapDsrPaths).Iterate().Next(&id, &path) {
+			var path objects.TCDsrPath
+			if !d.first.m(objects.TCMapDsrPaths).Iterate().Next(&id, &path) {
 				t.Fatal("nothing is known of the path")
 			}
 			return path.Failures
@@ -250,13 +251,13 @@ func TestPacketDSRForgedAnswer(t *testing.T) {
 				c.forgeAll(t, d.first, list)
 			}
 		}
-		d.first.wantState(t, tcFlowStateFLOW_NEW, key)
-		if d.first.m(tcMapDsrPaths).Iterate().Next(new(uint32), new(tcDsrPath)) {
+		d.first.wantState(t, objects.TCFlowStateFLOW_NEW, key)
+		if d.first.m(objects.TCMapDsrPaths).Iterate().Next(new(uint32), new(objects.TCDsrPath)) {
 			t.Error("forged packets count as answers")
 		}
 		c.send(t, d.first, ".")
-		d.first.wantState(t, tcFlowStateFLOW_ESTABLISHED, key)
-		if !d.first.m(tcMapDsrPaths).Iterate().Next(new(uint32), new(tcDsrPath)) {
+		d.first.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED, key)
+		if !d.first.m(objects.TCMapDsrPaths).Iterate().Next(new(uint32), new(objects.TCDsrPath)) {
 			t.Error("the client's ACK does not count as an answer")
 		}
 	})
@@ -278,16 +279,16 @@ func TestPacketDSRForgedMiddle(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRCarrier(t, d, func(t *testing.T, p *plan, byGUE bool) {
 		for i, list := range forgeryLists {
-			empty[uint32, tcDsrPath](t, d.first.m(tcMapDsrPaths))
+			empty[uint32, objects.TCDsrPath](t, d.first.m(objects.TCMapDsrPaths))
 			c := d.conn(p, 20000+uint16(i))
 			c.says(t, d.first, byGUE, "S")
 			c.answer(t, "S.")
 			c.says(t, d.first, byGUE, ".")
 			for second := range 6 {
 				c.forgeAll(t, d.first, append(list, forgery{"S", true}))
-				if f := d.first.flowAt(t, tupleOf(protoTCP, c.client, c.front)); tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_SNAT != 0 && second%2 == 0 {
+				if f := d.first.flowAt(t, tupleOf(protoTCP, c.client, c.front)); objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_SNAT != 0 && second%2 == 0 {
 					// The endpoint answers the forger's SYN. The client challenges that (RFC 9293, 3.10.7.4).
-					synAck := frame{proto: protoTCP, src: c.server, dst: netip.AddrPortFrom(fromAddr(f.Saddr, familyOf(p.far)), toPort(f.Sport)), flags: "S.", seq: 777, ack: forgerISN + 1}
+					synAck := frame{proto: protoTCP, src: c.server, dst: netip.AddrPortFrom(objects.FromAddr(f.Saddr, objects.FamilyOf(p.far)), objects.ToPort(f.Sport)), flags: "S.", seq: 777, ack: forgerISN + 1}
 					d.first.send(t, inTun0, synAck).wantPath(t, c.front, c.client)
 				}
 				c.says(t, d.first, byGUE, ".")
@@ -319,8 +320,8 @@ func TestPacketDSRMoved(t *testing.T) {
 		key := tupleOf(protoTCP, c.client, c.front)
 		c.says(t, d.second, byGUE, "P.", 'x')
 		c.answer(t, "P.", 'y')
-		d.second.wantState(t, tcFlowStateFLOW_SYN_RECV, key)
-		c.later(t, d.second, seconds(d.second.cfg.Timeouts.TCPNew)+1)
+		d.second.wantState(t, objects.TCFlowStateFLOW_SYN_RECV, key)
+		c.later(t, d.second, objects.Seconds(d.second.cfg.Timeouts.TCPNew)+1)
 		slot := d.second.flowAt(t, key).Slot
 		c.says(t, d.second, byGUE, "P.", 'x')
 		c.answer(t, "P.", 'y')
@@ -331,8 +332,8 @@ func TestPacketDSRMoved(t *testing.T) {
 			c.later(t, d.second, 1)
 			c.says(t, d.second, byGUE, "P.", 'x')
 		}
-		d.second.wantState(t, tcFlowStateFLOW_ESTABLISHED, key)
-		c.later(t, d.second, seconds(d.second.cfg.Timeouts.TCPEstablished)-1)
+		d.second.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED, key)
+		c.later(t, d.second, objects.Seconds(d.second.cfg.Timeouts.TCPEstablished)-1)
 		slot = d.second.flowAt(t, key).Slot
 		c.says(t, d.second, byGUE, "P.", 'x')
 		if d.second.flowAt(t, key).Slot != slot {
@@ -380,7 +381,7 @@ func TestPacketDSRForgedFlood(t *testing.T) {
 	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
 		c := d.conn(p, 20000)
 		c.send(t, d.first, "S")
-		for port := range 4 * uint16(d.first.cfg.oneWay()) {
+		for port := range 4 * uint16(d.first.cfg.OneWay()) {
 			other := d.conn(p, 1024+port)
 			other.client = ap(p.client2, 1024+port)
 			other.forgeAll(t, d.first, forgeries{{".", false}})
@@ -401,22 +402,22 @@ func TestPacketDSRRace(t *testing.T) {
 	d.serve(t, p)
 	for round := range uint16(150) {
 		c := d.conn(p, 20000+round)
-		var f tcFlow
+		var f objects.TCFlow
 		for range 3 {
 			f = c.raceSYN(t)
 			c.later(t, d.first, 2)
 		}
-		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_SNAT == 0 {
+		if objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_SNAT == 0 {
 			t.Fatalf("round %d: the flow of the third SYN has state %d, flags %#x", round, f.State, f.Flags)
 		}
 	}
 }
 
 // raceSYN forwards a SYN and forged segments on two CPUs, and returns the client's flow.
-func (c *dsrConn) raceSYN(t *testing.T) tcFlow {
+func (c *dsrConn) raceSYN(t *testing.T) objects.TCFlow {
 	t.Helper()
 	n := c.d.first
-	empty[uint32, tcDsrPath](t, n.m(tcMapDsrPaths))
+	empty[uint32, objects.TCDsrPath](t, n.m(objects.TCMapDsrPaths))
 	hook, syn := c.frame("S", nil)
 	var forged [][]byte
 	for i := range 40 {

@@ -9,6 +9,8 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -53,7 +55,7 @@ func (n *packetNode) listed(t *testing.T, port uint16) (found dataplane.Flow) {
 func TestPacketDSRTrust(t *testing.T) {
 	d := newDSRNodes(t)
 	d.first.ownPins(t)
-	t.Cleanup(stubSome(func(p *ebpf.ProgramSpec) bool { return p.Name == tcProgFromPod })) // of the dry runs
+	t.Cleanup(stubSome(func(p *ebpf.ProgramSpec) bool { return p.Name == objects.TCProgFromPod })) // of the dry runs
 	p := plans["IPv4"]
 	d.serve(t, p)
 	id := d.backendID(t, ap(p.far, 8080))
@@ -62,18 +64,18 @@ func TestPacketDSRTrust(t *testing.T) {
 		failed   uint32 // seconds ago
 		want     bool
 	}{
-		{uint32(tcDsrPathLimitDSR_FAILURES) - 1, 20, true},
-		{uint32(tcDsrPathLimitDSR_FAILURES), 20, false},
-		{uint32(tcDsrPathLimitDSR_FAILURES), 70, true},
-		{uint32(tcDsrPathLimitDSR_FAILURES_MAX), 20, false},
+		{uint32(objects.TCDsrPathLimitDSR_FAILURES) - 1, 20, true},
+		{uint32(objects.TCDsrPathLimitDSR_FAILURES), 20, false},
+		{uint32(objects.TCDsrPathLimitDSR_FAILURES), 70, true},
+		{uint32(objects.TCDsrPathLimitDSR_FAILURES_MAX), 20, false},
 	} {
 		fail := func() {
-			path := tcDsrPath{Failures: row.failures, Failed: bootSeconds() - row.failed}
-			ok(t, d.first.m(tcMapDsrPaths).Put(id, path))
+			path := objects.TCDsrPath{Failures: row.failures, Failed: objects.BootSeconds() - row.failed}
+			ok(t, d.first.m(objects.TCMapDsrPaths).Put(id, path))
 		}
 		fail()
 		trusted := d.first.directPath(t, id).Trusted
-		packet := DryRunPacket{Hook: FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
+		packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
 		dry := d.first.dryRun(t, packet)
 		fail() // in an emulated machine, a dry run takes half a minute
 		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: packet.Src, dst: packet.Dst, flags: "S", seq: 1})
@@ -88,15 +90,15 @@ func TestPacketDSRTrust(t *testing.T) {
 func TestPacketDSRDryRunKnowsTheCarrier(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	d.first.ownPins(t)
-	t.Cleanup(stubSome(func(p *ebpf.ProgramSpec) bool { return p.Name == tcProgFromPod })) // of the dry runs
+	t.Cleanup(stubSome(func(p *ebpf.ProgramSpec) bool { return p.Name == objects.TCProgFromPod })) // of the dry runs
 	p := plans["IPv4"]
 	d.serve(t, p)
-	for i, carrier := range []tcDsrCarrierKind{tcDsrCarrierKindDSR_BY_OPTION, tcDsrCarrierKindDSR_BY_GUE, tcDsrCarrierKindDSR_BY_NOTHING} {
+	for i, carrier := range []objects.TCDsrCarrierKind{objects.TCDsrCarrierKindDSR_BY_OPTION, objects.TCDsrCarrierKindDSR_BY_GUE, objects.TCDsrCarrierKindDSR_BY_NOTHING} {
 		d.first.carry(t, p.far, carrier)
-		packet := DryRunPacket{Hook: FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
+		packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
 		dry := d.first.dryRun(t, packet)
 		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: packet.Src, dst: packet.Dst, flags: "S", seq: 1})
-		direct, byGUE := carrier != tcDsrCarrierKindDSR_BY_NOTHING, carrier == tcDsrCarrierKindDSR_BY_GUE
+		direct, byGUE := carrier != objects.TCDsrCarrierKindDSR_BY_NOTHING, carrier == objects.TCDsrCarrierKindDSR_BY_GUE
 		if dry.Flow.Has("dsr") != direct || dry.Flow.Has("snat") == direct || slices.Contains(dry.Verdicts, "dsr_encapsulated") != byGUE || announced(r) != direct {
 			t.Errorf("carrier %d: the program: %s, dry run: %s, %+v", carrier, verdictList(r.verdicts), dry.Verdicts, dry.Flow)
 		}
@@ -106,8 +108,8 @@ func TestPacketDSRDryRunKnowsTheCarrier(t *testing.T) {
 // backendID is the id of an endpoint at the first node.
 func (d *dsrNodes) backendID(t *testing.T, at netip.AddrPort) (found uint32) {
 	t.Helper()
-	ok(t, each(d.first.m(tcMapBackends), func(id uint32, b tcBackend) {
-		if endpointOf(b) == at {
+	ok(t, objects.Each(d.first.m(objects.TCMapBackends), func(id uint32, b objects.TCBackend) {
+		if objects.EndpointOf(b) == at {
 			found = id
 		}
 	}))
@@ -122,7 +124,7 @@ func (n *packetNode) directPath(t *testing.T, id uint32) dataplane.DirectPath {
 		t.Fatalf("%+v, %v", replies, err)
 	}
 	path := replies.Paths[0]
-	v, err := OpenView(n.cfg.BPFFS)
+	v, err := inspect.OpenView(n.cfg.BPFFS)
 	ok(t, err)
 	defer v.Close()
 	if seen := v.DirectPath(id); seen == nil || seen.Trusted != path.Trusted || seen.Failures != path.Failures || seen.Endpoint != path.Endpoint {
@@ -144,13 +146,13 @@ func TestPacketDSRThroughStack(t *testing.T) {
 	}
 	for i, through := range []bool{false, true} {
 		if through {
-			d.home.traversing = map[netip.Addr]traversal{p.far: traversesForPolicy}
-			d.home.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{p.far: pod}})
+			d.home.node.traversing = map[netip.Addr]traversal{p.far: traversesForPolicy}
+			d.home.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{p.far: pod}})
 		}
 		r := syn(d.home, 40000+uint16(i))
 		replies, err := d.home.DirectReplies()
 		ok(t, err)
-		if listed := slices.Equal(replies.ThroughStack, []netip.AddrPort{ap(p.far, 8080)}); listed != through || (r.verdicts[tcVerdictTRANSLATED_STACK] == 1) != through {
+		if listed := slices.Equal(replies.ThroughStack, []netip.AddrPort{ap(p.far, 8080)}); listed != through || (r.verdicts[objects.TCVerdictTRANSLATED_STACK] == 1) != through {
 			t.Errorf("through the stack: listed %v, the program: %s, want %v", replies.ThroughStack, verdictList(r.verdicts), through)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/dchest/siphash"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 const gueMTU = 1390
@@ -18,8 +19,8 @@ const gueMTU = 1390
 func withDSRPort(c *Config) { c.DSRPort = DefaultDSRPort }
 
 // carry says at a node how packets reach the endpoint elsewhere.
-func (n *packetNode) carry(t testing.TB, to netip.Addr, kind tcDsrCarrierKind) {
-	ok(t, n.m(tcMapDsrCarriers).Put(addrKey(to), tcDsrCarrier{Kind: uint8(kind), Mtu: gueMTU}))
+func (n *packetNode) carry(t testing.TB, to netip.Addr, kind objects.TCDsrCarrierKind) {
+	ok(t, n.m(objects.TCMapDsrCarriers).Put(objects.AddrKey(to), objects.TCDsrCarrier{Kind: uint8(kind), Mtu: gueMTU}))
 }
 
 // unpack checks a datagram between nodes, and returns the frame that it would be without.
@@ -41,7 +42,7 @@ func (c *dsrConn) askGUE(t *testing.T, by *packetNode, flags string, payload ...
 	t.Helper()
 	hook, f := c.frame(flags, payload)
 	sent := by.sendRaw(t, hook, f.bytes(by, hook.iface))
-	if sent.verdicts[tcVerdictDSR_ENCAPSULATED] != 1 {
+	if sent.verdicts[objects.TCVerdictDSR_ENCAPSULATED] != 1 {
 		t.Fatalf("code %d, verdicts %s", sent.code, verdictList(sent.verdicts))
 	}
 	inside, err := decode(c.unpack(t, sent))
@@ -65,7 +66,7 @@ func TestPacketDSRGUE(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		for _, n := range []*packetNode{d.first, d.second} {
-			n.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
+			n.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
 		}
 		c := d.conn(p, 40000)
 		if syn := c.askGUE(t, d.first, "S"); !announced(syn) {
@@ -85,10 +86,10 @@ func TestPacketDSRGUE(t *testing.T) {
 		c.answer(t, "P.", 'y')
 
 		// The network has changed: neither end loses the connection.
-		d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_OPTION)
+		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_OPTION)
 		c.ask(t, d.first, "P.", 'x')
 		c.answer(t, "P.", 'y')
-		d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_NOTHING)
+		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_NOTHING)
 		c.ask(t, d.first, "P.", 'x')
 		d.first.forget(t)
 		c.ask(t, d.first, "P.", 'x')
@@ -106,7 +107,7 @@ func TestPacketDSRGUE(t *testing.T) {
 func TestPacketDSRWithoutPort(t *testing.T) {
 	d := newDSRNodes(t)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		for i, kind := range []tcDsrCarrierKind{tcDsrCarrierKindDSR_BY_GUE, tcDsrCarrierKindDSR_BY_NOTHING} {
+		for i, kind := range []objects.TCDsrCarrierKind{objects.TCDsrCarrierKindDSR_BY_GUE, objects.TCDsrCarrierKindDSR_BY_NOTHING} {
 			d.first.carry(t, p.far, kind)
 			if r := d.conn(p, 40000+uint16(i)).ask(t, d.first, "S"); !announced(r) {
 				t.Errorf("carrier %d: verdicts %s", kind, verdictList(r.verdicts))
@@ -122,21 +123,21 @@ func TestPacketDSRGUEFragment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := plans[name]
 			d.serveUDP(t, p)
-			d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
+			d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
 			u := d.udp(p, 40000)
 			d.home.sendRaw(t, inTun0, toDevice(d.home, d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0")).out))
 			long := u.f
 			long.payload = make([]byte, 1000)
 			for _, fragment := range long.fragments(d.first, "eth0", 512) {
 				sent := d.first.sendRaw(t, inEth0, fragment)
-				if r := sent; r.code != actRedirect || r.v.dst.Addr() != p.far || len(r.out) != len(fragment) || r.verdicts[tcVerdictDSR_ENCAPSULATED] > 0 {
+				if r := sent; r.code != actRedirect || r.v.dst.Addr() != p.far || len(r.out) != len(fragment) || r.verdicts[objects.TCVerdictDSR_ENCAPSULATED] > 0 {
 					t.Errorf("a fragment: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 				}
 				// The endpoint's node knows the later one by the first.
 				if r := d.home.sendRaw(t, inTun0, toDevice(d.home, sent.out)); r.code != actRedirect || r.v.dst.Addr() != p.far {
 					t.Errorf("a fragment at the endpoint's node: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 				}
-				if r := d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0")); r.verdicts[tcVerdictDSR_ENCAPSULATED] != 1 {
+				if r := d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0")); r.verdicts[objects.TCVerdictDSR_ENCAPSULATED] != 1 {
 					t.Errorf("after a fragment: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 				}
 			}
@@ -149,7 +150,7 @@ func TestPacketDSRGUEFragment(t *testing.T) {
 func TestPacketDSRGUECongestion(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
 		c := d.conn(p, 40000)
 		hook, f := c.frame("S", nil)
 		in := f.bytes(d.first, hook.iface)
@@ -179,7 +180,7 @@ func TestPacketDSRGUETooBig(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	d.first.checksComplete = false // see TestPacketAnswers
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
 		c := d.conn(p, 40000)
 		c.askGUE(t, d.first, "S")
 		c.answer(t, "S.")
@@ -194,7 +195,7 @@ func TestPacketDSRGUETooBig(t *testing.T) {
 			hook, f := c.frame("P.", make([]byte, fits+1))
 			f.df = df
 			r := d.first.send(t, hook, f)
-			r.want(t, actRedirect, tcVerdictANSWERED_TOO_BIG)
+			r.want(t, actRedirect, objects.TCVerdictANSWERED_TOO_BIG)
 			if got := r.v.icmpWord & 0xffff; got != uint32(gueMTU-room) {
 				t.Errorf("the client learns MTU %d, want %d", got, gueMTU-room)
 			}
@@ -207,7 +208,7 @@ func TestPacketDSRGUETooBig(t *testing.T) {
 func TestPacketDSRGUEForged(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
 		c := d.conn(p, 40000)
 		hook, f := c.frame("S", nil)
 		genuine := toDevice(d.home, d.first.sendRaw(t, hook, f.bytes(d.first, "eth0")).out)
@@ -225,10 +226,10 @@ func TestPacketDSRGUEForged(t *testing.T) {
 			forged := bytes.Clone(genuine)
 			forged[at] ^= 0x40
 			r := d.home.sendRaw(t, inTun0, forged)
-			if d.home.count(t, tcMapFlows) > 0 {
+			if d.home.count(t, objects.TCMapFlows) > 0 {
 				t.Fatalf("byte %d is forged, and there is a flow: %s", at-14, verdictList(r.verdicts))
 			}
-			dropped := r.code == actDrop && r.verdicts[tcVerdictDROP_DSR] == 1
+			dropped := r.code == actDrop && r.verdicts[objects.TCVerdictDROP_DSR] == 1
 			if header := at < inner-net4or6(p, 14, 26); !dropped && !(header && bytes.Equal(r.out, forged)) {
 				t.Errorf("byte %d is forged: code %d, verdicts %s", at-14, r.code, verdictList(r.verdicts))
 			}
@@ -249,7 +250,7 @@ func TestPacketDSRGUEForged(t *testing.T) {
 			forged := change(bytes.Clone(genuine))
 			fixIPv4Length(p, forged)
 			r := d.home.sendRaw(t, inTun0, forged)
-			if r.code == actRedirect || d.home.count(t, tcMapFlows) > 0 || !(r.code == actDrop || bytes.Equal(r.out, forged)) {
+			if r.code == actRedirect || d.home.count(t, objects.TCMapFlows) > 0 || !(r.code == actDrop || bytes.Equal(r.out, forged)) {
 				t.Errorf("%s: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
 			}
 		}
@@ -317,28 +318,28 @@ func TestPacketDSRProbe(t *testing.T) {
 			for _, src := range []netip.AddrPort{f.src, ap(p.router, 61234)} { // masqueraded
 				f.src = src
 				r := d.home.send(t, inTun0, f)
-				r.want(t, actRedirect, tcVerdictDSR_PROBED)
+				r.want(t, actRedirect, objects.TCVerdictDSR_PROBED)
 				r.wantPath(t, f.dst, f.src)
 				if !bytes.Equal(r.v.payload, f.payload) || len(r.v.ip) != len(f.bytes(d.home, "tun0"))-14-len(f.options)-extLen(f) || !bytes.Equal(r.v.ethSrc, d.home.mac["tun0"]) {
 					t.Errorf("%s: the answer is %q from %s", name, r.v.payload, r.v.ethSrc)
 				}
 			}
-			if r := d.second.send(t, inTun0, f); r.code == actRedirect || r.verdicts[tcVerdictDSR_PROBED] > 0 {
+			if r := d.second.send(t, inTun0, f); r.code == actRedirect || r.verdicts[objects.TCVerdictDSR_PROBED] > 0 {
 				t.Errorf("%s: another node answers, code %d", name, r.code)
 			}
 		}
 		for name, f := range probeFrames(p, DSRKey{9}) {
-			if r := d.home.sendRaw(t, inTun0, f.bytes(d.home, "tun0")); r.code != actDrop || r.verdicts[tcVerdictDROP_DSR] != 1 {
+			if r := d.home.sendRaw(t, inTun0, f.bytes(d.home, "tun0")); r.code != actDrop || r.verdicts[objects.TCVerdictDROP_DSR] != 1 {
 				t.Errorf("%s with another key: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
 			}
 		}
 		for name, f := range probeFrames(p, dsrKeys[0]) {
 			f.src = ap(p.eth0, 45000) // the node's own: an answer to it would come back
-			if r := d.home.sendRaw(t, inTun0, f.bytes(d.home, "tun0")); r.code != actDrop || r.verdicts[tcVerdictDROP_SOURCE] != 1 {
+			if r := d.home.sendRaw(t, inTun0, f.bytes(d.home, "tun0")); r.code != actDrop || r.verdicts[objects.TCVerdictDROP_SOURCE] != 1 {
 				t.Errorf("%s with the node's address: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
 			}
 		}
-		if n := d.home.count(t, tcMapFlows); n > 0 {
+		if n := d.home.count(t, objects.TCMapFlows); n > 0 {
 			t.Errorf("probes have made %d flows", n)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/dchest/siphash"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -33,7 +34,7 @@ func newDSRHome(t testing.TB, keys ...DSRKey) *packetNode {
 		pods[p.far] = attach.Pod{Ifindex: n.ifindex["pod1"], PodMAC: podMAC("pod1"), HostMAC: n.mac["pod1"]}
 		n.routeTo(t, p.far, "pod1")
 	}
-	n.onPods(attach.PodChanges{Full: true, Upserts: pods})
+	n.node.onPods(attach.PodChanges{Full: true, Upserts: pods})
 	return n
 }
 
@@ -136,7 +137,7 @@ func (c *dsrConn) establish(t *testing.T) {
 }
 
 // announced says whether a packet carries the option.
-func announced(r result) bool { return r.verdicts[tcVerdictDSR_ANNOUNCED] == 1 }
+func announced(r result) bool { return r.verdicts[objects.TCVerdictDSR_ANNOUNCED] == 1 }
 
 func eachDSRFamily(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan)) {
 	for _, name := range []string{"IPv4", "IPv6"} {
@@ -154,7 +155,7 @@ func TestPacketDSR(t *testing.T) {
 		c := d.conn(p, 40000)
 		_, f := c.frame("S", nil)
 		syn := d.first.send(t, inEth0, f)
-		syn.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT, tcVerdictDSR_ANNOUNCED)
+		syn.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT, objects.TCVerdictDSR_ANNOUNCED)
 		if len(syn.out) != len(f.bytes(d.first, "eth0"))+room(p) {
 			t.Errorf("the SYN grows from %d to %d bytes", len(f.bytes(d.first, "eth0")), len(syn.out))
 		}
@@ -173,24 +174,24 @@ func TestPacketDSR(t *testing.T) {
 			c.answer(t, "P.", 'a', 'b')
 		}
 		flow := d.home.flowAt(t, tupleOf(protoTCP, c.client, c.front))
-		if flow.State != uint8(tcFlowStateFLOW_ESTABLISHED) || tcFlowFlags(flow.Flags)&tcFlowFlagsFLOW_CONFIRMED == 0 {
+		if flow.State != uint8(objects.TCFlowStateFLOW_ESTABLISHED) || objects.TCFlowFlags(flow.Flags)&objects.TCFlowFlagsFLOW_CONFIRMED == 0 {
 			t.Errorf("the endpoint's node has the flow in state %d, flags %#x", flow.State, flow.Flags)
 		}
-		if one := d.first.flowAt(t, tupleOf(protoTCP, c.client, c.front)); tcFlowFlags(one.Flags)&tcFlowFlagsFLOW_CONFIRMED != 0 {
+		if one := d.first.flowAt(t, tupleOf(protoTCP, c.client, c.front)); objects.TCFlowFlags(one.Flags)&objects.TCFlowFlagsFLOW_CONFIRMED != 0 {
 			t.Error("the receiving node takes the client for proved")
 		}
 		c.ask(t, d.first, "F.")
 		c.answer(t, "F.")
 		c.ask(t, d.first, ".")
-		if flow := d.home.flowAt(t, tupleOf(protoTCP, c.client, c.front)); flow.State != uint8(tcFlowStateFLOW_CLOSED) {
+		if flow := d.home.flowAt(t, tupleOf(protoTCP, c.client, c.front)); flow.State != uint8(objects.TCFlowStateFLOW_CLOSED) {
 			t.Errorf("after both FINs, the endpoint's node has the flow in state %d", flow.State)
 		}
 	})
 }
 
-func (n *packetNode) flowAt(t *testing.T, key tcTuple) (f tcFlow) {
+func (n *packetNode) flowAt(t *testing.T, key objects.TCTuple) (f objects.TCFlow) {
 	t.Helper()
-	if err := n.m(tcMapFlows).Lookup(key, &f); err != nil {
+	if err := n.m(objects.TCMapFlows).Lookup(key, &f); err != nil {
 		t.Fatalf("no flow %v: %v", key, err)
 	}
 	return f
@@ -244,7 +245,7 @@ func TestPacketDSRFlood(t *testing.T) {
 			c.establish(t)
 			honest = append(honest, c)
 		}
-		for port := range 2 * uint16(d.first.cfg.oneWay()) {
+		for port := range 2 * uint16(d.first.cfg.OneWay()) {
 			f := frame{proto: protoTCP, src: ap(p.client2, 1024+port), dst: honest[0].front, flags: "S", seq: 7}
 			d.first.send(t, inEth0, f)
 			f.flags, f.seq, f.ack = ".", 8, 1 // as if an endpoint had answered
@@ -252,7 +253,7 @@ func TestPacketDSRFlood(t *testing.T) {
 		}
 		forgotten := 0
 		for _, c := range honest {
-			if err := d.first.m(tcMapFlows).Lookup(tupleOf(protoTCP, c.client, c.front), &tcFlow{}); err != nil {
+			if err := d.first.m(objects.TCMapFlows).Lookup(tupleOf(protoTCP, c.client, c.front), &objects.TCFlow{}); err != nil {
 				forgotten++
 			}
 			c.ask(t, d.first, "P.", 'x')
@@ -289,7 +290,7 @@ func TestPacketDSRForged(t *testing.T) {
 			forged[at] ^= 0x40
 			fixIPv4Sum(forged)
 			r := d.home.sendRaw(t, inTun0, forged)
-			if d.home.count(t, tcMapFlows) > 0 {
+			if d.home.count(t, objects.TCMapFlows) > 0 {
 				t.Fatalf("byte %d of the option is forged, and there is a flow: %s", at-option, verdictList(r.verdicts))
 			}
 			header := 2
@@ -307,7 +308,7 @@ func TestPacketDSRForged(t *testing.T) {
 			forged := bytes.Clone(genuine)
 			change(forged)
 			fixIPv4Sum(forged)
-			if r := d.home.sendRaw(t, inTun0, forged); r.code != actDrop || r.verdicts[tcVerdictDROP_DSR] != 1 {
+			if r := d.home.sendRaw(t, inTun0, forged); r.code != actDrop || r.verdicts[objects.TCVerdictDROP_DSR] != 1 {
 				t.Errorf("%s: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
 			}
 		}
@@ -341,8 +342,8 @@ func fixIPv4Sum(b []byte) {
 func (n *packetNode) count(t *testing.T, name string) (entries int) {
 	t.Helper()
 	it := n.m(name).Iterate()
-	var key tcTuple
-	var f tcFlow
+	var key objects.TCTuple
+	var f objects.TCFlow
 	for it.Next(&key, &f) {
 		entries++
 	}
@@ -386,7 +387,7 @@ func TestPacketDSRNotPossible(t *testing.T) {
 func TestPacketDSRUnanswered(t *testing.T) {
 	d := newDSRNodes(t)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		empty[uint32, tcDsrPath](t, d.first.m(tcMapDsrPaths))
+		empty[uint32, objects.TCDsrPath](t, d.first.m(objects.TCMapDsrPaths))
 		syn := func(port uint16) result {
 			return d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, port), dst: ap(p.externalIP, 80), flags: "S", seq: 1})
 		}
@@ -394,7 +395,7 @@ func TestPacketDSRUnanswered(t *testing.T) {
 			key := tupleOf(protoTCP, ap(p.client, port), ap(p.externalIP, 80))
 			f := d.first.flowAt(t, key)
 			f.Seen--
-			ok(t, d.first.m(tcMapFlows).Update(key, f, 0))
+			ok(t, d.first.m(objects.TCMapFlows).Update(key, f, 0))
 		}
 		unanswered := func(from, n uint16) {
 			for port := from; port < from+n; port++ {
@@ -403,7 +404,7 @@ func TestPacketDSRUnanswered(t *testing.T) {
 				}
 				later(port)
 				r := syn(port)
-				if announced(r) || r.v.src.Addr() != p.tun0 || r.verdicts[tcVerdictDSR_UNANSWERED] != 1 {
+				if announced(r) || r.v.src.Addr() != p.tun0 || r.verdicts[objects.TCVerdictDSR_UNANSWERED] != 1 {
 					t.Fatalf("repeated SYN %d from %s: %s", port-from, r.v.src, verdictList(r.verdicts))
 				}
 				d.first.send(t, inTun0, back(r.v, "S.", nil)).wantPath(t, ap(p.externalIP, 80), ap(p.client, port))
@@ -418,19 +419,19 @@ func TestPacketDSRUnanswered(t *testing.T) {
 		}
 		unanswered(44000, 1)
 		var id uint32
-		var path tcDsrPath
-		change := func(by func(*tcDsrPath)) {
-			it := d.first.m(tcMapDsrPaths).Iterate()
+		var path objects.TCDsrPath
+		change := func(by func(*objects.TCDsrPath)) {
+			it := d.first.m(objects.TCMapDsrPaths).Iterate()
 			if !it.Next(&id, &path) {
 				t.Fatal("nothing is known of the path")
 			}
 			by(&path)
-			ok(t, d.first.m(tcMapDsrPaths).Update(id, path, 0))
+			ok(t, d.first.m(objects.TCMapDsrPaths).Update(id, path, 0))
 		}
 		if r := syn(44500); announced(r) || r.v.src.Addr() != p.tun0 {
 			t.Errorf("after five failures: %s", verdictList(r.verdicts))
 		}
-		change(func(path *tcDsrPath) { path.Failed -= 61 })
+		change(func(path *objects.TCDsrPath) { path.Failed -= 61 })
 		if r := syn(45000); !announced(r) {
 			t.Errorf("a minute later: %s", verdictList(r.verdicts))
 		}
@@ -445,13 +446,13 @@ func TestPacketDSRLateAnswer(t *testing.T) {
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		// open returns a client that has sent two SYNs, and the second as the endpoint got it.
 		open := func(t *testing.T, port uint16) (*dsrConn, result) {
-			empty[uint32, tcDsrPath](t, d.first.m(tcMapDsrPaths))
+			empty[uint32, objects.TCDsrPath](t, d.first.m(objects.TCMapDsrPaths))
 			c := d.conn(p, port)
 			c.ask(t, d.first, "S")
 			key := tupleOf(protoTCP, c.client, c.front)
 			f := d.first.flowAt(t, key)
 			f.Seen--
-			ok(t, d.first.m(tcMapFlows).Update(key, f, 0))
+			ok(t, d.first.m(objects.TCMapFlows).Update(key, f, 0))
 			c.sent = clientISN
 			_, again := c.frame("S", nil)
 			r := d.first.send(t, inEth0, again)
@@ -524,7 +525,7 @@ func TestPacketDSRRings(t *testing.T) {
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		udp := service(p, protoUDP, endpoint(p.far, 8080, elsewhere))
 		d.first.serve(t, dsrService(p, endpoint(p.far, 8080, elsewhere)), udp)
-		var honest []tcTuple
+		var honest []objects.TCTuple
 		for port := range uint16(8) {
 			c := d.conn(p, 40000+port)
 			c.establish(t)
@@ -540,7 +541,7 @@ func TestPacketDSRRings(t *testing.T) {
 			}
 			left := honest[:0:0]
 			for _, key := range honest {
-				err := d.first.m(tcMapFlows).Lookup(key, &tcFlow{})
+				err := d.first.m(objects.TCMapFlows).Lookup(key, &objects.TCFlow{})
 				if err == nil {
 					left = append(left, key)
 				}
@@ -569,17 +570,17 @@ func TestPacketDSRLeftOver(t *testing.T) {
 		c.establish(t)
 		key := tupleOf(protoTCP, c.client, c.front)
 		flow := d.first.flowAt(t, key)
-		var reply tcFlow
+		var reply objects.TCFlow
 		back := tupleOf(protoTCP, c.server, c.client)
-		ok(t, d.first.m(tcMapFlows).Lookup(back, &reply))
-		ok(t, without.m(tcMapFlows).Put(key, flow))
-		ok(t, without.m(tcMapFlows).Put(back, reply))
+		ok(t, d.first.m(objects.TCMapFlows).Lookup(back, &reply))
+		ok(t, without.m(objects.TCMapFlows).Put(key, flow))
+		ok(t, without.m(objects.TCMapFlows).Put(back, reply))
 		_, ask := c.frame("P.", []byte("data"))
 		without.send(t, inEth0, ask).wantPath(t, c.client, c.server)
 		_, syn := c.frame("S", nil)
 		syn.seq, syn.ack = 1, 0
 		r := without.send(t, inEth0, syn)
-		if r.v.src.Addr() != p.tun0 || r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+		if r.v.src.Addr() != p.tun0 || r.verdicts[objects.TCVerdictFLOW_CREATED] != 1 {
 			t.Errorf("the next SYN comes from %s: %s", r.v.src, verdictList(r.verdicts))
 		}
 	})
@@ -627,7 +628,7 @@ func TestPacketDSRKeys(t *testing.T) {
 	if r := rotated.sendRaw(t, inTun0, toDevice(rotated, sent.out)); r.code != actRedirect {
 		t.Errorf("the previous key: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 	}
-	if r := strange.sendRaw(t, inTun0, toDevice(strange, sent.out)); r.verdicts[tcVerdictDROP_DSR] != 1 {
+	if r := strange.sendRaw(t, inTun0, toDevice(strange, sent.out)); r.verdicts[objects.TCVerdictDROP_DSR] != 1 {
 		t.Errorf("a strange key: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 	}
 	if r := without.sendRaw(t, inTun0, toDevice(without, sent.out)); r.code == actDrop || len(r.out) != len(sent.out) {
@@ -679,7 +680,7 @@ func BenchmarkPacketDSR(b *testing.B) {
 		for i := range sp.Frontends {
 			sp.Frontends[i].Port += 2
 		}
-		d.first.carry(b, p.far2, tcDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(b, p.far2, objects.TCDsrCarrierKindDSR_BY_GUE)
 		return sp, frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 82), flags: "P.", payload: []byte{0}}
 	}
 	b.Run("receiving", func(b *testing.B) {
@@ -719,14 +720,14 @@ func BenchmarkPacketDSR(b *testing.B) {
 	b.Run("endpoint's", func(b *testing.B) {
 		benchPackets(b, d.home, func(b *testing.B, p *plan) []*packetCase {
 			d.serve(b, p)
-			d.first.carry(b, p.far, tcDsrCarrierKindDSR_BY_GUE)
+			d.first.carry(b, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
 			c := open(p, 40000)
 			_, in := c.frame("P.", []byte{0})
 			in.dst = c.server
 			_, out := c.frame("<P.", []byte{0})
 			_, plain := c.frame("P.", []byte{0})
 			sent := d.first.send(b, inEth0, plain)
-			d.first.carry(b, p.far, tcDsrCarrierKindDSR_BY_OPTION)
+			d.first.carry(b, p.far, objects.TCDsrCarrierKindDSR_BY_OPTION)
 			datagram := frame{proto: protoUDP, src: sent.v.src, dst: sent.v.dst, payload: sent.v.payload}
 			passing := in
 			passing.src = ap(p.far2, 1000)
@@ -748,8 +749,8 @@ func TestPacketDSRFalseSlice(t *testing.T) {
 		c := d.conn(p, 40000)
 		c.establish(t)
 		claim := func(now map[netip.Addr]traversal) {
-			d.first.traversing = now
-			d.first.onPods(attach.PodChanges{Deletes: []netip.Addr{p.far}}) // writes its entry
+			d.first.node.traversing = now
+			d.first.node.onPods(attach.PodChanges{Deletes: []netip.Addr{p.far}}) // writes its entry
 		}
 		claim(map[netip.Addr]traversal{p.far: traversesForPolicy})
 		t.Cleanup(func() { claim(nil) })

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"bytes"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"testing"
 )
 
@@ -60,7 +61,7 @@ func (u *udpFlow) grow(t *testing.T, n *packetNode, seconds uint32, seen bool) {
 		f.Seen -= seconds
 		f.NextHopSeen -= seconds
 	}
-	ok(t, n.m(tcMapFlows).Update(key, f, 0))
+	ok(t, n.m(objects.TCMapFlows).Update(key, f, 0))
 }
 
 // TestPacketDSRUDP: the datagrams of the first seconds say which Service they are for, and later one a
@@ -73,7 +74,7 @@ func TestPacketDSRUDP(t *testing.T) {
 			d.serveUDP(t, p)
 			u := d.udp(p, 40000)
 			lost := d.first.send(t, inEth0, u.f)
-			lost.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT, tcVerdictDSR_ANNOUNCED)
+			lost.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT, objects.TCVerdictDSR_ANNOUNCED)
 			for range 3 {
 				if !u.ask(t, d.first) {
 					t.Error("a datagram of the first seconds has no option")

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
 )
@@ -42,8 +43,7 @@ func newEventNode(t testing.TB, change ...func(*Config)) *eventNode {
 func readEvents(t testing.TB, of *packetNode) *eventNode {
 	t.Helper()
 	n := &eventNode{packetNode: of}
-	n.ports.names = &n.services
-	ring, err := ringbuf.NewReader(n.m(tcMapEvents))
+	ring, err := ringbuf.NewReader(n.m(objects.TCMapEvents))
 	ok(t, err)
 	t.Cleanup(func() { ring.Close() })
 	n.ring = ring
@@ -60,7 +60,7 @@ func (n *eventNode) events(t testing.TB) (out []dataplane.FlowEvent) {
 			return out
 		}
 		ok(t, err)
-		out = n.decodeEvent(out, record.RawSample, newEventClock())
+		out = n.flows.decodeEvent(out, record.RawSample, newEventClock())
 	}
 }
 
@@ -68,7 +68,7 @@ func (n *eventNode) events(t testing.TB) (out []dataplane.FlowEvent) {
 func (n *eventNode) restart(t testing.TB) {
 	t.Helper()
 	n.events(t)
-	n.Backend.events.open.flows = nil
+	n.flows.events.open.flows = nil
 }
 
 // want fails unless these events were stored, as "kind reason".
@@ -212,12 +212,12 @@ func (n *eventNode) eventsOfTransfer(t *testing.T, p *plan) {
 	n.want(t)
 	n.datagram(t, inTun0, ap(p.far, tid+1), seen) // another transfer, but no second answer
 	wantFlow(t, n.want(t, "opened")[0], protoUDP, client, ap(p.clusterIP, tid+1), ap(p.far, tid+1))
-	ok(t, n.sweep(context.Background()))
-	n.Backend.events.takeSwept(nil)
+	ok(t, n.flows.sweep(context.Background()))
+	n.flows.events.takeSwept(nil)
 	n.ageFlows(t, 48*3600)
-	ok(t, n.sweep(context.Background()))
+	ok(t, n.flows.sweep(context.Background()))
 	var packets [2]uint64
-	ends := n.Backend.events.takeSwept(nil)
+	ends := n.flows.events.takeSwept(nil)
 	for _, e := range ends {
 		if e.Reason == dataplane.EndTimeout && e.Flow.ServiceAddress.Port() == tid {
 			packets = [2]uint64{e.Flow.PacketsToEndpoint, e.Flow.PacketsToClient}
@@ -310,8 +310,8 @@ func (n *eventNode) eventsOfSweep(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
 	swept := func(want ...string) {
 		t.Helper()
-		ok(t, n.sweep(context.Background()))
-		events := n.Backend.events.takeSwept(nil)
+		ok(t, n.flows.sweep(context.Background()))
+		events := n.flows.events.takeSwept(nil)
 		slices.SortFunc(events, func(a, b dataplane.FlowEvent) int { return cmp.Compare(a.Reason, b.Reason) })
 		var have []string
 		for _, e := range events {
@@ -339,7 +339,7 @@ func (n *eventNode) eventsOfSweep(t *testing.T, p *plan, proto uint8) {
 	swept()
 	swept("evicted")
 	swept()
-	if open := len(n.Backend.events.open.flows); open != 0 {
+	if open := len(n.flows.events.open.flows); open != 0 {
 		t.Errorf("%d flows are left", open)
 	}
 }
@@ -362,7 +362,7 @@ func TestPacketEventsRingFull(t *testing.T) {
 	n.serve(t, service(p, protoTCP))
 	f := frame{proto: protoTCP, src: ap(p.client, 1), dst: ap(p.clusterIP, 80), flags: "S"}
 	const header = 8
-	room := eventsRing / (len(memory(new(tcEvent))) + header)
+	room := objects.EventsRing / (len(objects.Bytes(new(objects.TCEvent))) + header)
 	more := 100
 	n.enter(t)
 	for range room + more {
@@ -458,7 +458,7 @@ func TestPacketEventsOff(t *testing.T) {
 			}
 			n.want(t, "refused rejected_icmp")
 			// The agent has ended, and no program reads.
-			ok(t, n.stopEvents())
+			ok(t, n.flows.stopEvents())
 			n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80)})
 			n.want(t)
 		})
@@ -485,10 +485,10 @@ func TestPacketServiceMetrics(t *testing.T) {
 		n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80)})
 	}
 	n.send(t, inEth0, frame{proto: protoUDP, src: ap(plans["IPv6"].client, 40000), dst: ap(plans["IPv6"].clusterIP, 80)})
-	ok(t, n.sweep(t.Context()))
+	ok(t, n.flows.sweep(t.Context()))
 
 	registry := prometheus.NewPedanticRegistry()
-	ok(t, registry.Register(servicesOnly{n.Backend}))
+	ok(t, registry.Register(servicesOnly{n.flows}))
 	families, err := registry.Gather()
 	ok(t, err)
 	problems, err := promlint.NewWithMetricFamilies(families).Lint()
@@ -547,9 +547,9 @@ func TestPacketServiceMetrics(t *testing.T) {
 	}
 	// Counters go with their Service, when its name is forgotten.
 	n.serve(t)
-	n.services.ports = nil
-	ok(t, n.sweep(t.Context()))
-	for _, name := range []string{tcMapServiceCounters, tcMapServiceRefusals} {
+	n.services.names.ports = nil
+	ok(t, n.flows.sweep(t.Context()))
+	for _, name := range []string{objects.TCMapServiceCounters, objects.TCMapServiceRefusals} {
 		var key []byte
 		if n.m(name).NextKey(nil, &key) == nil {
 			t.Errorf("%s has an entry", name)
@@ -562,14 +562,14 @@ func TestPacketServiceMetrics(t *testing.T) {
 func TestPacketFullServiceCounters(t *testing.T) {
 	n := newEventNode(t, func(c *Config) { c.FlowEvents, c.ServiceMetrics = EventsOff, true })
 	n.checksComplete = false // see TestPacketAnswers
-	counters, refusals := n.m(tcMapServiceCounters), n.m(tcMapServiceRefusals)
+	counters, refusals := n.m(objects.TCMapServiceCounters), n.m(objects.TCMapServiceRefusals)
 	const theirs = 1 << 30 // ids of the tenant's Services, whose names are forgotten after their deletion
 	for i := range counters.MaxEntries() {
 		// The kernel allocates memory of CPUs in batches, and refuses entries meanwhile.
-		await.NoError(t, func() error { return counters.Put(theirs+i, make([]tcServiceCounts, ebpf.MustPossibleCPU())) })
+		await.NoError(t, func() error { return counters.Put(theirs+i, make([]objects.TCServiceCounts, ebpf.MustPossibleCPU())) })
 	}
 	for i := range refusals.MaxEntries() {
-		key := tcRefusalKey{Service: theirs + i, Verdict: uint32(tcVerdictREJECTED_RST)}
+		key := objects.TCRefusalKey{Service: theirs + i, Verdict: uint32(objects.TCVerdictREJECTED_RST)}
 		await.NoError(t, func() error { return refusals.Put(key, make([]uint64, ebpf.MustPossibleCPU())) })
 	}
 	p := plans["IPv4"]
@@ -593,13 +593,13 @@ func TestPacketFullServiceCounters(t *testing.T) {
 		return connections, refused
 	}
 	uncounted := func() uint64 {
-		return sumPerCPU(n.m(tcMapEventCounts), int(tcEventCountEVENT_COUNTS))[tcEventCountSERVICES_UNCOUNTED]
+		return objects.SumPerCPU(n.m(objects.TCMapEventCounts), int(objects.TCEventCountEVENT_COUNTS))[objects.TCEventCountSERVICES_UNCOUNTED]
 	}
 	ask(40000)
 	if connections, refused := counted(); connections != 0 || refused != 0 || uncounted() < 2 {
 		t.Errorf("%d connections and %d refusals are counted, %d are reported as not counted; want none and all", connections, refused, uncounted())
 	}
-	ok(t, n.sweep(t.Context()))
+	ok(t, n.flows.sweep(t.Context()))
 	before := uncounted()
 	ask(40001)
 	if connections, refused := counted(); connections != 1 || refused != 1 || uncounted() != before {
@@ -608,6 +608,6 @@ func TestPacketFullServiceCounters(t *testing.T) {
 }
 
 // servicesOnly collects the metrics of Services.
-type servicesOnly struct{ *Backend }
+type servicesOnly struct{ *flowTable }
 
 func (s servicesOnly) Collect(ch chan<- prometheus.Metric) { s.collectServices(ch) }

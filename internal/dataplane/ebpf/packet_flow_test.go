@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -31,38 +33,38 @@ func TestPacketFlows(t *testing.T) {
 	t.Run("DirectDatagramForgets", func(t *testing.T) { eachFamily(t, n, n.directDatagram) })
 }
 
-func tupleOf(proto uint8, src, dst netip.AddrPort) tcTuple {
-	return tcTuple{
-		Saddr: toAddr(src.Addr()), Daddr: toAddr(dst.Addr()),
-		Sport: toPort(src.Port()), Dport: toPort(dst.Port()),
-		Proto: proto, Family: familyOf(src.Addr()),
+func tupleOf(proto uint8, src, dst netip.AddrPort) objects.TCTuple {
+	return objects.TCTuple{
+		Saddr: objects.ToAddr(src.Addr()), Daddr: objects.ToAddr(dst.Addr()),
+		Sport: objects.ToPort(src.Port()), Dport: objects.ToPort(dst.Port()),
+		Proto: proto, Family: objects.FamilyOf(src.Addr()),
 	}
 }
 
 // flow reads one entry; ok is false when there is none.
-func (n *packetNode) flow(key tcTuple) (f tcFlow, found bool) {
-	return f, n.m(tcMapFlows).Lookup(key, &f) == nil
+func (n *packetNode) flow(key objects.TCTuple) (f objects.TCFlow, found bool) {
+	return f, n.m(objects.TCMapFlows).Lookup(key, &f) == nil
 }
 
 // opened: both entries know when the flow began, and a dump shows its age.
 func (n *packetNode) opened(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
-	before := bootSeconds()
+	before := objects.BootSeconds()
 	c := n.running(t, p, proto)
 	const age = 100
-	for _, key := range []tcTuple{tupleOf(proto, c.client, c.front), tupleOf(proto, c.server, c.seen)} {
+	for _, key := range []objects.TCTuple{tupleOf(proto, c.client, c.front), tupleOf(proto, c.server, c.seen)} {
 		f, found := n.flow(key)
-		if !found || f.Opened < before || f.Opened > bootSeconds() {
+		if !found || f.Opened < before || f.Opened > objects.BootSeconds() {
 			t.Fatalf("found %v, opened at %d, and the packet came after %d", found, f.Opened, before)
 		}
 		f.Opened -= age
-		ok(t, n.m(tcMapFlows).Put(key, f))
+		ok(t, n.m(objects.TCMapFlows).Put(key, f))
 	}
-	spec, err := loadTc()
+	spec, err := objects.LoadTC()
 	ok(t, err)
 	shown := 0
-	ok(t, dump(n.m(tcMapFlows), spec.Maps[tcMapFlows], func(_, value []Field) error {
-		tcp := slices.ContainsFunc(value, func(f Field) bool { return f.Name == "tcp.end" })
+	ok(t, inspect.DumpMap(n.m(objects.TCMapFlows), spec.Maps[objects.TCMapFlows], func(_, value []inspect.Field) error {
+		tcp := slices.ContainsFunc(value, func(f inspect.Field) bool { return f.Name == "tcp.end" })
 		for _, f := range value {
 			if seconds, _ := f.Value.(uint64); f.Name == "age_seconds" && seconds >= age && seconds < age+60 && tcp == (proto == protoTCP) {
 				shown++
@@ -78,20 +80,20 @@ func (n *packetNode) opened(t *testing.T, p *plan, proto uint8) {
 // ageFlows lets every flow be this many seconds older.
 func (n *packetNode) ageFlows(t *testing.T, by uint32) {
 	t.Helper()
-	all := map[tcTuple]tcFlow{}
-	ok(t, each(n.m(tcMapFlows), func(k tcTuple, f tcFlow) { all[k] = f }))
+	all := map[objects.TCTuple]objects.TCFlow{}
+	ok(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) { all[k] = f }))
 	for k, f := range all {
 		f.Seen -= by
 		f.NextHopSeen -= by
-		ok(t, n.m(tcMapFlows).Put(k, f))
+		ok(t, n.m(objects.TCMapFlows).Put(k, f))
 	}
 }
 
-func (n *packetNode) wantState(t *testing.T, state tcFlowState, keys ...tcTuple) {
+func (n *packetNode) wantState(t *testing.T, state objects.TCFlowState, keys ...objects.TCTuple) {
 	t.Helper()
 	for i, k := range keys {
 		f, found := n.flow(k)
-		if !found || tcFlowState(f.State) != state {
+		if !found || objects.TCFlowState(f.State) != state {
 			t.Fatalf("entry %d of the flow: found %v, state %d, want %d", i, found, f.State, state)
 		}
 	}
@@ -100,34 +102,34 @@ func (n *packetNode) wantState(t *testing.T, state tcFlowState, keys ...tcTuple)
 // a step says which packet comes, as conn.say takes it, and the state it leads to.
 type step struct {
 	flags string
-	state tcFlowState
+	state objects.TCFlowState
 }
 
 func (n *packetNode) tcpStates(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	dialogues := map[string][]step{
 		"client closes": {
-			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},
-			{"P.", tcFlowStateFLOW_ESTABLISHED}, {"F.", tcFlowStateFLOW_CLOSING}, {"<.", tcFlowStateFLOW_CLOSING},
-			{"<F.", tcFlowStateFLOW_LAST_ACK}, {".", tcFlowStateFLOW_CLOSED},
+			{"S", objects.TCFlowStateFLOW_NEW}, {"<S.", objects.TCFlowStateFLOW_SYN_RECV}, {".", objects.TCFlowStateFLOW_ESTABLISHED},
+			{"P.", objects.TCFlowStateFLOW_ESTABLISHED}, {"F.", objects.TCFlowStateFLOW_CLOSING}, {"<.", objects.TCFlowStateFLOW_CLOSING},
+			{"<F.", objects.TCFlowStateFLOW_LAST_ACK}, {".", objects.TCFlowStateFLOW_CLOSED},
 		},
 		"endpoint closes": {
-			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},
-			{"<F.", tcFlowStateFLOW_CLOSING}, {"P.", tcFlowStateFLOW_CLOSING}, {"F.", tcFlowStateFLOW_LAST_ACK},
-			{"<.", tcFlowStateFLOW_CLOSED},
+			{"S", objects.TCFlowStateFLOW_NEW}, {"<S.", objects.TCFlowStateFLOW_SYN_RECV}, {".", objects.TCFlowStateFLOW_ESTABLISHED},
+			{"<F.", objects.TCFlowStateFLOW_CLOSING}, {"P.", objects.TCFlowStateFLOW_CLOSING}, {"F.", objects.TCFlowStateFLOW_LAST_ACK},
+			{"<.", objects.TCFlowStateFLOW_CLOSED},
 		},
 		"FIN with the last ACK of the handshake": {
-			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {"F.", tcFlowStateFLOW_CLOSING},
+			{"S", objects.TCFlowStateFLOW_NEW}, {"<S.", objects.TCFlowStateFLOW_SYN_RECV}, {"F.", objects.TCFlowStateFLOW_CLOSING},
 		},
-		"refused":         {{"S", tcFlowStateFLOW_NEW}, {"<R.", tcFlowStateFLOW_CLOSED}},
-		"client gives up": {{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {"R", tcFlowStateFLOW_CLOSED}},
+		"refused":         {{"S", objects.TCFlowStateFLOW_NEW}, {"<R.", objects.TCFlowStateFLOW_CLOSED}},
+		"client gives up": {{"S", objects.TCFlowStateFLOW_NEW}, {"<S.", objects.TCFlowStateFLOW_SYN_RECV}, {"R", objects.TCFlowStateFLOW_CLOSED}},
 		"reset": {
-			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},
-			{"R", tcFlowStateFLOW_CLOSED},
+			{"S", objects.TCFlowStateFLOW_NEW}, {"<S.", objects.TCFlowStateFLOW_SYN_RECV}, {".", objects.TCFlowStateFLOW_ESTABLISHED},
+			{"R", objects.TCFlowStateFLOW_CLOSED},
 		},
 		"reset by the endpoint": {
-			{"S", tcFlowStateFLOW_NEW}, {"<S.", tcFlowStateFLOW_SYN_RECV}, {".", tcFlowStateFLOW_ESTABLISHED},
-			{"<R.", tcFlowStateFLOW_CLOSED},
+			{"S", objects.TCFlowStateFLOW_NEW}, {"<S.", objects.TCFlowStateFLOW_SYN_RECV}, {".", objects.TCFlowStateFLOW_ESTABLISHED},
+			{"<R.", objects.TCFlowStateFLOW_CLOSED},
 		},
 	}
 	for name, steps := range dialogues {
@@ -157,23 +159,23 @@ func (n *packetNode) tcpStates(t *testing.T, p *plan) {
 func (n *packetNode) synReopens(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
 	c := n.openHere(t, p, 40000)
-	again := func(seq uint32, verdicts ...tcVerdict) {
+	again := func(seq uint32, verdicts ...objects.TCVerdict) {
 		t.Helper()
-		c.forge(t, "S", seq, 0).want(t, actRedirect, append(verdicts, tcVerdictTRANSLATED_DIRECT)...)
+		c.forge(t, "S", seq, 0).want(t, actRedirect, append(verdicts, objects.TCVerdictTRANSLATED_DIRECT)...)
 	}
 	again(c.sent + 1000) // while it is open: the endpoint says what of it
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.talk(t, "<F.", ".", "F.", "<.")
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
 	again(c.sent - 1) // an old duplicate
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
-	again(c.sent+1, tcVerdictFLOW_CREATED)
-	c.wantState(t, tcFlowStateFLOW_NEW)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
+	again(c.sent+1, objects.TCVerdictFLOW_CREATED)
+	c.wantState(t, objects.TCFlowStateFLOW_NEW)
 	again(c.sent + 1) // repeated
 	c.forge(t, "<R.", 0, c.sent+2)
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
-	again(7, tcVerdictFLOW_CREATED)
-	c.wantState(t, tcFlowStateFLOW_NEW)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
+	again(7, objects.TCVerdictFLOW_CREATED)
+	c.wantState(t, objects.TCFlowStateFLOW_NEW)
 }
 
 // timeouts: a flow ends after the timeout of its state.
@@ -186,14 +188,14 @@ func (n *packetNode) timeouts(t *testing.T, p *plan) {
 		do    func(*conn)
 		limit uint32
 	}{
-		{protoTCP, func(*conn) {}, seconds(limits.TCPNew)},
-		{protoTCP, func(c *conn) { c.talk(t, "<S.") }, seconds(limits.TCPNew)},
-		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".") }, seconds(limits.TCPEstablished)},
-		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<F.") }, seconds(limits.TCPClosing)},
-		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<F.", "F.") }, seconds(limits.TCPNew)},
-		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<R.") }, seconds(limits.TCPClosed)},
-		{protoUDP, func(*conn) {}, seconds(limits.UDPNew)},
-		{protoUDP, func(c *conn) { n.datagram(t, inPod1, c.server, client) }, seconds(limits.UDP)},
+		{protoTCP, func(*conn) {}, objects.Seconds(limits.TCPNew)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.") }, objects.Seconds(limits.TCPNew)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".") }, objects.Seconds(limits.TCPEstablished)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<F.") }, objects.Seconds(limits.TCPClosing)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<F.", "F.") }, objects.Seconds(limits.TCPNew)},
+		{protoTCP, func(c *conn) { c.talk(t, "<S.", ".", "<R.") }, objects.Seconds(limits.TCPClosed)},
+		{protoUDP, func(*conn) {}, objects.Seconds(limits.UDPNew)},
+		{protoUDP, func(c *conn) { n.datagram(t, inPod1, c.server, client) }, objects.Seconds(limits.UDP)},
 	}
 	for i, tt := range tests {
 		// A second of margin: the clock goes on.
@@ -210,14 +212,14 @@ func (n *packetNode) timeouts(t *testing.T, p *plan) {
 			tt.do(c)
 			if late {
 				n.ageFlows(t, tt.limit+2)
-				again().want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+				again().want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 				continue
 			}
 			n.ageFlows(t, tt.limit-2)
-			if f, found := n.flow(tupleOf(tt.proto, client, front)); !found || n.cfg.Timeouts.dead(&tcTuple{Proto: tt.proto}, &f, bootSeconds()) {
+			if f, found := n.flow(tupleOf(tt.proto, client, front)); !found || n.cfg.Timeouts.Dead(&objects.TCTuple{Proto: tt.proto}, &f, objects.BootSeconds()) {
 				t.Errorf("case %d: flow is dead before its time", i)
 			}
-			if tt.limit != seconds(limits.TCPClosed) && again().verdicts[tcVerdictFLOW_CREATED] > 0 {
+			if tt.limit != objects.Seconds(limits.TCPClosed) && again().verdicts[objects.TCVerdictFLOW_CREATED] > 0 {
 				t.Errorf("case %d: flow was forgotten before its time", i)
 			}
 		}
@@ -257,12 +259,12 @@ func (n *packetNode) endpointGone(t *testing.T, p *plan, proto uint8) {
 		return
 	}
 	r := send()
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, client, both[0].Addr)
 	n.serve(t, service(p, proto))
 	defer func(was bool) { n.checksComplete = was }(n.checksComplete)
 	n.checksComplete = false // see TestPacketAnswers
-	n.send(t, inEth0, frame{proto: proto, src: client, dst: front}).want(t, actRedirect, tcVerdictREJECTED_ICMP)
+	n.send(t, inEth0, frame{proto: proto, src: client, dst: front}).want(t, actRedirect, objects.TCVerdictREJECTED_ICMP)
 }
 
 // halfEvicted: the map is an LRU and may lose one half of a flow.
@@ -273,10 +275,10 @@ func (n *packetNode) halfEvicted(t *testing.T, p *plan, proto uint8) {
 	forward, reply := tupleOf(proto, client, front), tupleOf(proto, far, seen)
 
 	was, _ := n.flow(reply)
-	ok(t, n.m(tcMapFlows).Delete(reply))
+	ok(t, n.m(objects.TCMapFlows).Delete(reply))
 	n.ageFlows(t, 3)
 	r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: ".", seq: c.sent, ack: c.answered})
-	r.want(t, actRedirect, tcVerdictFLOW_REVIVED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_REVIVED, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, seen, far)
 	now, found := n.flow(reply)
 	if !found || lasting(now) != lasting(was) {
@@ -284,14 +286,14 @@ func (n *packetNode) halfEvicted(t *testing.T, p *plan, proto uint8) {
 	}
 
 	was, _ = n.flow(forward)
-	ok(t, n.m(tcMapFlows).Delete(forward))
+	ok(t, n.m(objects.TCMapFlows).Delete(forward))
 	n.ageFlows(t, 3)
 	r = n.send(t, inTun0, frame{proto: proto, src: far, dst: seen, flags: ".", seq: c.answered, ack: c.sent})
-	r.want(t, actRedirect, tcVerdictFLOW_REVIVED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_REVIVED, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, front, client)
 	now, found = n.flow(forward)
 	if proto == protoUDP {
-		was.udp().Checked = 0 // a restored entry is compared with its Service again
+		objects.UDPOf(&was).Checked = 0 // a restored entry is compared with its Service again
 	}
 	if !found || lasting(now) != lasting(was) {
 		t.Errorf("forward entry was %+v, is %+v", was, now)
@@ -311,14 +313,14 @@ func (n *packetNode) running(t *testing.T, p *plan, proto uint8) *conn {
 }
 
 // lasting takes out of a flow what is learned from packets.
-func lasting(f tcFlow) tcFlow {
+func lasting(f objects.TCFlow) objects.TCFlow {
 	f = withoutWay(f)
 	f.Seen, f.Tcp.Isn, f.Tcp.FirstScale = 0, 0, 0
 	return f
 }
 
 // withoutWay takes out of a flow what it remembers of its way.
-func withoutWay(f tcFlow) tcFlow {
+func withoutWay(f objects.TCFlow) objects.TCFlow {
 	f.NextHopMtu, f.NextHopSeen, f.NextHopIfindex, f.NextHopKind, f.NextHopMacs = 0, 0, 0, 0, [12]uint8{}
 	return f
 }
@@ -330,8 +332,8 @@ func (n *packetNode) halfTaken(t *testing.T, p *plan, proto uint8) {
 	other := ap(p.client2, 40000)
 	reply := tupleOf(proto, c.server, c.seen)
 	foreign, _ := n.flow(reply)
-	foreign.Daddr, foreign.Slot = toAddr(other.Addr()), foreign.Slot+1
-	ok(t, n.m(tcMapFlows).Put(reply, foreign))
+	foreign.Daddr, foreign.Slot = objects.ToAddr(other.Addr()), foreign.Slot+1
+	ok(t, n.m(objects.TCMapFlows).Put(reply, foreign))
 	n.ageFlows(t, 3)
 	ask := frame{proto: proto, src: c.client, dst: c.front, flags: ".", seq: c.sent, ack: c.answered}
 	answer := frame{proto: proto, src: c.server, dst: c.seen, flags: ".", seq: c.answered, ack: c.sent}
@@ -339,12 +341,12 @@ func (n *packetNode) halfTaken(t *testing.T, p *plan, proto uint8) {
 		// A connection cannot go on by another port.
 		defer func(was bool) { n.checksComplete = was }(n.checksComplete)
 		n.checksComplete = false // see TestPacketAnswers
-		n.send(t, inEth0, ask).want(t, actRedirect, tcVerdictFLOW_CONFLICT, tcVerdictREJECTED_NO_FLOW)
+		n.send(t, inEth0, ask).want(t, actRedirect, objects.TCVerdictFLOW_CONFLICT, objects.TCVerdictREJECTED_NO_FLOW)
 		n.send(t, inTun0, answer).wantPath(t, c.front, other)
 		return
 	}
 	r := n.send(t, inEth0, ask)
-	r.want(t, actRedirect, tcVerdictFLOW_CONFLICT, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CONFLICT, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	if r.v.src == c.seen {
 		t.Errorf("packet shares the tuple %s with another flow", c.seen)
 	}
@@ -356,19 +358,19 @@ func (n *packetNode) halfTaken(t *testing.T, p *plan, proto uint8) {
 // setSNATPorts leaves just these ports for SNAT, until the test ends.
 func (n *packetNode) setSNATPorts(t *testing.T, ports ...uint16) {
 	t.Helper()
-	var s tcSettings
-	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	var s objects.TCSettings
+	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	was := s
 	for i, p := range ports {
-		ok(t, n.m(tcMapSnatPorts).Put(uint32(i), p))
+		ok(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), p))
 	}
 	s.SnatPorts, s.NetworkPorts = uint32(len(ports)), 0
-	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
+	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
 		for i := range ports {
-			ok(t, n.m(tcMapSnatPorts).Put(uint32(i), n.snatPorts[i]))
+			ok(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), n.node.snatPorts[i]))
 		}
-		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), was))
+		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
 	})
 }
 
@@ -395,15 +397,15 @@ func (n *packetNode) snatUnique(t *testing.T, p *plan, proto uint8) {
 		seen[from] = ap(p.client, port)
 	}
 	for port := uint16(40000 + ports); port < 40100; port++ {
-		n.send(t, inEth0, frame{proto: proto, src: ap(p.client, port), dst: front, flags: "S"}).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+		n.send(t, inEth0, frame{proto: proto, src: ap(p.client, port), dst: front, flags: "S"}).want(t, actDrop, objects.TCVerdictDROP_SNAT_PORTS)
 	}
 	for src, client := range seen {
 		n.send(t, inTun0, frame{proto: proto, src: far, dst: src, flags: ".", seq: serverISN + 1, ack: clientISN + 1}).wantPath(t, front, client)
 	}
 	// A dead flow's port is free again.
-	n.ageFlows(t, seconds(n.cfg.Timeouts.TCPEstablished)+5)
+	n.ageFlows(t, objects.Seconds(n.cfg.Timeouts.TCPEstablished)+5)
 	n.send(t, inEth0, frame{proto: proto, src: ap(p.client2, 4), dst: front, flags: "S"}).
-		want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+		want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 }
 
 // goOn makes a flow that keeps its port: a connection, or datagrams that go on.
@@ -418,7 +420,7 @@ func (n *packetNode) goOn(t *testing.T, p *plan, proto uint8, port uint16) netip
 	key := tupleOf(protoUDP, client, front)
 	f, _ := n.flow(key)
 	f.Seen--
-	ok(t, n.m(tcMapFlows).Put(key, f))
+	ok(t, n.m(objects.TCMapFlows).Put(key, f))
 	n.datagram(t, inEth0, client, front)
 	return from
 }
@@ -495,7 +497,7 @@ func (n *packetNode) snatYields(t *testing.T, p *plan, e ending) {
 	given := func(port uint16, want netip.AddrPort, when string) {
 		t.Helper()
 		r := syn(port)
-		if r.verdicts[tcVerdictFLOW_CREATED] != 1 || r.v.src != want {
+		if r.verdicts[objects.TCVerdictFLOW_CREATED] != 1 || r.v.src != want {
 			t.Fatalf("%s: the new flow goes out as %s, verdicts %v; want %s", when, r.v.src, r.verdicts, want)
 		}
 	}
@@ -503,15 +505,15 @@ func (n *packetNode) snatYields(t *testing.T, p *plan, e ending) {
 	closed, open := n.open(t, p, 40000), n.open(t, p, 40001)
 	closed.end(t, e)
 	if e.port == portHeld {
-		syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+		syn(40002).want(t, actDrop, objects.TCVerdictDROP_SNAT_PORTS)
 		n.ageFlows(t, 2)
-		syn(40003).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+		syn(40003).want(t, actDrop, objects.TCVerdictDROP_SNAT_PORTS)
 		open.lives(t)
 		return
 	}
 	if e.port == portReset {
 		client = p.client2
-		syn(40002).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+		syn(40002).want(t, actDrop, objects.TCVerdictDROP_SNAT_PORTS)
 		n.ageFlows(t, 2)
 		given(40003, closed.seen, "later")
 		client = p.client
@@ -555,7 +557,7 @@ func (n *packetNode) youngStays(t *testing.T, p *plan) {
 	}
 	c := n.newConn(ap(p.client, 40050), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
 	c.synUntilCreated(t)
-	n.newConn(ap(p.client, 40051), c.front, c.server, inTun0).syn(t).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	n.newConn(ap(p.client, 40051), c.front, c.server, inTun0).syn(t).want(t, actDrop, objects.TCVerdictDROP_SNAT_PORTS)
 	last := n.newConn(ap(p.client, 40052), c.front, c.server, inTun0)
 	last.synUntilCreated(t)
 	if last.seen != c.seen {
@@ -576,7 +578,7 @@ func (n *packetNode) questionYields(t *testing.T, p *plan) {
 	ask(40000)
 	answer(ask(40001).v.src)
 	first := ask(40003)
-	if first.verdicts[tcVerdictFLOW_CREATED] != 1 {
+	if first.verdicts[objects.TCVerdictFLOW_CREATED] != 1 {
 		t.Fatalf("a new question: code %d, %s", first.code, verdictList(first.verdicts))
 	}
 	if got := first.v.src; got == stream {
@@ -594,7 +596,7 @@ func (n *packetNode) questionYields(t *testing.T, p *plan) {
 	}
 	// What has gone on is the last to go, and only when it rests.
 	n.setSNATPorts(t, stream.Port())
-	ask(40010).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+	ask(40010).want(t, actDrop, objects.TCVerdictDROP_SNAT_PORTS)
 	n.ageFlows(t, streamRest+2)
 	if got := ask(40011).v.src; got != stream {
 		t.Errorf("goes out as %s, want %s, which rests", got, stream)
@@ -636,10 +638,10 @@ func (n *packetNode) strayOfYielded(t *testing.T, p *plan) {
 	n.checksComplete = false // see TestPacketAnswers
 	for range 2 {
 		r := old.say(t, "P.", []byte("old")...)
-		r.want(t, actRedirect, tcVerdictREJECTED_NO_FLOW)
+		r.want(t, actRedirect, objects.TCVerdictREJECTED_NO_FLOW)
 		r.wantPath(t, old.front, old.client)
 	}
-	old.say(t, "R").want(t, actDrop, tcVerdictDROP_NO_FLOW)
+	old.say(t, "R").want(t, actDrop, objects.TCVerdictDROP_NO_FLOW)
 	c.lives(t)
 }
 
@@ -697,7 +699,7 @@ func TestPacketFlowTableFull(t *testing.T) {
 			proto = protoTCP
 		}
 		r := n.send(t, inEth0, frame{proto: proto, src: client, dst: ap(p.clusterIP, 80), flags: "S"})
-		if r.code != actRedirect || r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+		if r.code != actRedirect || r.verdicts[objects.TCVerdictFLOW_CREATED] != 1 {
 			t.Fatalf("packet %d: code %d, %s", i, r.code, verdictList(r.verdicts))
 		}
 		// The newest is there still, both ways.
@@ -708,7 +710,7 @@ func TestPacketFlowTableFull(t *testing.T) {
 		}
 	}
 	count := 0
-	ok(t, each(n.m(tcMapFlows), func(tcTuple, tcFlow) { count++ }))
+	ok(t, objects.Each(n.m(objects.TCMapFlows), func(objects.TCTuple, objects.TCFlow) { count++ }))
 	if count > 2*2048*5/4 {
 		t.Errorf("%d entries in a table of 2048 flows", count)
 	}
@@ -730,7 +732,7 @@ func TestPacketOnePortForServiceAndEndpoint(t *testing.T) {
 			c.lives(t)
 			plain.lives(t)
 			other := n.newConn(ap(p.client, 40001), c.server, c.server, inPod1)
-			if r := other.syn(t); r.verdicts[tcVerdictFLOW_CREATED] != 0 || other.seen != other.client {
+			if r := other.syn(t); r.verdicts[objects.TCVerdictFLOW_CREATED] != 0 || other.seen != other.client {
 				t.Errorf("a port that no Service has: %s, seen as %s", verdictList(r.verdicts), other.seen)
 			}
 			c.talk(t, "F.", "<F.", ".")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 
 	"spillway.dev/spillway/internal/facts/model"
@@ -100,7 +101,7 @@ func forgedRST(t *testing.T, c *conn) {
 		c.forge(t, "<R", seq, 0)
 		c.forge(t, "<R.", seq, c.sent)
 	}
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 }
 
@@ -109,7 +110,7 @@ func forgedRSTThenRest(t *testing.T, c *conn) {
 	c.n.ageFlows(t, 13)
 	c.lives(t)
 	c.forge(t, "<R", c.answered+1<<20, 0)
-	c.n.ageFlows(t, seconds(c.n.cfg.Timeouts.TCPEstablished)-10)
+	c.n.ageFlows(t, objects.Seconds(c.n.cfg.Timeouts.TCPEstablished)-10)
 	c.lives(t)
 }
 
@@ -119,7 +120,7 @@ func forgedRSTInWindow(t *testing.T, c *conn) {
 		c.forge(t, "R", c.sent+off, 0)
 		c.forge(t, "<R", c.answered+off, 0)
 	}
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 }
 
@@ -130,19 +131,19 @@ func forgedRSTInWindow(t *testing.T, c *conn) {
 func exactRSTIsUndone(t *testing.T, c *conn) {
 	c.talk(t, "R", "<.", ".")
 	c.say(t, "<P.", 'd')
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
 	c.say(t, "P.", 'd')
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.talk(t, "<.", ".", "<R.", ".", "<.")
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
 	c.say(t, "<P.", 'd')
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.talk(t, ".")
 	c.say(t, "P.", 'd')
 	c.say(t, "R")
-	c.wantState(t, tcFlowStateFLOW_LAST_ACK)
+	c.wantState(t, objects.TCFlowStateFLOW_LAST_ACK)
 	c.say(t, "<.")
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.n.ageFlows(t, 100)
 	c.lives(t)
 }
@@ -151,7 +152,7 @@ func exactRSTIsUndone(t *testing.T, c *conn) {
 func (n *packetNode) wantNoPort(t *testing.T, p *plan, from uint16) {
 	t.Helper()
 	n.newConn(ap(other(p.client, 7), from), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0).
-		syn(t).want(t, actDrop, tcVerdictDROP_SNAT_PORTS)
+		syn(t).want(t, actDrop, objects.TCVerdictDROP_SNAT_PORTS)
 }
 
 // rstAfterForgedData: a forged byte in the window moves what seems to be the client's last
@@ -203,7 +204,7 @@ func (n *packetNode) movedWindow(t *testing.T, p *plan) {
 		n.ageFlows(t, 3)
 	}
 	victim.lives(t)
-	victim.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	victim.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 }
 
 func forgedFIN(t *testing.T, c *conn) {
@@ -211,9 +212,9 @@ func forgedFIN(t *testing.T, c *conn) {
 		c.forge(t, "F.", seq, c.answered)
 		c.forge(t, "<F.", guesses(c.answered)[i], c.sent)
 	}
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.forge(t, "S", 77, 0)
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 }
 
@@ -222,20 +223,20 @@ func forgedFIN(t *testing.T, c *conn) {
 func forgedFINInWindow(t *testing.T, c *conn) {
 	c.forge(t, "F.", c.sent+100, c.answered)
 	c.forge(t, "<F.", c.answered+100, c.sent)
-	c.wantState(t, tcFlowStateFLOW_LAST_ACK)
-	c.forge(t, "S", c.sent+5000, 0).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	c.wantState(t, objects.TCFlowStateFLOW_LAST_ACK)
+	c.forge(t, "S", c.sent+5000, 0).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	c.say(t, "P.", make([]byte, 200)...).wantPath(t, c.seen, c.server)
 	c.say(t, "<P.", make([]byte, 200)...).wantPath(t, c.front, c.client)
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 }
 
 // forgedSYN: it goes to the endpoint, which challenges it; the connection stays.
 func forgedSYN(t *testing.T, c *conn) {
 	for _, seq := range append(guesses(c.sent), c.sent, c.sent+1) {
-		c.forge(t, "S", seq, 0).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		c.forge(t, "S", seq, 0).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	}
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 }
 
@@ -244,10 +245,10 @@ func forgedSYNACK(t *testing.T, c *conn) {
 		c.forge(t, "<S.", seq, c.sent)
 		c.forge(t, "<S.", seq, clientISN+1)
 	}
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 	c.talk(t, "F.", "<F.", ".")
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
 }
 
 // forgedData does not move the window: the honest FINs still count.
@@ -258,7 +259,7 @@ func forgedData(t *testing.T, c *conn) {
 	}
 	c.lives(t)
 	c.talk(t, "F.", "<F.", ".")
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
 }
 
 // forgedACK with the right sequence number and a wrong acknowledgment, then an RST
@@ -268,7 +269,7 @@ func forgedACK(t *testing.T, c *conn) {
 	c.forge(t, "<R", c.answered+1<<20, 0)
 	c.forge(t, "<.", c.answered, c.sent+1<<20)
 	c.forge(t, "R", c.sent+1<<20, 0)
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 }
 
@@ -276,11 +277,11 @@ func forgedACK(t *testing.T, c *conn) {
 func forgedKeepsNothingAlive(t *testing.T, c *conn) {
 	c.talk(t, "F.", "<F.", ".")
 	for range 4 {
-		c.n.ageFlows(t, seconds(c.n.cfg.Timeouts.TCPClosed)/2)
+		c.n.ageFlows(t, objects.Seconds(c.n.cfg.Timeouts.TCPClosed)/2)
 		c.forge(t, ".", c.sent+1<<20, c.answered)
 		c.forge(t, "<.", c.answered+1<<20, c.sent)
 	}
-	c.say(t, ".").want(t, actRedirect, tcVerdictREJECTED_NO_FLOW)
+	c.say(t, ".").want(t, actRedirect, objects.TCVerdictREJECTED_NO_FLOW)
 }
 
 // strayPackets: what is not a SYN makes no flow, and takes no port.
@@ -290,13 +291,13 @@ func (n *packetNode) strayPackets(t *testing.T, p *plan) {
 		f := frame{proto: protoTCP, src: ap(p.client, uint16(1000+i)), dst: ap(p.clusterIP, 80), flags: flags, seq: 5, ack: 6}
 		r := n.send(t, inEth0, f)
 		if slices.Contains([]string{"R", "R.", "SR"}, flags) {
-			r.want(t, actDrop, tcVerdictDROP_NO_FLOW)
+			r.want(t, actDrop, objects.TCVerdictDROP_NO_FLOW)
 		} else {
-			r.want(t, actRedirect, tcVerdictREJECTED_NO_FLOW)
+			r.want(t, actRedirect, objects.TCVerdictREJECTED_NO_FLOW)
 			r.wantPath(t, f.dst, f.src)
 		}
 	}
-	ok(t, each(n.m(tcMapFlows), func(k tcTuple, f tcFlow) { t.Errorf("an entry is left: %+v %+v", k, f) }))
+	ok(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) { t.Errorf("an entry is left: %+v %+v", k, f) }))
 }
 
 // halfOpen: whatever a forger sends as client, it cannot acknowledge a SYN-ACK that it
@@ -311,11 +312,11 @@ func (n *packetNode) halfOpen(t *testing.T, p *plan) {
 		c.forge(t, "P.", c.sent, ack, 'x')
 		c.forge(t, "F.", c.sent, ack)
 	}
-	c.wantState(t, tcFlowStateFLOW_SYN_RECV)
+	c.wantState(t, objects.TCFlowStateFLOW_SYN_RECV)
 	// It can end what it began, and that is all.
 	c.forge(t, "R", c.sent, 0)
 	c.forge(t, ".", c.sent, 12345)
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
 	n.forget(t)
 	c.answered, c.sent = serverISN, clientISN
 	c.syn(t)
@@ -325,7 +326,7 @@ func (n *packetNode) halfOpen(t *testing.T, p *plan) {
 		n.ageFlows(t, 25)
 		c.forge(t, ".", c.sent, 12345)
 	}
-	c.say(t, ".").want(t, actRedirect, tcVerdictREJECTED_NO_FLOW)
+	c.say(t, ".").want(t, actRedirect, objects.TCVerdictREJECTED_NO_FLOW)
 }
 
 // synFirst: a forger has sent a SYN from the client's port before the client does. The
@@ -350,7 +351,7 @@ func (n *packetNode) synFirst(t *testing.T, p *plan) {
 			}
 		}
 		c.talk(t, "<S.", ".")
-		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+		c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 		c.lives(t)
 	}
 }
@@ -372,7 +373,7 @@ func (n *packetNode) forgedAccept(t *testing.T, p *plan) {
 		c.say(t, "P.", 'q').wantPath(t, c.seen, c.server)
 		c.say(t, "<P.", 'a').wantPath(t, c.front, c.client)
 	}
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 }
 
@@ -408,9 +409,9 @@ func (n *packetNode) windowScale(t *testing.T, p *plan) {
 		n.ageFlows(t, 2)
 		c.talk(t, ".")
 		c.forge(t, "<F.", c.answered+tt.serverMay+1, c.sent)
-		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+		c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 		c.forge(t, "<F.", c.answered+tt.serverMay-1, c.sent)
-		c.wantState(t, tcFlowStateFLOW_CLOSING)
+		c.wantState(t, objects.TCFlowStateFLOW_CLOSING)
 	}
 }
 
@@ -425,9 +426,9 @@ func (n *packetNode) otherISN(t *testing.T, p *plan) {
 	c.forge(t, "S", clientISN, 0)
 	c.forge(t, "<.", serverISN+1, forged+1)
 	c.forge(t, "R", forged+1, 0)
-	c.wantState(t, tcFlowStateFLOW_CLOSED)
+	c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
 	c.handshake(t)
-	c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 	c.lives(t)
 }
 
@@ -446,12 +447,12 @@ func (n *packetNode) oldConnectionOfPort(t *testing.T, p *plan) {
 		c.forge(t, "R", old, 0)
 		again := c.syn(t)
 		again.wantPath(t, first.v.src, c.server)
-		if again.verdicts[tcVerdictFLOW_CREATED] != 0 {
+		if again.verdicts[objects.TCVerdictFLOW_CREATED] != 0 {
 			t.Errorf("after %s, a repeated SYN made a new flow", answer)
 		}
 		c.say(t, "<S.")
 		c.say(t, ".")
-		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+		c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 		c.lives(t)
 	}
 }
@@ -472,7 +473,7 @@ func (n *packetNode) synToGoneEndpoint(t *testing.T, p *plan) {
 		if now, _ := n.flow(c.keys()[0]); now.Seen != was.Seen {
 			t.Errorf("%s: SYNs keep the flow alive: seen %d, then %d", where, was.Seen, now.Seen)
 		}
-		c.wantState(t, tcFlowStateFLOW_ESTABLISHED)
+		c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
 		c.lives(t)
 	}
 }
@@ -481,9 +482,9 @@ func (n *packetNode) synToGoneEndpoint(t *testing.T, p *plan) {
 func (n *packetNode) ownAddress(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	f := frame{proto: proto, src: ap(p.eth0, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
-	n.send(t, inEth0, f).want(t, actDrop, tcVerdictDROP_SOURCE)
+	n.send(t, inEth0, f).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
 	f.dst = ap(p.pod1, 8080)
-	n.untouched(t, "to an endpoint", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_SOURCE)
+	n.untouched(t, "to an endpoint", inEth0, f.bytes(n, "eth0"), objects.TCVerdictPASS_SOURCE)
 }
 
 // otherDevice: an address is that of the device behind which it is, for first packets
@@ -491,7 +492,7 @@ func (n *packetNode) ownAddress(t *testing.T, p *plan, proto uint8) {
 func (n *packetNode) otherDevice(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here), endpoint(p.far, 8080, elsewhere)))
 	// As after a TFTP request, which any datagram may answer.
-	ok(t, n.m(tcMapFeaturesSeen).Put(uint32(0), uint32(tcFeatureFEATURE_HELPER)))
+	ok(t, n.m(objects.TCMapFeaturesSeen).Put(uint32(0), uint32(objects.TCFeatureFEATURE_HELPER)))
 	for _, tt := range []struct {
 		what string
 		hook at
@@ -501,10 +502,10 @@ func (n *packetNode) otherDevice(t *testing.T, p *plan, proto uint8) {
 		{"the node's, by a pod", inPod1, p.eth0}, {"a pod's, from the network", inEth0, p.pod1},
 	} {
 		f := frame{proto: proto, src: ap(tt.src, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
-		n.send(t, tt.hook, f).want(t, actDrop, tcVerdictDROP_SOURCE)
+		n.send(t, tt.hook, f).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
 		for _, dst := range []netip.AddrPort{ap(p.far, 8080), ap(p.pod1, 8080)} {
 			f.dst = dst
-			n.untouched(t, tt.what+" to "+dst.String(), tt.hook, f.bytes(n, tt.hook.iface), tcVerdictPASS_SOURCE)
+			n.untouched(t, tt.what+" to "+dst.String(), tt.hook, f.bytes(n, tt.hook.iface), objects.TCVerdictPASS_SOURCE)
 		}
 	}
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
@@ -512,10 +513,10 @@ func (n *packetNode) otherDevice(t *testing.T, p *plan, proto uint8) {
 	n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: "S", seq: 10}).wantPath(t, client, pod)
 	answer := frame{proto: proto, src: pod, dst: client, flags: "S.", seq: 20, ack: 11}
 	for _, hook := range []at{inPod2, inEth0, inTun0} {
-		n.send(t, hook, answer).want(t, actDrop, tcVerdictDROP_SOURCE)
+		n.send(t, hook, answer).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
 	}
 	ask := frame{proto: proto, src: client, dst: front, flags: ".", seq: 11, ack: 21}
-	n.send(t, inPod2, ask).want(t, actDrop, tcVerdictDROP_SOURCE)
+	n.send(t, inPod2, ask).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
 	n.send(t, inPod1, answer).wantPath(t, front, client)
 	n.send(t, inTun0, ask).wantPath(t, client, pod) // another device of the network
 }
@@ -530,8 +531,8 @@ func (n *packetNode) outerDestination(t *testing.T, p *plan) {
 	if bad.dst == good.dst {
 		bad.dst = ap(p.tun0, 0)
 	}
-	n.untouched(t, "an error to another address", inTun0, bad.bytes(n, "tun0"), tcVerdictPASS_OTHER)
-	n.send(t, inTun0, good).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	n.untouched(t, "an error to another address", inTun0, bad.bytes(n, "tun0"), objects.TCVerdictPASS_OTHER)
+	n.send(t, inTun0, good).want(t, actRedirect, objects.TCVerdictTRANSLATED_ICMP)
 }
 
 // errorSource: an error about a flow has a source that belongs to its device, and another pod
@@ -549,35 +550,35 @@ func (n *packetNode) errorSource(t *testing.T, p *plan) {
 		what string
 		hook at
 		from netip.Addr
-		want tcVerdict
+		want objects.TCVerdict
 	}{
-		{"a pod's, by another pod", inPod2, p.pod1, tcVerdictPASS_SOURCE},
-		{"a pod's, from the network", inEth0, p.pod1, tcVerdictPASS_SOURCE},
-		{"a router's, by a pod", inPod1, p.router, tcVerdictPASS_SOURCE},
-		{"the node's, from the network", inEth0, p.eth0, tcVerdictPASS_SOURCE},
-		{"loopback's, from the network", inEth0, loopback, tcVerdictPASS_SOURCE},
-		{"another pod's own, which a policy selects", inPod2, p.pod2, tcVerdictPASS_OTHER},
+		{"a pod's, by another pod", inPod2, p.pod1, objects.TCVerdictPASS_SOURCE},
+		{"a pod's, from the network", inEth0, p.pod1, objects.TCVerdictPASS_SOURCE},
+		{"a router's, by a pod", inPod1, p.router, objects.TCVerdictPASS_SOURCE},
+		{"the node's, from the network", inEth0, p.eth0, objects.TCVerdictPASS_SOURCE},
+		{"loopback's, from the network", inEth0, loopback, objects.TCVerdictPASS_SOURCE},
+		{"another pod's own, which a policy selects", inPod2, p.pod2, objects.TCVerdictPASS_OTHER},
 	} {
 		n.untouched(t, tt.what, tt.hook, about(tt.from).bytes(n, tt.hook.iface), tt.want)
 	}
-	n.send(t, inPod1, about(p.pod1)).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
-	n.send(t, inEth0, about(p.router)).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	n.send(t, inPod1, about(p.pod1)).want(t, actRedirect, objects.TCVerdictTRANSLATED_ICMP)
+	n.send(t, inEth0, about(p.router)).want(t, actRedirect, objects.TCVerdictTRANSLATED_ICMP)
 	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod1} })
-	n.send(t, inPod1, about(p.pod1)).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
-	n.send(t, inPod2, about(p.pod2)).want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	n.send(t, inPod1, about(p.pod1)).want(t, actRedirect, objects.TCVerdictTRANSLATED_ICMP)
+	n.send(t, inPod2, about(p.pod2)).want(t, actRedirect, objects.TCVerdictTRANSLATED_ICMP)
 }
 
 // setICMPRate sets the least time between two ICMP errors to one address, and to all.
 func (n *packetNode) setICMPRate(t *testing.T, one, all time.Duration) {
 	t.Helper()
-	var s tcSettings
-	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	var s objects.TCSettings
+	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	was := s
 	s.IcmpIntervalV4, s.IcmpIntervalV6, s.IcmpIntervalAll = uint64(one), uint64(one), uint64(all)
-	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
+	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
-		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), was))
-		empty[tcAddrKey, tcIcmpRate](t, n.m(tcMapIcmpRates))
+		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
+		empty[objects.TCAddrKey, objects.TCIcmpRate](t, n.m(objects.TCMapIcmpRates))
 	})
 }
 
@@ -587,10 +588,10 @@ func (n *packetNode) icmpRate(t *testing.T, p *plan) {
 	count := func(from func(i int) netip.Addr) (answers int) {
 		for i := range 300 {
 			r := n.send(t, inEth0, frame{proto: protoUDP, src: ap(from(i), 40000), dst: ap(p.clusterIP, 80)})
-			if r.verdicts[tcVerdictREJECTED_ICMP] > 0 {
+			if r.verdicts[objects.TCVerdictREJECTED_ICMP] > 0 {
 				answers++
 			} else {
-				r.want(t, actDrop, tcVerdictDROP_ICMP_RATE)
+				r.want(t, actDrop, objects.TCVerdictDROP_ICMP_RATE)
 			}
 		}
 		return answers
@@ -631,7 +632,7 @@ func (n *packetNode) gsoTooBig(t *testing.T, p *plan) {
 			before := n.counters(t)
 			_, _, err := n.run(hook, f.bytes(n, hook.iface), tt.gso, 0)
 			ok(t, err)
-			if got := n.counters(t)[tcVerdictANSWERED_TOO_BIG] > before[tcVerdictANSWERED_TOO_BIG]; got != tt.tooBig {
+			if got := n.counters(t)[objects.TCVerdictANSWERED_TOO_BIG] > before[objects.TCVerdictANSWERED_TOO_BIG]; got != tt.tooBig {
 				t.Errorf("segments of %d bytes: answered too big: %v", tt.gso+headers, got)
 			}
 		}
@@ -642,18 +643,18 @@ func (n *packetNode) gsoTooBig(t *testing.T, p *plan) {
 func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
 	key := tupleOf(protoTCP, ap(p.client, 1), ap(p.clusterIP, 80))
-	index := clientHash(n.objects.seed, &key) % sources
-	ok(t, n.m(tcMapSources).Put(index, uint32(0)))
+	index := clientHash(n.objects.Seed, &key) % objects.Sources
+	ok(t, n.m(objects.TCMapSources).Put(index, uint32(0)))
 	n.openHere(t, p, 40000)
 	var count uint32
-	ok(t, n.m(tcMapSources).Lookup(index, &count))
+	ok(t, n.m(objects.TCMapSources).Lookup(index, &count))
 	if count != 1 {
 		t.Errorf("one connection counts %d", count)
 	}
 	for i, ending := range [][]string{{"R"}, {"F.", "<F.", "."}, {"R", "<.", "<R."}} {
 		n.openHere(t, p, uint16(41000+i)).talk(t, ending...)
 	}
-	ok(t, n.m(tcMapSources).Lookup(index, &count))
+	ok(t, n.m(objects.TCMapSources).Lookup(index, &count))
 	if count != 1 {
 		t.Errorf("one connection, and three that are over, count %d", count)
 	}
@@ -663,9 +664,9 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		c := n.openTo(t, ap(src, port), ap(p.clusterIP, 80), ap(p.pod1, 8080), inPod1)
 		c.lives(t)
 		f, _ := n.flow(c.keys()[0])
-		return tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_CONFIRMED == 0
+		return objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_CONFIRMED == 0
 	}
-	ok(t, n.m(tcMapSources).Put(index, n.cfg.clientFlowsMax()))
+	ok(t, n.m(objects.TCMapSources).Put(index, n.cfg.ClientFlowsMax()))
 	if !full(p.client, 40001) {
 		t.Error("a client with its share of flows gets one more that is confirmed")
 	}
@@ -673,15 +674,14 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		t.Error("another client does not get its own share")
 	}
 	if p.eth0.Is6() {
-		ok(t, n.m(tcMapSources).Put(clientNetworkHash(n.objects.seed, &key)%sources, n.cfg.clientFlowsMax()*3/2))
+		ok(t, n.m(objects.TCMapSources).Put(clientNetworkHash(n.objects.Seed, &key)%objects.Sources, n.cfg.ClientFlowsMax()*3/2))
 		if !full(p.client2, 40003) {
 			t.Error("a network with its share of flows gets one more that is confirmed")
 		}
 	}
 	// The sweep counts anew.
-	n.seed = n.objects.seed
-	ok(t, n.sweep(t.Context()))
-	ok(t, n.m(tcMapSources).Lookup(index, &count))
+	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.m(objects.TCMapSources).Lookup(index, &count))
 	if count != 1 {
 		t.Errorf("after the sweep one confirmed connection counts %d", count)
 	}
@@ -689,15 +689,15 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		t.Error("after the sweep the share still counts as full")
 	}
 	// A sweep writes the counts only if a flow may have changed them.
-	ok(t, n.sweep(t.Context()))
-	ok(t, n.m(tcMapSources).Put(index, uint32(77)))
-	ok(t, n.sweep(t.Context()))
-	if ok(t, n.m(tcMapSources).Lookup(index, &count)); count != 77 {
+	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.m(objects.TCMapSources).Put(index, uint32(77)))
+	ok(t, n.flows.sweep(t.Context()))
+	if ok(t, n.m(objects.TCMapSources).Lookup(index, &count)); count != 77 {
 		t.Error("the sweep of an idle node writes all counts again")
 	}
 	n.openHere(t, p, 40004)
-	ok(t, n.sweep(t.Context()))
-	if ok(t, n.m(tcMapSources).Lookup(index, &count)); count == 77 {
+	ok(t, n.flows.sweep(t.Context()))
+	if ok(t, n.m(objects.TCMapSources).Lookup(index, &count)); count == 77 {
 		t.Error("after a new flow the sweep does not write the counts")
 	}
 }
@@ -723,7 +723,7 @@ func (n *packetNode) portShare(t *testing.T, p *plan) {
 	}
 	for i := range uint16(20) {
 		c := n.newConn(ap(p.router, 1024+i), ap(p.clusterIP, 80), ap(p.far, 8080), inTun0)
-		if r := c.syn(t); r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+		if r := c.syn(t); r.verdicts[objects.TCVerdictFLOW_CREATED] != 1 {
 			t.Errorf("another client: code %d, %s", r.code, verdictList(r.verdicts))
 		}
 		c.talk(t, "<S.", ".")
@@ -738,7 +738,7 @@ func (n *packetNode) wrongNode(t *testing.T, p *plan, proto uint8) {
 	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod1} })
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, elsewhere)))
 	r := n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S"})
-	r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+	r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_STACK)
 	r.wantPath(t, ap(p.client, 40000), ap(p.pod1, 8080))
 }
 
@@ -757,12 +757,12 @@ func (n *packetNode) unknownPod(t *testing.T, p *plan, proto uint8) {
 	for hook, src := range map[at]netip.Addr{inEth0: p.client, inPod1: p.pod1} {
 		n.forget(t)
 		r := n.send(t, hook, frame{proto: proto, src: ap(src, 40000), dst: ap(p.clusterIP, 80), flags: "S"})
-		r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+		r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_STACK)
 	}
 	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(fresh, 8080), flags: "S"}
-	n.untouched(t, "to the endpoint itself", inPod1, f.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	n.untouched(t, "to the endpoint itself", inPod1, f.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	f = frame{proto: proto, src: ap(fresh, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
-	n.send(t, inPod2, f).want(t, actDrop, tcVerdictDROP_SOURCE)
+	n.send(t, inPod2, f).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
 }
 
 // directConnection: a pod's socket, or another node, speaks to the endpoint directly, and
@@ -773,16 +773,16 @@ func (n *packetNode) directConnection(t *testing.T, p *plan, proto uint8) {
 	n.setNode(t, func(node *intent.Node) { node.Peers = []netip.Addr{peer} })
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	pod := ap(p.pod1, 8080)
-	var lists tcSettings
-	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &lists))
+	var lists objects.TCSettings
+	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &lists))
 	for _, src := range []netip.Addr{p.far, peer} {
 		client := ap(src, 40000)
 		direct := frame{proto: proto, src: client, dst: pod, flags: ".", seq: 10, ack: 20}
 		answer := frame{proto: proto, src: pod, dst: client, flags: ".", seq: 20, ack: 10}
-		n.send(t, inTun0, direct).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+		n.send(t, inTun0, direct).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT)
 		for _, front := range []netip.AddrPort{ap(p.clusterIP, 80), ap(p.eth0, 30080)} {
 			r := n.send(t, inTun0, frame{proto: proto, src: client, dst: front, flags: "S"})
-			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 			if r.v.src.Addr() != src || r.v.src.Port()%8 != networkPortOf8 {
 				t.Errorf("goes to the endpoint as %s, want another port of the list, and the address", r.v.src)
 			}
@@ -793,7 +793,7 @@ func (n *packetNode) directConnection(t *testing.T, p *plan, proto uint8) {
 	client := ap(p.client, 40000)
 	n.track(t, p, proto, client, pod, pod, client)
 	r := n.send(t, inEth0, frame{proto: proto, src: client, dst: ap(p.clusterIP, 80), flags: "S"})
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	if r.v.src == client {
 		t.Errorf("goes to the endpoint as %s, which speaks to it directly", client)
 	}
@@ -817,14 +817,14 @@ func (n *packetNode) addressOfAnotherPod(t *testing.T, p *plan) {
 	n.movePod(t, p.pod1, "pod2")
 	defer func(was bool) { n.checksComplete = was }(n.checksComplete)
 	n.checksComplete = false
-	c.forge(t, "S", c.sent+1000, 0).want(t, actRedirect, tcVerdictREJECTED_RST)
+	c.forge(t, "S", c.sent+1000, 0).want(t, actRedirect, objects.TCVerdictREJECTED_RST)
 }
 
 // movePod puts an address behind another device until the test ends.
 func (n *packetNode) movePod(t *testing.T, a netip.Addr, dev string) {
 	t.Helper()
 	move := func(dev string) {
-		n.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{
+		n.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{
 			a: {Ifindex: n.ifindex[dev], PodMAC: podMAC(dev), HostMAC: n.mac[dev]},
 		}})
 	}
@@ -848,17 +848,17 @@ func (n *packetNode) policyComes(t *testing.T, p *plan, proto uint8) {
 	} else {
 		c.seen = ask().v.src
 	}
-	ask().want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	ask().want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod1} })
 	n.ageFlows(t, 2)
 	answer := frame{proto: proto, src: c.server, dst: c.seen, flags: ".", seq: c.answered, ack: c.sent}
-	n.send(t, inPod1, answer).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT) // to the question before
+	n.send(t, inPod1, answer).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT) // to the question before
 	r := ask()
-	r.want(t, actNext, tcVerdictTRANSLATED_STACK)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_STACK)
 	r.wantPath(t, c.seen, c.server)
-	n.untouched(t, "the answer at the pod", inPod1, answer.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	n.untouched(t, "the answer at the pod", inPod1, answer.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	r = n.send(t, outEth0, answer)
-	r.want(t, actNext, tcVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_EGRESS)
 	r.wantPath(t, c.front, c.client)
 }
 
@@ -868,31 +868,31 @@ func (n *packetNode) ipsec(t *testing.T, p *plan, proto uint8) {
 	direct := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.far, 8080), flags: "S"}
 	outside := frame{proto: proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S"}
 	inside := frame{proto: proto, src: ap(p.pod1, 40001), dst: ap(p.clusterIP, 80), flags: "S"}
-	n.send(t, inPod1, direct).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+	n.send(t, inPod1, direct).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT)
 	n.selectIPsec(t, p.all, p.farNet)
-	n.untouched(t, "direct", inPod1, direct.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	n.untouched(t, "direct", inPod1, direct.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	back := frame{proto: proto, src: direct.dst, dst: direct.src, flags: "S."}
-	n.untouched(t, "direct, back", inTun0, back.bytes(n, "tun0"), tcVerdictPASS_OTHER)
-	n.send(t, inPod1, inside).want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
-	n.send(t, inEth0, outside).want(t, actDrop, tcVerdictDROP_XFRM)
+	n.untouched(t, "direct, back", inTun0, back.bytes(n, "tun0"), objects.TCVerdictPASS_OTHER)
+	n.send(t, inPod1, inside).want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_STACK)
+	n.send(t, inEth0, outside).want(t, actDrop, objects.TCVerdictDROP_XFRM)
 }
 
 // selectIPsec has an IPsec policy for these prefixes until the test ends.
 func (n *packetNode) selectIPsec(t *testing.T, src, dst string) {
 	t.Helper()
-	keys := []tcRangeKey{rangeKey(rangeXfrmSrc, netip.MustParsePrefix(src)), rangeKey(rangeXfrmDst, netip.MustParsePrefix(dst))}
-	var s tcSettings
-	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	keys := []objects.TCRangeKey{objects.RangeKey(objects.RangeXfrmSrc, netip.MustParsePrefix(src)), objects.RangeKey(objects.RangeXfrmDst, netip.MustParsePrefix(dst))}
+	var s objects.TCSettings
+	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	was := s
-	s.Flags |= uint32(tcSettingsFlagsSETTING_XFRM)
+	s.Flags |= uint32(objects.TCSettingsFlagsSETTING_XFRM)
 	for _, k := range keys {
-		ok(t, n.m(tcMapClusterRanges).Put(k, uint8(1)))
+		ok(t, n.m(objects.TCMapClusterRanges).Put(k, uint8(1)))
 	}
-	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
+	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
-		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), was))
+		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
 		for _, k := range keys {
-			ok(t, n.m(tcMapClusterRanges).Delete(k))
+			ok(t, n.m(objects.TCMapClusterRanges).Delete(k))
 		}
 	})
 }
@@ -907,7 +907,7 @@ func (n *packetNode) affinityChurn(t *testing.T, p *plan) {
 		n.send(t, inEth0, frame{proto: protoTCP, src: ap(other(p.client, 1000+i), 40000), dst: ap(p.clusterIP, 80), flags: "S"})
 	}
 	count := 0
-	ok(t, each(n.m(tcMapAffinities), func(tcAffinityKey, tcAffinity) { count++ }))
+	ok(t, objects.Each(n.m(objects.TCMapAffinities), func(objects.TCAffinityKey, objects.TCAffinity) { count++ }))
 	if count != 1 {
 		t.Errorf("%d clients are remembered, want the one that exists", count)
 	}

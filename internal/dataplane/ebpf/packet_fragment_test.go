@@ -3,6 +3,7 @@ package ebpf
 import (
 	"bytes"
 	"encoding/binary"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"testing"
 )
 
@@ -32,17 +33,17 @@ func transportOf(b []byte) []byte {
 
 // sendFragments sends all of them, wants each translated along one path, and
 // checks the sum of the whole.
-func (n *packetNode) sendFragments(t *testing.T, hook at, frags [][]byte, firstVerdicts ...tcVerdict) *view {
+func (n *packetNode) sendFragments(t *testing.T, hook at, frags [][]byte, firstVerdicts ...objects.TCVerdict) *view {
 	t.Helper()
 	var whole []byte
 	var path *view
 	for i, b := range frags {
 		r := n.sendRaw(t, hook, b)
 		if i == 0 {
-			r.want(t, actRedirect, append(firstVerdicts, tcVerdictTRANSLATED_DIRECT)...)
+			r.want(t, actRedirect, append(firstVerdicts, objects.TCVerdictTRANSLATED_DIRECT)...)
 			path = r.v
 		} else {
-			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 		}
 		if r.v.src.Addr() != path.src.Addr() || r.v.dst.Addr() != path.dst.Addr() {
 			t.Fatalf("fragment %d runs %s -> %s, the first one %s -> %s", i, r.v.src, r.v.dst, path.src, path.dst)
@@ -72,10 +73,10 @@ func (n *packetNode) fragmentsWithoutNumbers(t *testing.T, p *plan) {
 	hook, f := c.frame(".", bytes.Repeat([]byte("x"), 1000))
 	f.id = 78
 	frags := f.fragments(n, "eth0", 512)
-	n.sendRaw(t, hook, frags[0]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, hook, frags[0]).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	before, _ := n.flow(c.keys()[0])
 	other.forge(t, ".", c.sent+900, c.answered)
-	n.sendRaw(t, hook, frags[1]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, hook, frags[1]).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	if after, _ := n.flow(c.keys()[0]); after.Tcp != before.Tcp {
 		t.Errorf("TCP state after a later fragment %+v, want %+v", after.Tcp, before.Tcp)
 	}
@@ -94,7 +95,7 @@ func (n *packetNode) fragmentsInOrder(t *testing.T, p *plan, proto uint8) {
 		n.serve(t, service(p, proto, endpoint(dst, 8080, e.where)))
 		client, front := ap(p.client, uint16(40000+i)), ap(p.clusterIP, 80)
 		f := frame{proto: proto, src: client, dst: front, flags: first(proto), payload: payload, id: 77}
-		v := n.sendFragments(t, inEth0, f.fragments(n, "eth0", 512, 512), tcVerdictFLOW_CREATED)
+		v := n.sendFragments(t, inEth0, f.fragments(n, "eth0", 512, 512), objects.TCVerdictFLOW_CREATED)
 		if v.dst != ap(dst, 8080) || !bytes.HasSuffix(v.payload, payload) {
 			t.Errorf("fragments went to %s, want %s", v.dst, ap(dst, 8080))
 		}
@@ -112,13 +113,13 @@ func (n *packetNode) fragmentsOvertake(t *testing.T, p *plan) {
 	f := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, 1500), id: 5}
 	frags := f.fragments(n, "eth0", 512, 512)
 	r := n.sendRaw(t, inEth0, frags[2])
-	r.want(t, actNext, tcVerdictPASS_FRAGMENT)
+	r.want(t, actNext, objects.TCVerdictPASS_FRAGMENT)
 	if !bytes.Equal(r.out, frags[2]) {
 		t.Error("a fragment left alone was changed")
 	}
-	n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	for _, i := range []int{2, 1, 1} {
-		n.sendRaw(t, inEth0, frags[i]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		n.sendRaw(t, inEth0, frags[i]).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	}
 }
 
@@ -126,13 +127,13 @@ func (n *packetNode) fragmentsOvertake(t *testing.T, p *plan) {
 func (n *packetNode) fragmentsOfOthers(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
 	f := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, 1500), id: 5}
-	n.sendRaw(t, inEth0, f.fragments(n, "eth0", 512)[0]).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, inEth0, f.fragments(n, "eth0", 512)[0]).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	other := f
 	other.id = 6
-	n.sendRaw(t, inEth0, other.fragments(n, "eth0", 512)[1]).want(t, actNext, tcVerdictPASS_FRAGMENT)
+	n.sendRaw(t, inEth0, other.fragments(n, "eth0", 512)[1]).want(t, actNext, objects.TCVerdictPASS_FRAGMENT)
 	other = f
 	other.src = ap(p.client2, 40000)
-	n.sendRaw(t, inEth0, other.fragments(n, "eth0", 512)[1]).want(t, actNext, tcVerdictPASS_FRAGMENT)
+	n.sendRaw(t, inEth0, other.fragments(n, "eth0", 512)[1]).want(t, actNext, objects.TCVerdictPASS_FRAGMENT)
 }
 
 // fragmentsLongAgo: ids come again, and the one that the first fragment of an
@@ -141,32 +142,32 @@ func (n *packetNode) fragmentsLongAgo(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
 	f := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, 1500), id: 5}
 	frags := f.fragments(n, "eth0", 512)
-	n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	const second = 1_000_000_000 >> 20 // of the clock in struct fragment, about
 	for _, step := range []struct {
 		age     uint32
 		code    int
-		verdict tcVerdict
-	}{{4 * second, actRedirect, tcVerdictTRANSLATED_DIRECT}, {2 * second, actNext, tcVerdictPASS_FRAGMENT}} {
+		verdict objects.TCVerdict
+	}{{4 * second, actRedirect, objects.TCVerdictTRANSLATED_DIRECT}, {2 * second, actNext, objects.TCVerdictPASS_FRAGMENT}} {
 		n.ageFragments(t, step.age)
 		n.sendRaw(t, inEth0, frags[1]).want(t, step.code, step.verdict)
 	}
 	// The next datagram of this id has a first fragment too.
-	n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
-	n.sendRaw(t, inEth0, frags[1]).want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, inEth0, frags[0]).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, inEth0, frags[1]).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 }
 
 // ageFragments lets every first fragment have come so much earlier.
 func (n *packetNode) ageFragments(t *testing.T, by uint32) {
 	t.Helper()
-	all := map[tcFragmentKey]tcFragment{}
-	ok(t, each(n.m(tcMapFragments), func(k tcFragmentKey, f tcFragment) { all[k] = f }))
+	all := map[objects.TCFragmentKey]objects.TCFragment{}
+	ok(t, objects.Each(n.m(objects.TCMapFragments), func(k objects.TCFragmentKey, f objects.TCFragment) { all[k] = f }))
 	if len(all) == 0 {
 		t.Fatal("no fragment is remembered")
 	}
 	for k, f := range all {
 		f.Seen -= by
-		ok(t, n.m(tcMapFragments).Put(k, f))
+		ok(t, n.m(objects.TCMapFragments).Put(k, f))
 	}
 }
 
@@ -177,11 +178,11 @@ func (n *packetNode) fragmentsTiny(t *testing.T, p *plan, proto uint8) {
 	f := frame{proto: proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S", payload: make([]byte, 100)}
 	frags := f.fragments(n, "eth0", 8)
 	if proto == protoUDP {
-		n.sendFragments(t, inEth0, frags, tcVerdictFLOW_CREATED)
+		n.sendFragments(t, inEth0, frags, objects.TCVerdictFLOW_CREATED)
 		return
 	}
-	n.sendRaw(t, inEth0, frags[0]).want(t, actNext, tcVerdictPASS_MALFORMED)
-	n.sendRaw(t, inEth0, frags[1]).want(t, actNext, tcVerdictPASS_FRAGMENT)
+	n.sendRaw(t, inEth0, frags[0]).want(t, actNext, objects.TCVerdictPASS_MALFORMED)
+	n.sendRaw(t, inEth0, frags[1]).want(t, actNext, objects.TCVerdictPASS_FRAGMENT)
 }
 
 // fragmentsOfOptions: a destination options header behind the fragment header,
@@ -193,7 +194,7 @@ func (n *packetNode) fragmentsOfOptions(t *testing.T, p *plan) {
 	f := frame{proto: extDestOpts, src: udp.src, dst: udp.dst, payload: whole, id: 9}
 	for i, b := range f.fragments(n, "eth0", 512) {
 		r := n.sendRaw(t, inEth0, b)
-		if r.code != actRedirect || r.verdicts[tcVerdictTRANSLATED_DIRECT] != 1 {
+		if r.code != actRedirect || r.verdicts[objects.TCVerdictTRANSLATED_DIRECT] != 1 {
 			t.Errorf("fragment %d was not translated: %s", i, verdictList(r.verdicts))
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 const (
@@ -235,8 +236,8 @@ func icmpError(from netip.Addr, typ, code uint8, word uint32, ip []byte, limit i
 type result struct {
 	code     int
 	out      []byte
-	verdicts map[tcVerdict]uint64 // those that changed, by how much
-	v        *view                // of out; nil if it cannot be read
+	verdicts map[objects.TCVerdict]uint64 // those that changed, by how much
+	v        *view                        // of out; nil if it cannot be read
 }
 
 // send runs a frame and checks every sum of what comes out.
@@ -251,10 +252,10 @@ func (n *packetNode) sendRaw(t testing.TB, hook at, in []byte) result {
 	code, out, err := n.run(hook, in, 0, n.sumFlag(in))
 	ok(t, err)
 	after := n.countersNow(t)
-	r := result{code: code, out: out, verdicts: map[tcVerdict]uint64{}}
+	r := result{code: code, out: out, verdicts: map[objects.TCVerdict]uint64{}}
 	for i := range after {
 		if d := after[i] - before[i]; d > 0 {
-			r.verdicts[tcVerdict(i)] = d
+			r.verdicts[objects.TCVerdict(i)] = d
 		}
 	}
 	if checkSums(in) == nil {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -43,7 +44,7 @@ func TestPacketHandshakes(t *testing.T) {
 					n.serve(t, service(p, protoTCP, next))
 					r := repeat(c)
 					r.wantPath(t, c.client, next.Addr)
-					if r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+					if r.verdicts[objects.TCVerdictFLOW_CREATED] != 1 {
 						t.Errorf("after %q: %s", said, verdictList(r.verdicts))
 					}
 					// A late answer of the old endpoint is not from the Service.
@@ -63,7 +64,7 @@ func TestPacketHandshakes(t *testing.T) {
 				t.Run("None", func(t *testing.T) {
 					c := begin(t, 40004)
 					n.serve(t, service(p, protoTCP))
-					repeat(c).want(t, actRedirect, tcVerdictREJECTED_RST)
+					repeat(c).want(t, actRedirect, objects.TCVerdictREJECTED_RST)
 				})
 			})
 		})

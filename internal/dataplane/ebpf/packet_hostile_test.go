@@ -7,6 +7,7 @@ import (
 	"net"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -22,7 +23,7 @@ func TestPacketHostile(t *testing.T) {
 }
 
 // untouched fails unless the frame is passed on as it came.
-func (n *packetNode) untouched(t *testing.T, what string, hook at, in []byte, verdicts ...tcVerdict) {
+func (n *packetNode) untouched(t *testing.T, what string, hook at, in []byte, verdicts ...objects.TCVerdict) {
 	t.Helper()
 	r := n.sendRaw(t, hook, in)
 	if r.code != actNext || !bytes.Equal(r.out, in) {
@@ -84,7 +85,7 @@ func (n *packetNode) truncated(t *testing.T, p *plan) {
 			if tooShort(b[:size]) {
 				continue
 			}
-			n.untouched(t, fmt.Sprintf("%s of %d bytes cut to %d", name, len(b), size), inEth0, b[:size], tcVerdictPASS_MALFORMED)
+			n.untouched(t, fmt.Sprintf("%s of %d bytes cut to %d", name, len(b), size), inEth0, b[:size], objects.TCVerdictPASS_MALFORMED)
 		}
 	}
 }
@@ -117,12 +118,12 @@ func (n *packetNode) cutShort(t *testing.T, p *plan, proto uint8) {
 		// The same with the rest of the frame behind it.
 		padded := append(bytes.Clone(cut), b[size:]...)
 		if size < ip+need {
-			n.untouched(t, fmt.Sprintf("%s of %d bytes", name, size), inEth0, cut, tcVerdictPASS_MALFORMED)
-			n.untouched(t, fmt.Sprintf("%s of %d bytes, padded", name, size), inEth0, padded, tcVerdictPASS_MALFORMED)
+			n.untouched(t, fmt.Sprintf("%s of %d bytes", name, size), inEth0, cut, objects.TCVerdictPASS_MALFORMED)
+			n.untouched(t, fmt.Sprintf("%s of %d bytes, padded", name, size), inEth0, padded, objects.TCVerdictPASS_MALFORMED)
 			continue
 		}
 		for _, in := range [][]byte{cut, padded} {
-			if r := n.sendRaw(t, inEth0, in); r.code != actRedirect || r.verdicts[tcVerdictTRANSLATED_DIRECT] != 1 {
+			if r := n.sendRaw(t, inEth0, in); r.code != actRedirect || r.verdicts[objects.TCVerdictTRANSLATED_DIRECT] != 1 {
 				t.Errorf("%s of %d bytes: code %d, %s", name, size, r.code, verdictList(r.verdicts))
 			}
 		}
@@ -134,7 +135,7 @@ func (n *packetNode) badFields(t *testing.T, p *plan, proto uint8) {
 	good := n.samples(t, p)[name]
 	try := func(what string, change func(b []byte) []byte) {
 		t.Helper()
-		n.untouched(t, what, inEth0, change(bytes.Clone(good)), tcVerdictPASS_MALFORMED)
+		n.untouched(t, what, inEth0, change(bytes.Clone(good)), objects.TCVerdictPASS_MALFORMED)
 	}
 	l4 := 34
 	if p.family == model.IPv6 {
@@ -173,16 +174,16 @@ func (n *packetNode) otherProtocols(t *testing.T, p *plan) {
 			continue
 		}
 		f := frame{proto: proto, src: ap(p.client, 0), dst: ap(p.clusterIP, 0), payload: bytes.Repeat([]byte{0, 80}, 30)}
-		n.untouched(t, fmt.Sprintf("protocol %d", proto), inEth0, f.bytes(n, "eth0"), tcVerdictPASS_OTHER)
+		n.untouched(t, fmt.Sprintf("protocol %d", proto), inEth0, f.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 	}
 	b := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: "S"}.bytes(n, "eth0")
 	for _, etherType := range []uint16{0x0806, 0x8100, 0x88a8, 0x8847, 0x88cc, 0x0000, 0x05dc} {
 		other := bytes.Clone(b)
 		binary.BigEndian.PutUint16(other[12:], etherType)
-		n.untouched(t, fmt.Sprintf("EtherType %#x", etherType), inEth0, other, tcVerdictPASS_OTHER)
+		n.untouched(t, fmt.Sprintf("EtherType %#x", etherType), inEth0, other, objects.TCVerdictPASS_OTHER)
 	}
 	tagged := append(append(bytes.Clone(b[:12]), 0x81, 0x00, 0x00, 0x05), b[12:]...)
-	n.untouched(t, "VLAN tag", inEth0, tagged, tcVerdictPASS_OTHER)
+	n.untouched(t, "VLAN tag", inEth0, tagged, objects.TCVerdictPASS_OTHER)
 }
 
 // groups: no Service is there, whatever port.
@@ -199,7 +200,7 @@ func (n *packetNode) groups(t *testing.T, p *plan, proto uint8) {
 				if hook == inPod1 {
 					f.src = ap(p.pod1, 40000)
 				}
-				n.untouched(t, dst, hook, f.bytes(n, hook.iface), tcVerdictPASS_OTHER)
+				n.untouched(t, dst, hook, f.bytes(n, hook.iface), objects.TCVerdictPASS_OTHER)
 			}
 		}
 	}
@@ -219,7 +220,7 @@ func (n *packetNode) framesForOthers(t *testing.T, p *plan, proto uint8) {
 		if r = n.send(t, inPod1, f); i < 2 {
 			r.want(t, actNext)
 		} else {
-			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 		}
 	}
 }
@@ -234,13 +235,13 @@ func (n *packetNode) badExtensions(t *testing.T, p *plan) {
 		if len(f.ext) < 6 && r.code != actRedirect {
 			t.Errorf("%d extension headers: code %d, %s", len(f.ext), r.code, verdictList(r.verdicts))
 		} else if len(f.ext) > 6 {
-			n.untouched(t, "too many extension headers", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_OTHER)
+			n.untouched(t, "too many extension headers", inEth0, f.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 		}
 	}
 	f.ext = []extension{{extHopByHop, six}}
 	b := f.bytes(n, "eth0")
 	for _, units := range []byte{2, 3, 50, 255} {
 		b[14+41] = units
-		n.untouched(t, "extension header longer than the packet", inEth0, b, tcVerdictPASS_MALFORMED)
+		n.untouched(t, "extension header longer than the packet", inEth0, b, objects.TCVerdictPASS_MALFORMED)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -51,11 +52,11 @@ func (n *packetNode) converse(t *testing.T, p *plan, proto uint8, w where, port 
 	n.serve(t, service(p, proto, endpoint(c.endpoint.Addr(), 8080, w)))
 	c.request = frame{proto: proto, src: c.client, dst: c.front, flags: first(proto), seq: 100, payload: []byte("request")}.bytes(n, "eth0")
 	r := n.sendRaw(t, inEth0, c.request)
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	c.requestSeen, c.seen = r.out, r.v.src
 	c.answer = back(r.v, "S.", []byte("the answer")).bytes(n, c.fromEndpoint.iface)
 	r = n.sendRaw(t, c.fromEndpoint, c.answer)
-	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	c.answerSeen = r.out
 	return c
 }
@@ -127,7 +128,7 @@ func (n *packetNode) relayedErrors(t *testing.T, p *plan, proto uint8, w where) 
 
 func (n *packetNode) wantError(t *testing.T, r result, k errorKind, p *plan, src, dst netip.Addr, sent []byte) {
 	t.Helper()
-	r.want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_ICMP)
 	r.wantPath(t, ap(src, 0), ap(dst, 0))
 	wantHeader(t, r.v, k, p)
 	quotesLike(t, r.v.quoted, sent)
@@ -156,19 +157,19 @@ func (n *packetNode) errorsBehindStack(t *testing.T, p *plan, proto uint8) {
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
 	request := frame{proto: proto, src: client, dst: front, flags: first(proto)}.bytes(n, "eth0")
 	seen := n.sendRaw(t, inEth0, request)
-	seen.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+	seen.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_STACK)
 	k := errorKinds[0]
 	f := k.about(p, e.Addr.Addr(), seen.out[14:], 0)
-	n.send(t, inPod1, f).want(t, actNext, tcVerdictPASS_OTHER)
+	n.send(t, inPod1, f).want(t, actNext, objects.TCVerdictPASS_OTHER)
 	r := n.send(t, outEth0, f)
-	r.want(t, actNext, tcVerdictTRANSLATED_ICMP)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_ICMP)
 	r.wantPath(t, ap(front.Addr(), 0), ap(client.Addr(), 0))
 	quotesLike(t, r.v.quoted, request)
 
 	answer := back(seen.v, "S.", []byte("x")).bytes(n, "eth0")
 	sent := n.sendRaw(t, outEth0, answer)
 	r = n.send(t, inEth0, k.about(p, p.router, sent.out[14:], 0))
-	r.want(t, actNext, tcVerdictTRANSLATED_ICMP)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_ICMP)
 	r.wantPath(t, ap(p.router, 0), ap(e.Addr.Addr(), 0))
 	quotesLike(t, r.v.quoted, answer)
 }
@@ -185,7 +186,7 @@ func (n *packetNode) shortQuotes(t *testing.T, p *plan, proto uint8) {
 			f := errorKinds[0].about(p, p.router, c.requestSeen[14:], limit)
 			f.pad = pad
 			r := n.send(t, inTun0, f)
-			r.want(t, actNext, tcVerdictPASS_OTHER)
+			r.want(t, actNext, objects.TCVerdictPASS_OTHER)
 			if !bytes.Equal(r.out, f.bytes(n, "tun0")) {
 				t.Errorf("error with %d quoted bytes was changed", limit)
 			}
@@ -216,13 +217,13 @@ func (n *packetNode) errorsOfOthers(t *testing.T, p *plan) {
 	}
 	for name, f := range tests {
 		r := n.send(t, inTun0, f)
-		if r.code != actNext || r.verdicts[tcVerdictPASS_OTHER] != 1 || !bytes.Equal(r.out, f.bytes(n, "tun0")) {
+		if r.code != actNext || r.verdicts[objects.TCVerdictPASS_OTHER] != 1 || !bytes.Equal(r.out, f.bytes(n, "tun0")) {
 			t.Errorf("%s: code %d, %s", name, r.code, verdictList(r.verdicts))
 		}
 	}
 	n.serve(t, []*intent.ServicePort{}...)
 	n.forget(t)
-	n.send(t, inTun0, k.about(p, p.far, c.requestSeen[14:], 0)).want(t, actNext, tcVerdictPASS_OTHER)
+	n.send(t, inTun0, k.about(p, p.far, c.requestSeen[14:], 0)).want(t, actNext, objects.TCVerdictPASS_OTHER)
 }
 
 // quotedWithoutSum: a datagram quoted that had no checksum has none still.
@@ -231,6 +232,6 @@ func (n *packetNode) quotedWithoutSum(t *testing.T, p *plan) {
 	request := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), noSum: true}.bytes(n, "eth0")
 	seen := n.sendRaw(t, inEth0, request)
 	r := n.send(t, inTun0, errorKinds[0].about(p, p.far, seen.out[14:], 0))
-	r.want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_ICMP)
 	quotesLike(t, r.v.quoted, request)
 }

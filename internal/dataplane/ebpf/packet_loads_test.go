@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
@@ -26,8 +27,8 @@ func newLoadNode(t *testing.T, socketHooks bool) (n *eventNode) {
 		n = newEventNode(t, byLoad)
 	}
 	n.checksComplete = false // see TestPacketAnswers
-	n.loads = n.openLoads()
-	t.Cleanup(n.loads.close)
+	n.flows.loads = n.flows.openLoads()
+	t.Cleanup(n.flows.loads.close)
 	return n
 }
 
@@ -38,9 +39,9 @@ func balanced(sp *intent.ServicePort, by intent.Balance) *intent.ServicePort {
 }
 
 // loadOf returns what the programs take for the load of an endpoint.
-func (n *eventNode) loadOf(t *testing.T, a netip.AddrPort) (active int, l tcLoad) {
+func (n *eventNode) loadOf(t *testing.T, a netip.AddrPort) (active int, l objects.TCLoad) {
 	t.Helper()
-	table, err := n.loads.read()
+	table, err := n.flows.loads.read()
 	ok(t, err)
 	l = table[n.idOf(t, a)%uint32(len(table))]
 	return int(int32(l.Flows - l.LostFlows + l.Sockets - l.LostSockets)), l
@@ -82,7 +83,7 @@ func TestPacketLeastConnections(t *testing.T) {
 				return false
 			}
 			c.talk(t, "F.", "<F.", ".")
-			c.wantState(t, tcFlowStateFLOW_CLOSED)
+			c.wantState(t, objects.TCFlowStateFLOW_CLOSED)
 			return true
 		})
 		n.wantLoads(t, "those of one endpoint have ended", map[netip.AddrPort]int{far: 5, far2: 0})
@@ -100,7 +101,7 @@ func TestPacketLeastConnections(t *testing.T) {
 		n.wantLoads(t, "a sweep", map[netip.AddrPort]int{far: 5, far2: 5})
 		for _, c := range conns[1:] { // as the kernel evicts them
 			for _, key := range c.keys() {
-				ok(t, n.m(tcMapFlows).Delete(key))
+				ok(t, n.m(objects.TCMapFlows).Delete(key))
 			}
 		}
 		n.wantLoads(t, "evicted flows", map[netip.AddrPort]int{far: 5, far2: 5})
@@ -113,7 +114,7 @@ func TestPacketLeastConnections(t *testing.T) {
 
 func (n *eventNode) sweepNow(t *testing.T) {
 	t.Helper()
-	ok(t, n.sweep(t.Context()))
+	ok(t, n.flows.sweep(t.Context()))
 }
 
 // TestPacketLeastAmongMany: the endpoint with most flows of many gets a new one only if both
@@ -212,9 +213,9 @@ func TestPacketByLoadOff(t *testing.T) {
 	p := plans["IPv4"]
 	n.serve(t, balanced(service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), intent.LeastConnections))
 	n.open(t, p, 42001)
-	var f tcFlow
-	ok(t, n.m(tcMapFlows).Lookup(tupleOf(protoTCP, ap(p.client, 42001), ap(p.clusterIP, 80)), &f))
-	if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_COUNTED != 0 {
+	var f objects.TCFlow
+	ok(t, n.m(objects.TCMapFlows).Lookup(tupleOf(protoTCP, ap(p.client, 42001), ap(p.clusterIP, 80)), &f))
+	if objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_COUNTED != 0 {
 		t.Error("a flow is counted")
 	}
 }
@@ -260,7 +261,7 @@ func TestSocketLoadsAreCorrected(t *testing.T) {
 		at := ap(p.eth0, 8080)
 		n.serve(t, balanced(service(p, protoTCP, endpoint(p.eth0, 8080, here)), intent.LeastConnections))
 		n.dial(t, domainOf(p), n.listen(t, p), ap(p.clusterIP, 80))
-		n.loads.correct(int(n.idOf(t, at)%maxLoads), lostSocketsOffset, 0, 7)
+		n.flows.loads.correct(int(n.idOf(t, at)%objects.MaxLoads), lostSocketsOffset, 0, 7)
 		n.wantLoads(t, "a wrong count", map[netip.AddrPort]int{at: -6})
 		n.sweepNow(t)
 		n.wantLoads(t, "a sweep after it", map[netip.AddrPort]int{at: 1})
@@ -281,9 +282,9 @@ func needSocketIterators(t *testing.T) {
 func (n *eventNode) idOf(t *testing.T, a netip.AddrPort) uint32 {
 	t.Helper()
 	var id uint32
-	var b tcBackend
-	for entries := n.m(tcMapBackends).Iterate(); entries.Next(&id, &b); {
-		if endpointOf(b) == a {
+	var b objects.TCBackend
+	for entries := n.m(objects.TCMapBackends).Iterate(); entries.Next(&id, &b); {
+		if objects.EndpointOf(b) == a {
 			return id
 		}
 	}

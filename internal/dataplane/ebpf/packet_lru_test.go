@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"net/netip"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"testing"
 	"time"
 )
@@ -49,9 +50,9 @@ func TestPacketFlowTableBusy(t *testing.T) {
 func (n *packetNode) useAll(t *testing.T, p *plan, front, server netip.AddrPort) {
 	t.Helper()
 	var ports []uint16
-	ok(t, each(n.m(tcMapFlows), func(k tcTuple, _ tcFlow) {
-		if k == tupleOf(protoUDP, ap(p.client, toPort(k.Sport)), front) {
-			ports = append(ports, toPort(k.Sport))
+	ok(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, _ objects.TCFlow) {
+		if k == tupleOf(protoUDP, ap(p.client, objects.ToPort(k.Sport)), front) {
+			ports = append(ports, objects.ToPort(k.Sport))
 		}
 	}))
 	for _, port := range ports {
@@ -100,7 +101,7 @@ func TestPacketManyRequests(t *testing.T) {
 		open = 50_000 // the others are more of the same, by other addresses
 	}
 	n := newPacketNode(t, func(c *Config) {
-		c.FlowTableSize, c.Timeouts = uint32(unconfirmedShare*open), DefaultTimeouts
+		c.FlowTableSize, c.Timeouts = uint32(objects.UnconfirmedShare*open), DefaultTimeouts
 		c.Timeouts.UDPNew = time.Hour // slow machines ask for longer than the default
 	})
 	p := plans["IPv4"]
@@ -113,7 +114,7 @@ func TestPacketManyRequests(t *testing.T) {
 		return ap(netip.AddrFrom4(a), uint16(10_000+i%50_000))
 	}
 	for i := range open {
-		if r := n.datagram(t, inEth0, client(i), front); r.verdicts[tcVerdictFLOW_CREATED] != 1 {
+		if r := n.datagram(t, inEth0, client(i), front); r.verdicts[objects.TCVerdictFLOW_CREATED] != 1 {
 			t.Fatalf("request %d: code %d, %s", i, r.code, verdictList(r.verdicts))
 		}
 	}

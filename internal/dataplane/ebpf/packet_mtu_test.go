@@ -7,6 +7,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // mtuRoute is the MTU of a route by tun0 or eth0, which is less than the device's.
@@ -19,8 +20,8 @@ func (n *packetNode) setRouteMTUs(t *testing.T, dev string, mtus map[string]uint
 	for dst, mtu := range mtus {
 		routes[attach.RouteKey{Dst: netip.MustParsePrefix(dst), Ifindex: n.ifindex[dev]}] = mtu
 	}
-	ok(t, n.writeRouteMTUs(routes))
-	t.Cleanup(func() { ok(t, n.writeRouteMTUs(nil)) })
+	ok(t, n.node.writeRouteMTUs(routes))
+	t.Cleanup(func() { ok(t, n.node.writeRouteMTUs(nil)) })
 }
 
 // lengthen returns the frame with a payload that makes its packet so many bytes long.
@@ -33,7 +34,7 @@ func (n *packetNode) lengthen(f frame, size int) frame {
 // wantMTU fails unless packets of up to so many bytes are sent, and longer ones are answered with it.
 func (n *packetNode) wantMTU(t *testing.T, hook at, f frame, mtu int) {
 	t.Helper()
-	if r := n.send(t, hook, n.lengthen(f, mtu)); r.verdicts[tcVerdictTRANSLATED_DIRECT] != 1 {
+	if r := n.send(t, hook, n.lengthen(f, mtu)); r.verdicts[objects.TCVerdictTRANSLATED_DIRECT] != 1 {
 		t.Errorf("%d bytes: verdicts %s, want it sent", mtu, verdictList(r.verdicts))
 	}
 	for _, size := range []int{mtu + 1, mtuEth0} {
@@ -42,7 +43,7 @@ func (n *packetNode) wantMTU(t *testing.T, hook at, f frame, mtu int) {
 		}
 		long := n.lengthen(f, size)
 		r := n.send(t, hook, long)
-		n.wantAnswer(t, hook, long, r, tcVerdictANSWERED_TOO_BIG)
+		n.wantAnswer(t, hook, long, r, objects.TCVerdictANSWERED_TOO_BIG)
 		if got := r.v.icmpWord & 0xffff; got != uint32(mtu) {
 			t.Errorf("%d bytes: the sender learns MTU %d, want %d", size, got, mtu)
 		}
@@ -101,7 +102,7 @@ func (n *packetNode) routeMTUOfSegments(t *testing.T, p *plan) {
 	_, f := c.frame(".", make([]byte, 2800))
 	f.df = true
 	fits := uint32(mtuRoute - net4or6(p, 20, 40) - 20)
-	for segment, want := range map[uint32]tcVerdict{fits: tcVerdictTRANSLATED_DIRECT, fits + 1: tcVerdictANSWERED_TOO_BIG} {
+	for segment, want := range map[uint32]objects.TCVerdict{fits: objects.TCVerdictTRANSLATED_DIRECT, fits + 1: objects.TCVerdictANSWERED_TOO_BIG} {
 		before := n.counters(t)[want]
 		code, _, err := n.run(inEth0, f.bytes(n, "eth0"), segment, 0)
 		ok(t, err)
@@ -119,7 +120,7 @@ func (n *packetNode) routeMTUWithoutDF(t *testing.T, p *plan) {
 	for _, size := range []int{mtuRoute + 1, mtuTun0 + 1} {
 		long := n.lengthen(f, size)
 		long.df = false
-		if r := n.send(t, inEth0, long); r.verdicts[tcVerdictTRANSLATED_DIRECT] != 1 {
+		if r := n.send(t, inEth0, long); r.verdicts[objects.TCVerdictTRANSLATED_DIRECT] != 1 {
 			t.Errorf("%d bytes: verdicts %s, want it sent", size, verdictList(r.verdicts))
 		}
 		n.wantMTU(t, inEth0, f, mtuRoute)
@@ -156,20 +157,20 @@ func TestPacketDSRGUERouteMTU(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	d.first.checksComplete = false // see TestPacketAnswers
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		d.first.carry(t, p.far, tcDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
 		d.first.setRouteMTUs(t, "tun0", map[string]uint32{p.farNet: gueMTU - 50})
 		c := d.conn(p, 40000)
 		c.askGUE(t, d.first, "S")
 		c.answer(t, "S.")
 		c.askGUE(t, d.first, ".")
 		want := gueMTU - 50 - dsrprobe.Room(p.eth0.Is4())
-		for size, verdict := range map[int]tcVerdict{want: tcVerdictDSR_ENCAPSULATED, want + 1: tcVerdictANSWERED_TOO_BIG, gueMTU: tcVerdictANSWERED_TOO_BIG} {
+		for size, verdict := range map[int]objects.TCVerdict{want: objects.TCVerdictDSR_ENCAPSULATED, want + 1: objects.TCVerdictANSWERED_TOO_BIG, gueMTU: objects.TCVerdictANSWERED_TOO_BIG} {
 			hook, f := c.frame("P.", nil)
 			r := d.first.send(t, hook, d.first.lengthen(f, size))
 			if r.verdicts[verdict] != 1 {
 				t.Errorf("%d bytes: verdicts %s, want %d", size, verdictList(r.verdicts), verdict)
 			}
-			if got := r.v.icmpWord & 0xffff; verdict == tcVerdictANSWERED_TOO_BIG && got != uint32(want) {
+			if got := r.v.icmpWord & 0xffff; verdict == objects.TCVerdictANSWERED_TOO_BIG && got != uint32(want) {
 				t.Errorf("%d bytes: the client learns MTU %d, want %d", size, got, want)
 			}
 		}
@@ -179,24 +180,26 @@ func TestPacketDSRGUERouteMTU(t *testing.T) {
 // TestRouteMTUsAreReplaced: the map has what the node was told last.
 func TestRouteMTUsAreReplaced(t *testing.T) {
 	n := newPacketNode(t)
-	key := func(dst string, ifindex uint32) tcRangeKey { return rangeKey(ifindex, netip.MustParsePrefix(dst)) }
+	key := func(dst string, ifindex uint32) objects.TCRangeKey {
+		return objects.RangeKey(ifindex, netip.MustParsePrefix(dst))
+	}
 	for _, tt := range []struct {
 		told map[attach.RouteKey]uint32
-		want map[tcRangeKey]uint32
+		want map[objects.TCRangeKey]uint32
 	}{
 		{
 			map[attach.RouteKey]uint32{{Dst: netip.MustParsePrefix("10.0.0.0/8"), Ifindex: 5}: 1300, {Dst: netip.MustParsePrefix("10.1.0.0/16"), Ifindex: 5}: 0},
-			map[tcRangeKey]uint32{key("10.0.0.0/8", 5): 1300, key("10.1.0.0/16", 5): 0},
+			map[objects.TCRangeKey]uint32{key("10.0.0.0/8", 5): 1300, key("10.1.0.0/16", 5): 0},
 		},
 		{
 			map[attach.RouteKey]uint32{{Dst: netip.MustParsePrefix("10.0.0.0/8"), Ifindex: 5}: 0, {Dst: netip.MustParsePrefix("fd00::/8"), Ifindex: 6}: 1280},
-			map[tcRangeKey]uint32{key("10.0.0.0/8", 5): 0, key("fd00::/8", 6): 1280},
+			map[objects.TCRangeKey]uint32{key("10.0.0.0/8", 5): 0, key("fd00::/8", 6): 1280},
 		},
-		{nil, map[tcRangeKey]uint32{}},
+		{nil, map[objects.TCRangeKey]uint32{}},
 	} {
-		ok(t, n.writeRouteMTUs(tt.told))
-		got := map[tcRangeKey]uint32{}
-		ok(t, each(n.m(tcMapRouteMtus), func(k tcRangeKey, v uint32) { got[k] = v }))
+		ok(t, n.node.writeRouteMTUs(tt.told))
+		got := map[objects.TCRangeKey]uint32{}
+		ok(t, objects.Each(n.m(objects.TCMapRouteMtus), func(k objects.TCRangeKey, v uint32) { got[k] = v }))
 		if !maps.Equal(got, tt.want) {
 			t.Errorf("told of %v: the map has %v, want %v", tt.told, got, tt.want)
 		}

@@ -22,6 +22,8 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -105,7 +107,7 @@ type packetNode struct {
 	live    bool     // programs are attached, so that packets come by themselves
 	// freshened is when tc last got a frame of the flow freshFor, which XDP may send since.
 	freshened time.Time
-	freshFor  tcTuple
+	freshFor  objects.TCTuple
 	// checksComplete: the kernel knows testChecksumComplete.
 	checksComplete bool
 }
@@ -222,22 +224,20 @@ func (n *packetNode) load(cfg Config) error {
 		return err
 	}
 	n.bpffs, n.Backend = cfg.BPFFS, &Backend{cfg: cfg}
-	n.objects, err = load(&n.cfg, features)
+	n.objects, n.migrator, err = upgrade.Open(&n.cfg, features)
 	return err
 }
 
 // begin does what New and the attacher do when the programs are loaded.
 func (n *packetNode) begin(t testing.TB) {
 	t.Helper()
-	n.Backend = &Backend{
-		cfg: n.cfg, objects: n.objects, ports: &portTable{}, traversing: map[netip.Addr]traversal{}, pods: map[netip.Addr]attach.Pod{},
-	}
+	n.Backend = &Backend{cfg: n.cfg, objects: n.objects, migrator: n.migrator}
+	n.makeParts()
 	var err error
-	n.objects.filter, err = openFilter(n.objects)
+	n.objects.Filter, err = objects.OpenFilter(n.objects)
 	ok(t, err)
-	n.policies, err = openUntracked(n.objects.maps, n.objects.filter)
-	ok(t, err)
-	ok(t, n.reread())
+	ok(t, n.openPolicies())
+	ok(t, n.services.reread())
 	n.onThread(t, n.describe)
 }
 
@@ -341,7 +341,7 @@ func podMAC(name string) net.HardwareAddr {
 // describe writes the maps about the node.
 func (n *packetNode) describe() error {
 	v4, v6 := plans["IPv4"], plans["IPv6"]
-	n.onUplinks(map[int]attach.Uplink{
+	n.node.onUplinks(map[int]attach.Uplink{
 		n.ifindex["eth0"]: {Name: "eth0", V4: v4.eth0, V6: v6.eth0},
 		n.ifindex["tun0"]: {Name: "tun0", V4: v4.tun0, V6: v6.tun0},
 	})
@@ -350,9 +350,9 @@ func (n *packetNode) describe() error {
 		pods[p.pod1] = attach.Pod{Ifindex: n.ifindex["pod1"], PodMAC: podMAC("pod1"), HostMAC: n.mac["pod1"]}
 		pods[p.pod2] = attach.Pod{Ifindex: n.ifindex["pod2"], PodMAC: podMAC("pod2"), HostMAC: n.mac["pod2"]}
 	}
-	n.onPods(attach.PodChanges{Full: true, Upserts: pods})
+	n.node.onPods(attach.PodChanges{Full: true, Upserts: pods})
 	node := defaultNode()
-	return n.writeNode(&node)
+	return n.node.writeNode(&node)
 }
 
 func defaultNode() intent.Node {
@@ -370,17 +370,17 @@ func (n *packetNode) setNode(t testing.TB, change func(*intent.Node)) {
 	t.Helper()
 	node := defaultNode()
 	change(&node)
-	n.onThread(t, func() error { return n.writeNode(&node) })
+	n.onThread(t, func() error { return n.node.writeNode(&node) })
 	t.Cleanup(func() {
 		node := defaultNode()
-		n.onThread(t, func() error { return n.writeNode(&node) })
+		n.onThread(t, func() error { return n.node.writeNode(&node) })
 	})
 }
 
 // serve makes these the Services of the node.
 func (n *packetNode) serve(t testing.TB, ports ...*intent.ServicePort) {
 	t.Helper()
-	failed, err := n.ports.replace(context.Background(), ports)
+	failed, err := n.services.table.replace(context.Background(), ports)
 	ok(t, err)
 	ok(t, dataplane.PortErrorsOf(failed))
 }
@@ -388,9 +388,9 @@ func (n *packetNode) serve(t testing.TB, ports ...*intent.ServicePort) {
 // forget empties what the programs have written.
 func (n *packetNode) forget(t testing.TB) {
 	t.Helper()
-	empty[tcTuple, tcFlow](t, n.m(tcMapFlows))
-	empty[tcFragmentKey, tcFragment](t, n.m(tcMapFragments))
-	empty[tcAffinityKey, tcAffinity](t, n.m(tcMapAffinities))
+	empty[objects.TCTuple, objects.TCFlow](t, n.m(objects.TCMapFlows))
+	empty[objects.TCFragmentKey, objects.TCFragment](t, n.m(objects.TCMapFragments))
+	empty[objects.TCAffinityKey, objects.TCAffinity](t, n.m(objects.TCMapAffinities))
 }
 
 func empty[K, V any](t testing.TB, m *ebpf.Map) {
@@ -413,13 +413,13 @@ func empty[K, V any](t testing.TB, m *ebpf.Map) {
 type at struct{ prog, iface string }
 
 var (
-	inEth0  = at{tcProgFromNetwork, "eth0"}
-	inTun0  = at{tcProgFromNetwork, "tun0"}
-	inPod1  = at{tcProgFromPod, "pod1"}
-	inPod2  = at{tcProgFromPod, "pod2"}
-	outEth0 = at{tcProgToNetwork, "eth0"}
-	outTun0 = at{tcProgToNetwork, "tun0"}
-	outPod1 = at{tcProgToNetwork, "pod1"}
+	inEth0  = at{objects.TCProgFromNetwork, "eth0"}
+	inTun0  = at{objects.TCProgFromNetwork, "tun0"}
+	inPod1  = at{objects.TCProgFromPod, "pod1"}
+	inPod2  = at{objects.TCProgFromPod, "pod2"}
+	outEth0 = at{objects.TCProgToNetwork, "eth0"}
+	outTun0 = at{objects.TCProgToNetwork, "tun0"}
+	outPod1 = at{objects.TCProgToNetwork, "pod1"}
 )
 
 // skBuff is what BPF_PROG_RUN takes of struct __sk_buff.
@@ -455,13 +455,13 @@ func (n *packetNode) run(hook at, frame []byte, gso uint32, flags uint32) (int, 
 	ctx := skBuff{Ifindex: uint32(n.ifindex[hook.iface]), GSOSize: gso}
 	ctx.IngressIfindex = ctx.Ifindex
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: ctx, Flags: flags}
-	if hook.prog == xdpProgXdpFromNetwork {
+	if hook.prog == objects.XDPProgXdpFromNetwork {
 		opts.Context, opts.Flags = xdpMD{DataEnd: uint32(len(frame)), IngressIfindex: ctx.Ifindex}, 0
 	}
 	n.last = nil
 	var code uint32
 	var err error
-	n.do(func() { code, err = n.objects.programs[hook.prog].Run(&opts) })
+	n.do(func() { code, err = n.objects.Programs[hook.prog].Run(&opts) })
 	return int(int32(code)), opts.DataOut, err
 }
 
@@ -479,14 +479,14 @@ func (n *packetNode) countersNow(t testing.TB) []uint64 {
 func (n *packetNode) counters(t testing.TB) []uint64 {
 	t.Helper()
 	cpus := ebpf.MustPossibleCPU()
-	keys := make([]uint32, tcVerdictVERDICTS)
-	values := make([]uint64, int(tcVerdictVERDICTS)*cpus)
+	keys := make([]uint32, objects.TCVerdictVERDICTS)
+	values := make([]uint64, int(objects.TCVerdictVERDICTS)*cpus)
 	var cursor ebpf.MapBatchCursor
-	_, err := n.m(tcMapVerdicts).BatchLookup(&cursor, keys, values, nil)
+	_, err := n.m(objects.TCMapVerdicts).BatchLookup(&cursor, keys, values, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Fatal(err)
 	}
-	sums := make([]uint64, tcVerdictVERDICTS)
+	sums := make([]uint64, objects.TCVerdictVERDICTS)
 	for i, v := range values {
 		sums[i/cpus] += v
 	}
@@ -495,7 +495,7 @@ func (n *packetNode) counters(t testing.TB) []uint64 {
 
 // nextHopOffset is the place of the last packet's next hop in struct scratch, in bytes.
 var nextHopOffset = sync.OnceValues(func() (uint32, error) {
-	spec, err := loadTc()
+	spec, err := objects.LoadTC()
 	if err != nil {
 		return 0, err
 	}
@@ -503,7 +503,7 @@ var nextHopOffset = sync.OnceValues(func() (uint32, error) {
 	if err := spec.Types.TypeByName("scratch", &s); err != nil {
 		return 0, err
 	}
-	offset, found := member(s, "next_hop")
+	offset, found := memberOf(s, "next_hop")
 	if found == nil {
 		return 0, errors.New("struct scratch has no next_hop")
 	}
@@ -527,14 +527,14 @@ const (
 // scratches is the map of the tc programs. Those of other objects have the same name.
 func (n *packetNode) scratches(t testing.TB) *ebpf.Map {
 	t.Helper()
-	info, err := n.objects.programs[tcProgFromNetwork].Info()
+	info, err := n.objects.Programs[objects.TCProgFromNetwork].Info()
 	ok(t, err)
 	ids, _ := info.MapIDs()
 	for _, id := range ids {
 		m, err := ebpf.NewMapFromID(id)
 		ok(t, err)
 		t.Cleanup(func() { m.Close() })
-		if info, err := m.Info(); err == nil && info.Name == tcMapScratches {
+		if info, err := m.Info(); err == nil && info.Name == objects.TCMapScratches {
 			return m
 		}
 	}
@@ -562,4 +562,14 @@ func (n *packetNode) lastNextHop(t testing.TB) nextHop {
 		}
 	}
 	return nextHop{}
+}
+
+// memberOf returns the offset in bytes and the type of a member of a struct.
+func memberOf(s *btf.Struct, name string) (offset uint32, of btf.Type) {
+	for _, m := range s.Members {
+		if m.Name == name {
+			return m.Offset.Bytes(), m.Type
+		}
+	}
+	return 0, nil
 }

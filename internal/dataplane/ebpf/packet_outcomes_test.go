@@ -38,7 +38,6 @@ func (n *packetNode) wantOutcome(t *testing.T, when string, failed, refused uint
 
 func TestPacketOutcomes(t *testing.T) {
 	n := newPacketNode(t)
-	n.ports.names = &n.services
 	n.checksComplete = false // see TestPacketAnswers
 	eachFamily(t, n, func(t *testing.T, p *plan) {
 		n.serve(t, watch(service(p, protoTCP, endpoint(p.far, 8080, elsewhere))), watch(service(p, protoUDP, endpoint(p.eth0, 53, here))))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -35,9 +36,9 @@ func (n *packetNode) dropRoute(t *testing.T, p *plan, proto uint8) {
 	route(sp, intent.NodePort, intent.Drop, intent.ToCluster)
 	n.serve(t, sp)
 	front := ap(p.eth0, 30080)
-	n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: front, flags: first(proto)}).want(t, actDrop, tcVerdictDROP_POLICY_LOCAL)
+	n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: front, flags: first(proto)}).want(t, actDrop, objects.TCVerdictDROP_POLICY_LOCAL)
 	n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, 40000), dst: front, flags: first(proto)}).
-		want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+		want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 }
 
 // localRoute: from outside only endpoints here, from inside all.
@@ -71,22 +72,22 @@ func (n *packetNode) sourceRanges(t *testing.T, p *plan, proto uint8) {
 		*sp = *again
 		n.serve(t, again)
 	}
-	in := []tcVerdict{tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT}
+	in := []objects.TCVerdict{objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT}
 	front := ap(p.externalIP, 80)
 	set([]netip.Prefix{host})
 	send(p.client, front).want(t, actRedirect, in...)
-	send(p.client2, front).want(t, actDrop, tcVerdictDROP_SOURCE_RANGE)
+	send(p.client2, front).want(t, actDrop, objects.TCVerdictDROP_SOURCE_RANGE)
 	send(p.client2, ap(p.clusterIP, 80)).want(t, actRedirect, in...)
 	wide, err := p.client.Prefix(p.client.BitLen() - 1)
 	ok(t, err)
 	set([]netip.Prefix{wide})
 	send(p.client, front).want(t, actRedirect, in...)
 	send(p.client2, front).want(t, actRedirect, in...)
-	send(p.router, front).want(t, actDrop, tcVerdictDROP_SOURCE_RANGE)
+	send(p.router, front).want(t, actDrop, objects.TCVerdictDROP_SOURCE_RANGE)
 	set([]netip.Prefix{netip.MustParsePrefix(p.all)})
 	send(p.router, front).want(t, actRedirect, in...)
 	set([]netip.Prefix{})
-	send(p.client, front).want(t, actDrop, tcVerdictDROP_SOURCE_RANGE)
+	send(p.client, front).want(t, actDrop, objects.TCVerdictDROP_SOURCE_RANGE)
 	set(nil)
 	send(p.client, front).want(t, actRedirect, in...)
 }
@@ -101,14 +102,14 @@ func (n *packetNode) nodePortAddresses(t *testing.T, p *plan, proto uint8) {
 	send := func(dst netip.Addr) result {
 		return n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: ap(dst, 30080), flags: first(proto)})
 	}
-	send(p.eth0).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	send(p.eth0).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	for _, a := range []netip.Addr{p.tun0, p.client2, addr("127.0.0.1"), addr("::1"), addr("224.0.0.1"), addr("255.255.255.255")} {
 		if a.Is4() == p.eth0.Is4() {
-			send(a).want(t, actNext, tcVerdictPASS_OTHER)
+			send(a).want(t, actNext, objects.TCVerdictPASS_OTHER)
 		}
 	}
 	other := protoTCP + protoUDP - proto
-	n.send(t, inEth0, frame{proto: uint8(other), src: ap(p.client, 40000), dst: ap(p.eth0, 30080), flags: "S"}).want(t, actNext, tcVerdictPASS_OTHER)
+	n.send(t, inEth0, frame{proto: uint8(other), src: ap(p.client, 40000), dst: ap(p.eth0, 30080), flags: "S"}).want(t, actNext, objects.TCVerdictPASS_OTHER)
 }
 
 func (n *packetNode) affinity(t *testing.T, p *plan, proto uint8) {
@@ -172,22 +173,22 @@ func (n *packetNode) affinity(t *testing.T, p *plan, proto uint8) {
 // fillAffinities has as many clients of another Service as there is room for.
 func (n *packetNode) fillAffinities(t *testing.T) {
 	t.Helper()
-	m := n.m(tcMapAffinities)
+	m := n.m(objects.TCMapAffinities)
 	for i := range m.MaxEntries() {
-		ok(t, m.Put(tcAffinityKey{Client: tcAddr{W: [4]uint32{i}}, Service: 1 << 30, Family: 4}, tcAffinity{Backend: 1 << 30, Seen: bootSeconds()}))
+		ok(t, m.Put(objects.TCAffinityKey{Client: objects.TCAddr{W: [4]uint32{i}}, Service: 1 << 30, Family: 4}, objects.TCAffinity{Backend: 1 << 30, Seen: objects.BootSeconds()}))
 	}
 }
 
 // age lets every affinity be this many seconds old.
 func (n *packetNode) age(t *testing.T, by uint32) {
 	t.Helper()
-	var last []tcAffinityKey
-	ok(t, each(n.m(tcMapAffinities), func(k tcAffinityKey, _ tcAffinity) { last = append(last, k) }))
+	var last []objects.TCAffinityKey
+	ok(t, objects.Each(n.m(objects.TCMapAffinities), func(k objects.TCAffinityKey, _ objects.TCAffinity) { last = append(last, k) }))
 	for _, k := range last {
-		var a tcAffinity
-		ok(t, n.m(tcMapAffinities).Lookup(k, &a))
-		a.Seen = bootSeconds() - by
-		ok(t, n.m(tcMapAffinities).Put(k, a))
+		var a objects.TCAffinity
+		ok(t, n.m(objects.TCMapAffinities).Lookup(k, &a))
+		a.Seen = objects.BootSeconds() - by
+		ok(t, n.m(objects.TCMapAffinities).Put(k, a))
 	}
 }
 
@@ -212,12 +213,12 @@ func (n *packetNode) spread(t *testing.T, p *plan, proto uint8) {
 // noSNATAddress: better no packet than one from nowhere.
 func (n *packetNode) noSNATAddress(t *testing.T, p *plan, proto uint8) {
 	n.onThread(t, func() error {
-		n.onUplinks(map[int]attach.Uplink{n.ifindex["eth0"]: {Name: "eth0"}, n.ifindex["tun0"]: {Name: "tun0"}})
+		n.node.onUplinks(map[int]attach.Uplink{n.ifindex["eth0"]: {Name: "eth0"}, n.ifindex["tun0"]: {Name: "tun0"}})
 		return nil
 	})
 	t.Cleanup(func() { n.onThread(t, n.describe) })
 	n.setNode(t, func(node *intent.Node) { node.Addrs = nil })
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
 	n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: first(proto)}).
-		want(t, actDrop, tcVerdictDROP_NO_SNAT_ADDR)
+		want(t, actDrop, objects.TCVerdictDROP_NO_SNAT_ADDR)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
@@ -111,7 +112,7 @@ func (pool *nodePool) put(t testing.TB, n *packetNode) {
 // close frees the node. Its thread ends with its network namespace.
 func (n *packetNode) close() {
 	if n.Backend != nil && n.objects != nil {
-		n.objects.close()
+		n.objects.Close()
 	}
 	_ = os.RemoveAll(n.bpffs)
 	close(n.calls)
@@ -135,14 +136,14 @@ func (n *packetNode) make(t testing.TB, cfg Config) {
 func (n *packetNode) again(t testing.TB) {
 	t.Helper()
 	same := map[string]bool{}
-	for name, m := range n.objects.maps {
+	for name, m := range n.objects.Maps {
 		changed, err := restore(m, n.described[name])
 		if err != nil {
 			t.Fatalf("map %s as it was: %v", name, err)
 		}
 		same[name] = !changed
 	}
-	n.last, n.freshened, n.freshFor = nil, time.Time{}, tcTuple{}
+	n.last, n.freshened, n.freshFor = nil, time.Time{}, objects.TCTuple{}
 	n.begin(t)
 	have := withoutBeats(n.contents(t, func(name string) bool { return !same[name] || !isLongArray(n.m(name)) }))
 	for name := range have {
@@ -234,7 +235,7 @@ func isLongArray(m *ebpf.Map) bool { return isArray(m) && m.MaxEntries() >= 1<<1
 func (n *packetNode) contents(t testing.TB, wanted func(name string) bool) map[string]mapContent {
 	t.Helper()
 	out := map[string]mapContent{}
-	for name, m := range n.objects.maps {
+	for name, m := range n.objects.Maps {
 		if wanted != nil && !wanted(name) {
 			continue
 		}
@@ -248,12 +249,12 @@ func (n *packetNode) contents(t testing.TB, wanted func(name string) bool) map[s
 
 // withoutBeats clears the time at which the agent was seen last, and the count of changes.
 func withoutBeats(all map[string]mapContent) map[string]mapContent {
-	for key, settings := range all[tcMapNodeSettings] {
+	for key, settings := range all[objects.TCMapNodeSettings] {
 		b := []byte(settings)
-		clear(b[unsafe.Offsetof(tcSettings{}.AgentSeen):])
-		all[tcMapNodeSettings][key] = string(b)
+		clear(b[unsafe.Offsetof(objects.TCSettings{}.AgentSeen):])
+		all[objects.TCMapNodeSettings][key] = string(b)
 	}
-	delete(all, tcMapServiceChanges)
+	delete(all, objects.TCMapServiceChanges)
 	return all
 }
 
@@ -275,7 +276,7 @@ func contentOf(m *ebpf.Map) (mapContent, error) {
 		return out, it.Err()
 	}
 	cpus := cpusOf(m)
-	batch := min(int(m.MaxEntries()), sweepBatch)
+	batch := min(int(m.MaxEntries()), objects.SweepBatch)
 	keys, keyBytes := rawBatch(m.KeySize(), batch)
 	values, valueBytes := rawBatch(m.ValueSize(), batch*cpus)
 	keySize, valueSize := int(m.KeySize()), int(m.ValueSize())*cpus
@@ -355,7 +356,7 @@ func isArray(m *ebpf.Map) bool { return m.Type() == ebpf.Array || m.Type() == eb
 
 // cpusOf is how many values an entry has.
 func cpusOf(m *ebpf.Map) int {
-	if perCPU(m.Type()) {
+	if objects.PerCPU(m.Type()) {
 		return ebpf.MustPossibleCPU()
 	}
 	return 1

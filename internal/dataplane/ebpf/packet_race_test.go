@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // TestPacketRace: programs on two CPUs draw from the same few ports, all of which flows
@@ -59,7 +60,7 @@ func (n *packetNode) race(t *testing.T, cpu int, start chan struct{}, frames [][
 		opts := ebpf.RunOptions{Data: f, DataOut: make([]byte, len(f)+256), Context: skBuff{
 			IngressIfindex: uint32(n.ifindex["eth0"]), Ifindex: uint32(n.ifindex["eth0"]),
 		}}
-		if _, err := n.objects.programs[tcProgFromNetwork].Run(&opts); err != nil {
+		if _, err := n.objects.Programs[objects.TCProgFromNetwork].Run(&opts); err != nil {
 			t.Error(err)
 			return
 		}
@@ -70,25 +71,25 @@ func (n *packetNode) race(t *testing.T, cpu int, start chan struct{}, frames [][
 // that is answered at that port.
 func (n *packetNode) wantPortsOfOne(t *testing.T) {
 	t.Helper()
-	all := map[tcTuple]tcFlow{}
-	ok(t, each(n.m(tcMapFlows), func(k tcTuple, f tcFlow) { all[k] = f }))
+	all := map[objects.TCTuple]objects.TCFlow{}
+	ok(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) { all[k] = f }))
 	type port struct {
 		proto uint8
 		from  netip.AddrPort
 	}
-	holder := map[port]tcTuple{}
+	holder := map[port]objects.TCTuple{}
 	for k, f := range all {
-		if tcFlowFlags(f.Flags)&tcFlowFlagsFLOW_REPLY != 0 {
+		if objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY != 0 {
 			continue
 		}
-		from := netip.AddrPortFrom(fromAddr(f.Saddr, k.Family), toPort(f.Sport))
+		from := netip.AddrPortFrom(objects.FromAddr(f.Saddr, k.Family), objects.ToPort(f.Sport))
 		if other, taken := holder[port{k.Proto, from}]; taken {
 			t.Fatalf("%+v and %+v both go out as %s", other, k, from)
 		}
 		holder[port{k.Proto, from}] = k
-		reply := all[tcTuple{Saddr: f.Daddr, Daddr: f.Saddr, Sport: f.Dport, Dport: f.Sport, Proto: k.Proto, Family: k.Family}]
+		reply := all[objects.TCTuple{Saddr: f.Daddr, Daddr: f.Saddr, Sport: f.Dport, Dport: f.Sport, Proto: k.Proto, Family: k.Family}]
 		if reply.Daddr != k.Saddr || reply.Dport != k.Sport {
-			t.Fatalf("%+v goes out as %s, which is answered to port %d", k, from, toPort(reply.Dport))
+			t.Fatalf("%+v goes out as %s, which is answered to port %d", k, from, objects.ToPort(reply.Dport))
 		}
 	}
 	if len(holder) == 0 {

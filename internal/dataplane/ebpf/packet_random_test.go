@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -193,11 +194,11 @@ func repairTransport(src, dst netip.Addr, proto uint8, b []byte) {
 }
 
 // notes are counted beside the verdict on a packet.
-var notes = []tcVerdict{tcVerdictFLOW_CREATED, tcVerdictFLOW_REVIVED, tcVerdictFLOW_CONFLICT, tcVerdictFLOW_REPLACED, tcVerdictFLOW_OVER_SHARE}
+var notes = []objects.TCVerdict{objects.TCVerdictFLOW_CREATED, objects.TCVerdictFLOW_REVIVED, objects.TCVerdictFLOW_CONFLICT, objects.TCVerdictFLOW_REPLACED, objects.TCVerdictFLOW_OVER_SHARE}
 
 // invariants gives a packet to a program and checks what must hold for any. It
 // returns what came out and the verdict.
-func (n *packetNode) invariants(t testing.TB, hook at, in []byte) ([]byte, tcVerdict) {
+func (n *packetNode) invariants(t testing.TB, hook at, in []byte) ([]byte, objects.TCVerdict) {
 	t.Helper()
 	before := n.countersNow(t)
 	whole := checkSums(in) == nil
@@ -236,11 +237,11 @@ func (n *packetNode) invariants(t testing.TB, hook at, in []byte) ([]byte, tcVer
 }
 
 // verdictSince gives the verdict and how many there are; notes do not count.
-func (n *packetNode) verdictSince(t testing.TB, before []uint64) (verdict tcVerdict, count uint64) {
+func (n *packetNode) verdictSince(t testing.TB, before []uint64) (verdict objects.TCVerdict, count uint64) {
 	t.Helper()
 	for i, v := range n.countersNow(t) {
-		if d := v - before[i]; d > 0 && !slices.Contains(notes, tcVerdict(i)) {
-			verdict, count = tcVerdict(i), count+d
+		if d := v - before[i]; d > 0 && !slices.Contains(notes, objects.TCVerdict(i)) {
+			verdict, count = objects.TCVerdict(i), count+d
 		}
 	}
 	return verdict, count
@@ -249,29 +250,29 @@ func (n *packetNode) verdictSince(t testing.TB, before []uint64) (verdict tcVerd
 // isOurs: frames for others are not counted (see framesForOthers).
 func (n *packetNode) isOurs(hook at, in []byte) bool {
 	switch hook.prog {
-	case tcProgFromNetwork:
+	case objects.TCProgFromNetwork:
 		return bytes.Equal(in[:6], n.mac[hook.iface])
-	case tcProgFromPod:
+	case objects.TCProgFromPod:
 		return in[0]&1 == 0
 	}
 	return true
 }
 
-func passes(v tcVerdict) bool {
+func passes(v objects.TCVerdict) bool {
 	return strings.HasPrefix(verdictName(v), "pass_")
 }
 
-func answers(v tcVerdict) bool {
+func answers(v objects.TCVerdict) bool {
 	name := verdictName(v)
 	return strings.HasPrefix(name, "rejected_") || strings.HasPrefix(name, "answered_")
 }
 
 // codes says how a packet with a verdict leaves.
-func codes(v tcVerdict) []int {
+func codes(v objects.TCVerdict) []int {
 	switch {
-	case passes(v), v == tcVerdictTRANSLATED_STACK, v == tcVerdictTRANSLATED_EGRESS:
+	case passes(v), v == objects.TCVerdictTRANSLATED_STACK, v == objects.TCVerdictTRANSLATED_EGRESS:
 		return []int{actNext}
-	case v == tcVerdictTRANSLATED_ICMP:
+	case v == objects.TCVerdictTRANSLATED_ICMP:
 		return []int{actNext, actRedirect}
 	case strings.HasPrefix(verdictName(v), "drop_"):
 		return []int{actDrop}
@@ -287,7 +288,7 @@ func TestPacketRandom(t *testing.T) {
 	n := newPacketNode(t)
 	n.enter(t)
 	n.zoo(t)
-	verdicts := map[tcVerdict]int{}
+	verdicts := map[objects.TCVerdict]int{}
 	for i, hook := range allHooks {
 		g := &generator{Rand: rand.New(rand.NewPCG(1, uint64(i))), n: n, hook: hook}
 		for range randomPackets() {
@@ -307,11 +308,11 @@ func TestPacketRandom(t *testing.T) {
 			}
 		}
 	}
-	for _, v := range []tcVerdict{
-		tcVerdictPASS_OTHER, tcVerdictPASS_MALFORMED, tcVerdictPASS_FRAGMENT, tcVerdictTRANSLATED_DIRECT,
-		tcVerdictTRANSLATED_STACK, tcVerdictTRANSLATED_EGRESS, tcVerdictTRANSLATED_ICMP, tcVerdictREJECTED_RST,
-		tcVerdictREJECTED_ICMP, tcVerdictANSWERED_TOO_BIG, tcVerdictANSWERED_TTL, tcVerdictDROP_POLICY_LOCAL,
-		tcVerdictDROP_REJECTED_SILENT, tcVerdictPASSED_DIRECT,
+	for _, v := range []objects.TCVerdict{
+		objects.TCVerdictPASS_OTHER, objects.TCVerdictPASS_MALFORMED, objects.TCVerdictPASS_FRAGMENT, objects.TCVerdictTRANSLATED_DIRECT,
+		objects.TCVerdictTRANSLATED_STACK, objects.TCVerdictTRANSLATED_EGRESS, objects.TCVerdictTRANSLATED_ICMP, objects.TCVerdictREJECTED_RST,
+		objects.TCVerdictREJECTED_ICMP, objects.TCVerdictANSWERED_TOO_BIG, objects.TCVerdictANSWERED_TTL, objects.TCVerdictDROP_POLICY_LOCAL,
+		objects.TCVerdictDROP_REJECTED_SILENT, objects.TCVerdictPASSED_DIRECT,
 	} {
 		if verdicts[v] == 0 {
 			t.Errorf("no random packet ended as %s: the test does not reach that far", verdictName(v))
@@ -322,8 +323,8 @@ func TestPacketRandom(t *testing.T) {
 	}
 }
 
-func isTranslated(v tcVerdict) bool {
-	return v >= tcVerdictTRANSLATED_DIRECT && v <= tcVerdictTRANSLATED_ICMP
+func isTranslated(v objects.TCVerdict) bool {
+	return v >= objects.TCVerdictTRANSLATED_DIRECT && v <= objects.TCVerdictTRANSLATED_ICMP
 }
 
 // remember keeps the last few translated packets.

@@ -21,6 +21,8 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
@@ -66,7 +68,7 @@ func (n *packetNode) attachSockets(t testing.TB, name string) string {
 	ok(t, os.Mkdir(cgroup, 0o755))
 	t.Cleanup(func() { ok(t, os.Remove(cgroup)) })
 	n.live, n.spent = true, true // its sockets may wait in TIME_WAIT
-	ok(t, attach.AttachCgroup(n.cfg.BPFFS, cgroup, n.objects.socketPrograms()))
+	ok(t, attach.AttachCgroup(n.cfg.BPFFS, cgroup, n.objects.SocketPrograms()))
 	t.Cleanup(func() { ok(t, attach.DetachCgroup(n.cfg.BPFFS)) })
 	n.onThread(t, func() error {
 		lo, err := netlink.LinkByName("lo")
@@ -380,7 +382,7 @@ func (n *eventNode) socketOff(t *testing.T) {
 	listener := n.listen(t, p)
 	before := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
 	n.want(t, "opened", "answered")
-	ok(t, n.stopEvents())
+	ok(t, n.flows.stopEvents())
 	after := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
 	for _, d := range []dialed{before, after} {
 		d.closeServer()
@@ -470,7 +472,7 @@ func (n *eventNode) wantHandshakes(t *testing.T, connections, handshakes uint64)
 	if made != connections || answered != handshakes || handshakes > 0 && (took <= 0 || took > 10*time.Second*time.Duration(handshakes)) {
 		t.Errorf("%d connections, %d handshakes of %s in all; want %d and %d", made, answered, took, connections, handshakes)
 	}
-	empty[uint32, []tcServiceCounts](t, n.m(tcMapServiceCounters))
+	empty[uint32, []objects.TCServiceCounts](t, n.m(objects.TCMapServiceCounters))
 	return took
 }
 
@@ -558,11 +560,11 @@ func TestSocketEventHooks(t *testing.T) {
 		runBackend(t, cfg, state, nil)
 		want(step.tcp, step.udp)
 	}
-	noError(t, Cleanup(cfg))
+	noError(t, upgrade.Cleanup(cfg))
 	dir, err := os.Open(cfg.CgroupRoot)
 	noError(t, err)
 	defer dir.Close()
-	for typ := range socketEventPrograms {
+	for typ := range objects.SocketEventPrograms {
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: typ}, 0)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // synLimit is how many SYNs a second the Service takes unproved.
@@ -21,7 +22,7 @@ type synNode struct {
 func eachSYNFilter(t *testing.T, run func(t *testing.T, n *synNode)) {
 	n := newXDPNode(t)
 	eachFamily(t, n, func(t *testing.T, p *plan) {
-		n.onThread(t, n.beat)
+		n.onThread(t, n.node.beat)
 		sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
 		sp.SYNLimit = synLimit
 		n.serve(t, sp)
@@ -36,8 +37,8 @@ func (n *synNode) syn(from netip.Addr, port uint16) frame {
 // inFlood calls f in a second in which the Service has got too many SYNs.
 func (n *synNode) inFlood(t *testing.T, f func()) {
 	t.Helper()
-	for second := uint32(0); second != bootSeconds(); { // until all are of one second
-		second = bootSeconds()
+	for second := uint32(0); second != objects.BootSeconds(); { // until all are of one second
+		second = objects.BootSeconds()
 		for i := range 2 * synLimit {
 			n.send(t, xdpEth0, n.syn(n.p.router, uint16(1000+i)))
 		}
@@ -56,7 +57,7 @@ func (n *synNode) flood(t *testing.T, f frame) (r result) {
 func (n *synNode) proof(t *testing.T, syn frame) frame {
 	t.Helper()
 	r := n.flood(t, syn)
-	r.want(t, xdpTx, tcVerdictSYN_CHALLENGED)
+	r.want(t, xdpTx, objects.TCVerdictSYN_CHALLENGED)
 	return frame{proto: protoTCP, src: syn.src, dst: syn.dst, flags: "R", seq: r.v.ack}
 }
 
@@ -69,7 +70,7 @@ func TestPacketSYNFilter(t *testing.T) {
 		}
 		syn := n.syn(p.client, 40000)
 		r := n.flood(t, syn)
-		r.want(t, xdpTx, tcVerdictSYN_CHALLENGED)
+		r.want(t, xdpTx, objects.TCVerdictSYN_CHALLENGED)
 		r.wantPath(t, ap(p.clusterIP, 80), ap(p.client, 40000))
 		if r.v.flags != "S." || r.v.ack == 7001 || len(r.out) > len(syn.bytes(n.packetNode, "eth0")) {
 			t.Fatalf("the answer is %s with ack %d and %d bytes", r.v.flags, r.v.ack, len(r.out))
@@ -92,8 +93,8 @@ func TestPacketSYNFilter(t *testing.T) {
 				t.Errorf("%s: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
 			}
 		}
-		n.flood(t, syn).want(t, xdpTx, tcVerdictSYN_CHALLENGED)
-		n.send(t, xdpEth0, proof).want(t, xdpDrop, tcVerdictSYN_PROVED)
+		n.flood(t, syn).want(t, xdpTx, objects.TCVerdictSYN_CHALLENGED)
+		n.send(t, xdpEth0, proof).want(t, xdpDrop, objects.TCVerdictSYN_PROVED)
 		n.flood(t, syn).want(t, xdpPass)
 		n.flood(t, syn).want(t, xdpPass) // repeated
 		for name, other := range map[string]frame{
@@ -105,7 +106,7 @@ func TestPacketSYNFilter(t *testing.T) {
 		}
 		proof = n.proof(t, n.syn(p.client, 40002))
 		proof.flags, proof.ack = "R.", 7001 // as lwIP does
-		n.send(t, xdpEth0, proof).want(t, xdpDrop, tcVerdictSYN_PROVED)
+		n.send(t, xdpEth0, proof).want(t, xdpDrop, objects.TCVerdictSYN_PROVED)
 		n.flood(t, n.syn(p.client, 40002)).want(t, xdpPass)
 	})
 }
@@ -117,7 +118,7 @@ func TestPacketSYNFilterForgedClient(t *testing.T) {
 	eachSYNFilter(t, func(t *testing.T, n *synNode) {
 		names := []netip.Addr{n.p.client, n.p.client2} // of IPv6, in one /64
 		honest := n.syn(n.p.client, 40000)
-		n.send(t, xdpEth0, n.proof(t, honest)).want(t, xdpDrop, tcVerdictSYN_PROVED)
+		n.send(t, xdpEth0, n.proof(t, honest)).want(t, xdpDrop, objects.TCVerdictSYN_PROVED)
 		var passed int // in the last call, whose SYNs are of one second
 		var last result
 		n.inFlood(t, func() {
@@ -146,10 +147,10 @@ func TestPacketSYNFilterManyProofs(t *testing.T) {
 	eachSYNFilter(t, func(t *testing.T, n *synNode) {
 		honest := n.syn(n.p.client, 40000)
 		for range tries {
-			n.send(t, xdpEth0, n.proof(t, honest)).want(t, xdpDrop, tcVerdictSYN_PROVED)
+			n.send(t, xdpEth0, n.proof(t, honest)).want(t, xdpDrop, objects.TCVerdictSYN_PROVED)
 			for i := range uint16(many) {
 				forged := n.syn(n.p.client, 1000+i)
-				n.send(t, xdpEth0, n.proof(t, forged)).want(t, xdpDrop, tcVerdictSYN_PROVED)
+				n.send(t, xdpEth0, n.proof(t, forged)).want(t, xdpDrop, objects.TCVerdictSYN_PROVED)
 			}
 			if n.flood(t, honest).code == xdpPass {
 				return
@@ -192,7 +193,7 @@ func TestPacketSYNFilterNeighbor(t *testing.T) {
 			mac    net.HardwareAddr
 		}{"behind the gateway": {n.p.client, gatewayMAC}, "on the link": {known, clientMAC}} {
 			r := n.flood(t, n.syn(c.client, 40000))
-			r.want(t, xdpTx, tcVerdictSYN_CHALLENGED)
+			r.want(t, xdpTx, objects.TCVerdictSYN_CHALLENGED)
 			if !bytes.Equal(r.v.ethDst, c.mac) || !bytes.Equal(r.v.ethSrc, n.mac["eth0"]) {
 				t.Errorf("%s: the answer goes from %s to %s, want it to go to %s; %s has sent the SYN", name, r.v.ethSrc, r.v.ethDst, c.mac, senderMAC)
 			}
@@ -220,7 +221,7 @@ func TestPacketSYNFilterUnknownNeighbor(t *testing.T) {
 			syn := n.syn(client, 40000)
 			out := n.left(t, syn)
 			r := n.sendRaw(t, inEth0, out)
-			r.want(t, actRedirect, tcVerdictSYN_CHALLENGED)
+			r.want(t, actRedirect, objects.TCVerdictSYN_CHALLENGED)
 			r.wantPath(t, syn.dst, syn.src)
 			if err := checkSums(r.out); err != nil || r.v.flags != "S." || len(r.out) > len(out) {
 				t.Errorf("%s: the answer is %s with %d bytes, sums: %v", client, r.v.flags, len(r.out), err)
@@ -229,7 +230,7 @@ func TestPacketSYNFilterUnknownNeighbor(t *testing.T) {
 				t.Errorf("the answer to %s goes to %+v, want %+v", client, got, hop)
 			}
 			proof := frame{proto: protoTCP, src: syn.src, dst: syn.dst, flags: "R", seq: r.v.ack}
-			n.send(t, xdpEth0, proof).want(t, xdpDrop, tcVerdictSYN_PROVED)
+			n.send(t, xdpEth0, proof).want(t, xdpDrop, objects.TCVerdictSYN_PROVED)
 			n.flood(t, syn).want(t, xdpPass)
 		}
 	})
@@ -264,7 +265,7 @@ func TestPacketSYNFilterForgedCookie(t *testing.T) {
 		} {
 			f := syn
 			change(&f)
-			if r := n.send(t, inEth0, f); r.verdicts[tcVerdictSYN_CHALLENGED] > 0 || r.code != actRedirect {
+			if r := n.send(t, inEth0, f); r.verdicts[objects.TCVerdictSYN_CHALLENGED] > 0 || r.code != actRedirect {
 				t.Errorf("%s: code %d, verdicts %s", name, r.code, verdictList(r.verdicts))
 			}
 		}
@@ -274,7 +275,7 @@ func TestPacketSYNFilterForgedCookie(t *testing.T) {
 		if n.p.eth0.Is4() {
 			options.options = []byte{0x94, 4, 0, 0}
 		}
-		n.send(t, inEth0, options).want(t, actDrop, tcVerdictDROP_SYN_FORM)
+		n.send(t, inEth0, options).want(t, actDrop, objects.TCVerdictDROP_SYN_FORM)
 	})
 }
 
@@ -300,7 +301,7 @@ func TestPacketSYNFilterForms(t *testing.T) {
 					t.Errorf("%s: XDP ends with %d", name, r.code)
 				}
 				r := n.sendRaw(t, inEth0, in)
-				if dropped := r.verdicts[tcVerdictDROP_SYN_FORM] == 1; dropped != (limit > 0) {
+				if dropped := r.verdicts[objects.TCVerdictDROP_SYN_FORM] == 1; dropped != (limit > 0) {
 					t.Errorf("limit %d, %s: %s", limit, name, verdictList(r.verdicts))
 				}
 			}

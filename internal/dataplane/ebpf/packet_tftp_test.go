@@ -6,6 +6,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -58,33 +59,33 @@ func (n *packetNode) transfer(t *testing.T, p *plan, w where) {
 			n.forget(t)
 			client := ap(p.client, 40000)
 			r := n.datagram(t, inEth0, client, front)
-			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictHELPER_ASKED, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictHELPER_ASKED, objects.TCVerdictTRANSLATED_DIRECT)
 			seen := r.v.src
 			r.wantPath(t, seen, ap(server, 1069))
 			if (w == here) != (seen == client) {
 				t.Errorf("the server sees %s", seen)
 			}
 			r = n.datagram(t, inEth0, client, front)
-			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT) // no second flow
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT) // no second flow
 			r.wantPath(t, seen, ap(server, 1069))
 			for _, port := range []uint16{tid, tid + 1} {
 				r = n.datagram(t, back, ap(server, port), seen)
 				if port == tid {
-					r.want(t, actRedirect, tcVerdictHELPER_ANSWERED, tcVerdictTRANSLATED_DIRECT)
+					r.want(t, actRedirect, objects.TCVerdictHELPER_ANSWERED, objects.TCVerdictTRANSLATED_DIRECT)
 				} else { // one request is answered once
-					r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+					r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 				}
 				r.wantPath(t, ap(front.Addr(), port), client)
 				r = n.datagram(t, inEth0, client, ap(front.Addr(), port))
-				r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+				r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 				r.wantPath(t, seen, ap(server, port))
 				r = n.datagram(t, back, ap(server, port), seen)
-				r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+				r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 				r.wantPath(t, ap(front.Addr(), port), client)
 			}
 			// A server of one port answers from it.
 			r = n.datagram(t, back, ap(server, 1069), seen)
-			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, front, client)
 			if got := n.flowCount(t); got != 6 {
 				t.Errorf("%d entries for a request and two answers, want 6", got)
@@ -95,7 +96,7 @@ func (n *packetNode) transfer(t *testing.T, p *plan, w where) {
 
 func (n *packetNode) flowCount(t *testing.T) (count int) {
 	t.Helper()
-	ok(t, each(n.m(tcMapFlows), func(tcTuple, tcFlow) { count++ }))
+	ok(t, objects.Each(n.m(objects.TCMapFlows), func(objects.TCTuple, objects.TCFlow) { count++ }))
 	return count
 }
 
@@ -122,12 +123,12 @@ func (n *packetNode) thirdHost(t *testing.T, p *plan) {
 			if f.src.Addr() == server {
 				hook = back
 			}
-			n.untouched(t, what, hook, f.bytes(n, hook.iface), tcVerdictPASS_OTHER)
+			n.untouched(t, what, hook, f.bytes(n, hook.iface), objects.TCVerdictPASS_OTHER)
 		}
 		f := frame{proto: protoUDP, src: client, dst: ap(front.Addr(), 22)}
-		n.untouched(t, "a port that has not answered", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_OTHER)
+		n.untouched(t, "a port that has not answered", inEth0, f.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 		f = frame{proto: protoUDP, src: ap(p.client2, 40000), dst: ap(front.Addr(), tid)}
-		n.untouched(t, "another client", inEth0, f.bytes(n, "eth0"), tcVerdictPASS_OTHER)
+		n.untouched(t, "another client", inEth0, f.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 	}
 }
 
@@ -144,7 +145,7 @@ func (n *packetNode) oneNodeTuple(t *testing.T, p *plan) {
 		client, front := ap(p.client, uint16(40000+i)), ap(p.clusterIP, uint16(80+i%2))
 		r := n.datagram(t, inEth0, client, front)
 		if i == 4 {
-			r.want(t, actDrop, tcVerdictHELPER_ASKED, tcVerdictDROP_SNAT_PORTS)
+			r.want(t, actDrop, objects.TCVerdictHELPER_ASKED, objects.TCVerdictDROP_SNAT_PORTS)
 			break
 		}
 		if other, taken := seen[r.v.src]; taken {
@@ -170,7 +171,7 @@ func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
 	full := func(when string) {
 		t.Helper()
 		t.Log(when)
-		n.datagram(t, inEth0, ap(p.client, 40002), front).want(t, actDrop, tcVerdictHELPER_ASKED, tcVerdictDROP_SNAT_PORTS)
+		n.datagram(t, inEth0, ap(p.client, 40002), front).want(t, actDrop, objects.TCVerdictHELPER_ASKED, objects.TCVerdictDROP_SNAT_PORTS)
 	}
 	n.ageFlows(t, rest-1)
 	full("the answer is fresh")
@@ -180,7 +181,7 @@ func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
 		t.Fatalf("the port of the request that was answered is %s, of the new one %s, of one that was not answered %s", seen, got, dead)
 	}
 	// Of the first transfer, or has the server ended that and uses its port again?
-	n.datagram(t, inTun0, ap(p.far, tid), seen).want(t, actDrop, tcVerdictFLOW_CONFLICT)
+	n.datagram(t, inTun0, ap(p.far, tid), seen).want(t, actDrop, objects.TCVerdictFLOW_CONFLICT)
 	n.datagram(t, inTun0, ap(p.far, tid+1), seen).wantPath(t, ap(front.Addr(), tid+1), second)
 	// The first transfer goes on, if its client does.
 	n.datagram(t, inEth0, first, ap(front.Addr(), tid)).wantPath(t, seen, ap(p.far, tid))
@@ -213,7 +214,7 @@ func (n *packetNode) manyAnswers(t *testing.T, p *plan) {
 					answer(port).wantPath(t, ap(asked.Addr(), port), client)
 				}
 				for range 2 {
-					answer(tid+99+round*100).want(t, actDrop, tcVerdictDROP_HELPER_ANSWERS)
+					answer(tid+99+round*100).want(t, actDrop, objects.TCVerdictDROP_HELPER_ANSWERS)
 				}
 				answer(tid+round*100).wantPath(t, ap(asked.Addr(), tid+round*100), client) // goes on
 			}
@@ -228,7 +229,7 @@ func (n *packetNode) manyServers(t *testing.T, p *plan) {
 	seen := map[string]netip.AddrPort{}
 	for name, front := range frontends(p) {
 		r := n.datagram(t, inEth0, client, front)
-		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictHELPER_ASKED, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictHELPER_ASKED, objects.TCVerdictTRANSLATED_DIRECT)
 		seen[name] = r.v.src
 	}
 	for name, front := range frontends(p) {
@@ -263,7 +264,7 @@ func (n *packetNode) requestRefused(t *testing.T, p *plan) {
 	}
 	e.dst = ap(sent.v.src.Addr(), 0)
 	r := n.send(t, inTun0, e)
-	r.want(t, actRedirect, tcVerdictTRANSLATED_ICMP)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_ICMP)
 	r.wantPath(t, ap(front.Addr(), 0), ap(client.Addr(), 0))
 	quotesLike(t, r.v.quoted, request)
 }
@@ -288,11 +289,11 @@ func (n *packetNode) noReply(t *testing.T, p *plan) {
 	client, front := ap(p.client, 40000), ap(p.clusterIP, 80)
 	answer := frame{proto: protoUDP, src: ap(p.pod1, tid), dst: client}.bytes(n, "pod1")
 	n.datagram(t, inEth0, client, front)
-	n.ageFlows(t, seconds(n.cfg.Timeouts.UDPNew)+1)
-	n.untouched(t, "a late answer", inPod1, answer, tcVerdictPASS_OTHER)
+	n.ageFlows(t, objects.Seconds(n.cfg.Timeouts.UDPNew)+1)
+	n.untouched(t, "a late answer", inPod1, answer, objects.TCVerdictPASS_OTHER)
 	// Asked again, it is waited for again.
-	n.datagram(t, inEth0, client, front).want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictHELPER_ASKED, tcVerdictTRANSLATED_DIRECT)
-	n.ageFlows(t, seconds(n.cfg.Timeouts.UDPNew)-2)
+	n.datagram(t, inEth0, client, front).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictHELPER_ASKED, objects.TCVerdictTRANSLATED_DIRECT)
+	n.ageFlows(t, objects.Seconds(n.cfg.Timeouts.UDPNew)-2)
 	n.sendRaw(t, inPod1, answer).wantPath(t, ap(front.Addr(), tid), client)
 }
 
@@ -303,15 +304,15 @@ func (n *packetNode) requestHalfEvicted(t *testing.T, p *plan) {
 	seen := n.datagram(t, inEth0, client, front).v.src
 	expected := tupleOf(protoUDP, ap(p.far, 0), seen)
 	forward := tupleOf(protoUDP, client, front)
-	for _, key := range []tcTuple{expected, forward} {
+	for _, key := range []objects.TCTuple{expected, forward} {
 		n.ageFlows(t, 2)
-		ok(t, n.m(tcMapFlows).Delete(key))
+		ok(t, n.m(objects.TCMapFlows).Delete(key))
 		if key == forward {
 			n.datagram(t, inTun0, ap(p.far, 1069), seen).wantPath(t, front, client)
 		} else {
 			n.datagram(t, inEth0, client, front).wantPath(t, seen, ap(p.far, 1069))
 		}
-		if f, found := n.flow(key); !found || f.Helper == 0 || toPort(f.udp().HelperPort) != 1069 {
+		if f, found := n.flow(key); !found || f.Helper == 0 || objects.ToPort(objects.UDPOf(&f).HelperPort) != 1069 {
 			t.Fatalf("the entry that was lost: %+v, %v", f, found)
 		}
 	}
@@ -340,14 +341,14 @@ func (n *packetNode) transferOfPoliced(t *testing.T, p *plan) {
 	n.serve(t, tftp(p, e))
 	client, front := ap(p.client, 40000), ap(p.externalIP, 80)
 	r := n.datagram(t, inEth0, client, front)
-	r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictHELPER_ASKED, tcVerdictTRANSLATED_STACK)
+	r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictHELPER_ASKED, objects.TCVerdictTRANSLATED_STACK)
 	answer := frame{proto: protoUDP, src: ap(p.pod1, tid), dst: client}
-	n.untouched(t, "netfilter knows no request", inPod1, answer.bytes(n, "pod1"), tcVerdictPASS_OTHER)
+	n.untouched(t, "netfilter knows no request", inPod1, answer.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	// Through the stack it is translated behind it.
 	r = n.send(t, outEth0, answer)
-	r.want(t, actNext, tcVerdictHELPER_ANSWERED, tcVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictHELPER_ANSWERED, objects.TCVerdictTRANSLATED_EGRESS)
 	r.wantPath(t, ap(front.Addr(), tid), client)
-	n.datagram(t, inEth0, client, ap(front.Addr(), tid)).want(t, actNext, tcVerdictTRANSLATED_STACK)
+	n.datagram(t, inEth0, client, ap(front.Addr(), tid)).want(t, actNext, objects.TCVerdictTRANSLATED_STACK)
 
 	flow := &netlink.ConntrackFlow{
 		FamilyType: uint8(inet(p)), TimeOut: 60,
@@ -360,10 +361,10 @@ func (n *packetNode) transferOfPoliced(t *testing.T, p *plan) {
 	}
 	answer.src = ap(p.pod1, tid+1)
 	r = n.send(t, inPod1, answer)
-	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, ap(front.Addr(), tid+1), client)
 	r = n.datagram(t, inEth0, client, ap(front.Addr(), tid+1))
-	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, client, ap(p.pod1, tid+1))
 }
 
@@ -386,21 +387,21 @@ func (n *packetNode) transferDirect(t *testing.T, p *plan) {
 		n.forget(t)
 		client := tt.client
 		for range 2 {
-			n.datagram(t, tt.from, client, ap(tt.server, 1069)).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+			n.datagram(t, tt.from, client, ap(tt.server, 1069)).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT)
 		}
 		r := n.datagram(t, tt.back, ap(tt.server, tid), client)
-		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT) // counted where it was asked
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT) // counted where it was asked
 		r.wantPath(t, ap(tt.server, tid), client)
 		if w := n.lastNextHop(t); w.kind != tt.again {
 			t.Errorf("%s -> %s goes %+v", tt.server, client, w)
 		}
 		r = n.datagram(t, tt.from, client, ap(tt.server, tid))
-		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, client, ap(tt.server, tid))
 		if w := n.lastNextHop(t); w.kind != tt.there {
 			t.Errorf("%s -> %s goes %+v", client, tt.server, w)
 		}
-		n.datagram(t, tt.back, ap(tt.server, 1069), client).want(t, actRedirect, tcVerdictPASSED_DIRECT)
+		n.datagram(t, tt.back, ap(tt.server, 1069), client).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT)
 		if got := n.flowCount(t); got != 3 {
 			t.Errorf("%d entries, want 3", got)
 		}
@@ -408,9 +409,9 @@ func (n *packetNode) transferDirect(t *testing.T, p *plan) {
 	// Where netfilter must see the request, it sees the answer.
 	n.forget(t)
 	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod2} })
-	n.datagram(t, inPod1, ap(p.pod1, 40000), ap(p.pod2, 1069)).want(t, actNext, tcVerdictPASS_OTHER)
+	n.datagram(t, inPod1, ap(p.pod1, 40000), ap(p.pod2, 1069)).want(t, actNext, objects.TCVerdictPASS_OTHER)
 	f := frame{proto: protoUDP, src: ap(p.pod2, tid), dst: ap(p.pod1, 40000)}
-	n.untouched(t, "answer of a policed pod", inPod2, f.bytes(n, "pod2"), tcVerdictPASS_OTHER)
+	n.untouched(t, "answer of a policed pod", inPod2, f.bytes(n, "pod2"), objects.TCVerdictPASS_OTHER)
 }
 
 // noHelper: a Service that is not TFTP's has one port and no other.
@@ -426,8 +427,8 @@ func (n *packetNode) noHelper(t *testing.T, p *plan) {
 	without.Helper = intent.NoHelper
 	n.serve(t, &without)
 	n.datagram(t, inEth0, client, front)
-	n.untouched(t, "without a helper", inPod1, answer, tcVerdictPASS_OTHER)
-	for key := range n.ports.endpoints.tftp {
+	n.untouched(t, "without a helper", inPod1, answer, objects.TCVerdictPASS_OTHER)
+	for key := range n.services.table.endpoints.tftp {
 		t.Errorf("%v is still marked", key)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -51,18 +52,18 @@ func endpoint(a netip.Addr, port uint16, w where) intent.Endpoint {
 }
 
 // want fails unless the packet ended with this code and these verdicts, each once.
-func (r result) want(t *testing.T, code int, verdicts ...tcVerdict) {
+func (r result) want(t *testing.T, code int, verdicts ...objects.TCVerdict) {
 	t.Helper()
 	got := slices.Sorted(maps.Keys(r.verdicts))
 	slices.Sort(verdicts)
-	once := !slices.ContainsFunc(got, func(v tcVerdict) bool { return r.verdicts[v] != 1 })
+	once := !slices.ContainsFunc(got, func(v objects.TCVerdict) bool { return r.verdicts[v] != 1 })
 	if r.code != code || !slices.Equal(got, verdicts) || !once {
 		t.Fatalf("packet ended with code %d and verdicts %s, want %d and %s",
 			r.code, verdictList(r.verdicts), code, names(verdicts))
 	}
 }
 
-func verdictList(m map[tcVerdict]uint64) string {
+func verdictList(m map[objects.TCVerdict]uint64) string {
 	s := ""
 	for _, v := range slices.Sorted(maps.Keys(m)) {
 		s += fmt.Sprintf("%s×%d ", verdictName(v), m[v])
@@ -70,7 +71,7 @@ func verdictList(m map[tcVerdict]uint64) string {
 	return s
 }
 
-func names(vs []tcVerdict) string {
+func names(vs []objects.TCVerdict) string {
 	s := ""
 	for _, v := range vs {
 		s += verdictName(v) + " "
@@ -79,14 +80,14 @@ func names(vs []tcVerdict) string {
 }
 
 var verdictLabels = sync.OnceValues(func() ([]string, error) {
-	spec, err := loadTc()
+	spec, err := objects.LoadTC()
 	if err != nil {
 		return nil, err
 	}
-	return verdictNames(spec)
+	return objects.VerdictNames(spec)
 })
 
-func verdictName(v tcVerdict) string {
+func verdictName(v objects.TCVerdict) string {
 	labels, err := verdictLabels()
 	if err != nil || int(v) >= len(labels) {
 		return fmt.Sprint(int(v))
@@ -182,7 +183,7 @@ func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 			client, pod := ap(p.client, port), ap(p.pod1, 8080)
 			in := frame{proto: proto, src: client, dst: front, flags: first(proto), seq: 7, payload: []byte("odd")[:size]}
 			r := n.send(t, inEth0, in)
-			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, client, pod)
 			sameBut(t, in.bytes(n, "eth0"), r.out, 0)
 			if w := n.lastNextHop(t); w.kind != nextHopPod || w.ifindex != n.ifindex["pod1"] {
@@ -194,7 +195,7 @@ func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 
 			answer := back(r.v, "S.", []byte("answer"))
 			r = n.send(t, inPod1, answer)
-			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, front, client)
 			sameBut(t, answer.bytes(n, "pod1"), r.out, 1)
 			if w := n.lastNextHop(t); w.kind != nextHopNeigh || w.ifindex != n.ifindex["eth0"] || w.gateway != p.gateway {
@@ -202,7 +203,7 @@ func (n *packetNode) endpointHere(t *testing.T, p *plan, proto uint8) {
 			}
 
 			r = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: ".", payload: []byte("more")})
-			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, client, pod)
 		}
 	}
@@ -219,7 +220,7 @@ func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
 	byNeighbourTable := func() {
 		t.Helper()
 		r := n.send(t, inPod1, answer)
-		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, front, client)
 		if w := n.lastNextHop(t); w.kind != nextHopNeigh || w.ifindex != n.ifindex["eth0"] {
 			t.Errorf("way %+v, want out by eth0", w)
@@ -231,13 +232,13 @@ func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
 	straight := func(mac string) {
 		t.Helper()
 		r := n.send(t, inPod1, answer)
-		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, front, client)
 		if r.v.ethDst.String() != mac || r.v.ethSrc.String() != n.mac["eth0"].String() {
 			t.Errorf("frame from %s to %s, want from eth0 to %s", r.v.ethSrc, r.v.ethDst, mac)
 		}
-		var f tcFlow
-		ok(t, n.m(tcMapFlows).Lookup(tupleOf(protoTCP, answer.src, answer.dst), &f))
+		var f objects.TCFlow
+		ok(t, n.m(objects.TCMapFlows).Lookup(tupleOf(protoTCP, answer.src, answer.dst), &f))
 		if f.NextHopKind != nextHopLink || int(f.NextHopIfindex) != n.ifindex["eth0"] {
 			t.Errorf("the flow remembers way %d by device %d, want %d by eth0", f.NextHopKind, f.NextHopIfindex, nextHopLink)
 		}
@@ -287,8 +288,8 @@ func (n *packetNode) endpointElsewhere(t *testing.T, p *plan, proto uint8) {
 			client, pod := ap(p.client, uint16(40000+size)), ap(p.far, 8080)
 			in := frame{proto: proto, src: client, dst: front, flags: first(proto), payload: []byte("odd")[:size]}
 			r := n.send(t, inEth0, in)
-			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
-			if port := r.v.src.Port(); r.v.src.Addr() != p.tun0 || !slices.Contains(n.snatPorts, port) {
+			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
+			if port := r.v.src.Port(); r.v.src.Addr() != p.tun0 || !slices.Contains(n.node.snatPorts, port) {
 				t.Errorf("%s: source %s, want %s and a port of the list", kind, r.v.src, p.tun0)
 			}
 			r.wantPath(t, r.v.src, pod)
@@ -300,12 +301,12 @@ func (n *packetNode) endpointElsewhere(t *testing.T, p *plan, proto uint8) {
 
 			answer := back(r.v, "S.", []byte("answer"))
 			r = n.send(t, inTun0, answer)
-			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, front, client)
 			sameBut(t, answer.bytes(n, "tun0"), r.out, 1)
 
 			r = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: ".", payload: []byte("more")})
-			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, snat, pod)
 		}
 	}
@@ -320,7 +321,7 @@ func (n *packetNode) fromPod(t *testing.T, p *plan, proto uint8) {
 		for i, port := range []uint16{41000, 123} {
 			client, front := ap(p.pod1, port), ap(p.clusterIP, 80)
 			r := n.send(t, inPod1, frame{proto: proto, src: client, dst: front, flags: first(proto)})
-			r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 			got := r.v.src
 			if keeps := got.Port() == port; got.Addr() != p.pod1 || keeps != (port < 1024) {
 				t.Errorf("packet %d from %s leaves from %s", i, client, got)
@@ -331,7 +332,7 @@ func (n *packetNode) fromPod(t *testing.T, p *plan, proto uint8) {
 				from = inPod2
 			}
 			r = n.send(t, from, back(r.v, "S.", []byte("x")))
-			r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 			r.wantPath(t, front, client)
 			if w := n.lastNextHop(t); w.kind != nextHopPod || w.ifindex != n.ifindex["pod1"] {
 				t.Errorf("answer goes %+v, want into pod1", w)
@@ -347,10 +348,10 @@ func (n *packetNode) beyondPodNetwork(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(outside.Addr(), 8080, elsewhere)))
 	client, front := ap(p.pod1, 41000), ap(p.clusterIP, 80)
 	r := n.send(t, inPod1, frame{proto: proto, src: client, dst: front, flags: first(proto)})
-	r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+	r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_STACK)
 	r.wantPath(t, ap(p.pod1, r.v.src.Port()), outside)
 	r = n.send(t, outPod1, back(r.v, "S.", nil))
-	r.want(t, actNext, tcVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_EGRESS)
 	r.wantPath(t, front, client)
 }
 
@@ -359,10 +360,10 @@ func (n *packetNode) hairpin(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	client, front := ap(p.pod1, 41000), ap(p.clusterIP, 80)
 	r := n.send(t, inPod1, frame{proto: proto, src: client, dst: front, flags: first(proto)})
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, ap(p.eth0, r.v.src.Port()), ap(p.pod1, 8080))
 	r = n.send(t, inPod1, back(r.v, "S.", nil))
-	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, front, client)
 }
 
@@ -374,7 +375,7 @@ func (n *packetNode) sharedClientPort(t *testing.T, p *plan, proto uint8) {
 	seen := map[netip.AddrPort]netip.AddrPort{}
 	for _, front := range frontends(p) {
 		r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: first(proto)})
-		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 		if other, ok := seen[r.v.src]; ok {
 			t.Errorf("flows to %s and %s both reach the endpoint from %s", front, other, r.v.src)
 		}
@@ -382,7 +383,7 @@ func (n *packetNode) sharedClientPort(t *testing.T, p *plan, proto uint8) {
 	}
 	for src, front := range seen {
 		r := n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, 8080), dst: src, flags: "S."})
-		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, front, client)
 	}
 }
@@ -392,10 +393,10 @@ func (n *packetNode) masqueradeAll(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	client, front := ap(p.client, 40000), ap(p.eth0, 30080)
 	r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: first(proto)})
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, ap(p.eth0, r.v.src.Port()), ap(p.pod1, 8080))
 	r = n.send(t, inPod1, back(r.v, "S.", nil))
-	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, front, client)
 }
 
@@ -411,17 +412,17 @@ func (n *packetNode) throughTheStack(t *testing.T, p *plan, proto uint8) {
 		client, front := ap(p.client, uint16(40000+i)), ap(p.externalIP, 80)
 		in := frame{proto: proto, src: client, dst: front, flags: first(proto), payload: []byte("abc")}
 		r := n.send(t, inEth0, in)
-		r.want(t, actNext, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_STACK)
+		r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_STACK)
 		r.wantPath(t, client, e.Addr)
 		sameBut(t, in.bytes(n, "eth0"), r.out, 0)
 		answer := back(r.v, "S.", []byte("abc"))
 		if e.MustTraverseNetfilter {
 			r = n.send(t, inPod1, answer)
-			r.want(t, actNext, tcVerdictPASS_OTHER)
+			r.want(t, actNext, objects.TCVerdictPASS_OTHER)
 			r.wantPath(t, e.Addr, client)
 		}
 		r = n.send(t, outEth0, answer)
-		r.want(t, actNext, tcVerdictTRANSLATED_EGRESS)
+		r.want(t, actNext, objects.TCVerdictTRANSLATED_EGRESS)
 		r.wantPath(t, front, client)
 		sameBut(t, answer.bytes(n, "eth0"), r.out, 0)
 	}
@@ -431,14 +432,14 @@ func (n *packetNode) throughTheStack(t *testing.T, p *plan, proto uint8) {
 func (n *packetNode) noUDPChecksum(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
 	r := n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), noSum: true})
-	r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 	if r.v.sum != 0 {
 		t.Errorf("UDP checksum 0 became %#x", r.v.sum)
 	}
 	answer := back(r.v, "", []byte("x"))
 	answer.noSum = true
 	r = n.send(t, inTun0, answer)
-	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	if r.v.sum != 0 {
 		t.Errorf("UDP checksum 0 of the answer became %#x", r.v.sum)
 	}
@@ -452,7 +453,7 @@ func (n *packetNode) zeroResult(t *testing.T, p *plan) {
 	// With the sum as payload the whole adds up to 0xffff.
 	f.payload = []byte{byte(r.v.sum >> 8), byte(r.v.sum)}
 	r = n.send(t, inEth0, f)
-	r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	if r.v.sum != 0xffff {
 		t.Errorf("UDP checksum became %#x, want 0xffff", r.v.sum)
 	}
@@ -478,13 +479,13 @@ func (n *packetNode) longHeaders(t *testing.T, p *plan, proto uint8) {
 		client, front := ap(p.client, uint16(40000+i)), ap(p.clusterIP, 80)
 		f.proto, f.src, f.dst, f.flags, f.payload = proto, client, front, first(proto), []byte("abc")
 		r := n.send(t, inEth0, f)
-		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, r.v.src, ap(p.far, 8080))
 		sameBut(t, f.bytes(n, "eth0"), r.out, 1)
 		answer := back(r.v, "S.", []byte("abc"))
 		answer.proto, answer.options, answer.ext = proto, f.options, f.ext
 		r = n.send(t, inTun0, answer)
-		r.want(t, actRedirect, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 		r.wantPath(t, front, client)
 	}
 	if p.family == model.IPv6 {
@@ -492,7 +493,7 @@ func (n *packetNode) longHeaders(t *testing.T, p *plan, proto uint8) {
 		// the one that the checksum covers.
 		r := n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 45000), dst: ap(p.clusterIP, 80), flags: first(proto),
 			ext: []extension{{extRouting, append([]byte{4, 1, 0, 0, 0, 0}, p.far.AsSlice()...)}}})
-		r.want(t, actNext, tcVerdictPASS_OTHER)
+		r.want(t, actNext, objects.TCVerdictPASS_OTHER)
 	}
 }
 
@@ -502,7 +503,7 @@ func (n *packetNode) padded(t *testing.T, p *plan, proto uint8) {
 	for pad := range 5 {
 		in := frame{proto: proto, src: ap(p.client, uint16(40000+pad)), dst: ap(p.clusterIP, 80), flags: first(proto), pad: pad, payload: []byte("z")}
 		r := n.send(t, inEth0, in)
-		r.want(t, actRedirect, tcVerdictFLOW_CREATED, tcVerdictTRANSLATED_DIRECT)
+		r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 		sameBut(t, in.bytes(n, "eth0"), r.out, 1)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
@@ -94,7 +96,7 @@ func (n *packetNode) passes(t *testing.T, what string, hook at, proto uint8, src
 	t.Helper()
 	in := frame{proto: proto, src: src, dst: dst, flags: "S", payload: []byte("abc")}
 	r := n.send(t, hook, in)
-	if r.code != actRedirect || r.verdicts[tcVerdictPASSED_UNTRACKED] != 1 {
+	if r.code != actRedirect || r.verdicts[objects.TCVerdictPASSED_UNTRACKED] != 1 {
 		t.Errorf("%s: %s to %s: code %d, verdicts %s, want it passed", what, src, dst, r.code, verdictList(r.verdicts))
 		return
 	}
@@ -106,13 +108,13 @@ func (n *packetNode) passes(t *testing.T, what string, hook at, proto uint8, src
 
 func (n *packetNode) stays(t *testing.T, what string, hook at, proto uint8, src, dst netip.AddrPort) {
 	t.Helper()
-	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), tcVerdictPASS_OTHER)
+	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), objects.TCVerdictPASS_OTHER)
 }
 
 // forged is stays for a source that the device does not have.
 func (n *packetNode) forged(t *testing.T, what string, hook at, proto uint8, src, dst netip.AddrPort) {
 	t.Helper()
-	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), tcVerdictPASS_SOURCE)
+	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), objects.TCVerdictPASS_SOURCE)
 }
 
 // untrackedPeers: what a policy allows passes both ways, all else is netfilter's.
@@ -124,7 +126,7 @@ func (n *packetNode) untrackedPeers(t *testing.T, p *plan, proto uint8) {
 	ok(t, err)
 	except := netip.PrefixFrom(p.client2, p.client2.BitLen())
 	w.set(t, cachePolicy("a", clientsOnly()), cachePolicy("b", model.PolicyPeer{Block: block, Except: []netip.Prefix{except}}))
-	ok(t, each(n.m(tcMapUntrackedPorts), func(k tcFrontendKey, _ tcUntrackedPort) {
+	ok(t, objects.Each(n.m(objects.TCMapUntrackedPorts), func(k objects.TCFrontendKey, _ objects.TCUntrackedPort) {
 		if model.Protocol(k.Proto) == model.SCTP {
 			t.Error("an SCTP port is in the map, whose packets the programs do not parse")
 		}
@@ -244,7 +246,7 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.passes(t, "netfilter translates none any more", inTun0, proto, far2, cache, nextHopPod, 0)
 	w.set(t)
 	n.stays(t, "no policy", inTun0, proto, far2, cache)
-	if n.untracking || len(n.policies.have.ports)+len(n.policies.have.pods)+len(n.policies.have.blocks) > 0 {
+	if n.node.untracking || len(n.policies.have.ports)+len(n.policies.have.pods)+len(n.policies.have.blocks) > 0 {
 		t.Errorf("without a policy there is left: %+v", n.policies.have)
 	}
 
@@ -307,7 +309,7 @@ func (n *packetNode) untrackedStackOnly(t *testing.T, p *plan, proto uint8) {
 		}
 	}
 	w.set(t, cachePolicy("a", clientsOnly()))
-	n.onThread(t, func() error { return startDraining(n.m(tcMapNodeSettings)) })
+	n.onThread(t, func() error { return upgrade.StartDraining(n.m(objects.TCMapNodeSettings)) })
 	n.stays(t, "draining", inTun0, proto, far, cache)
 	n.setNode(t, func(*intent.Node) {})
 	n.passes(t, "draining no more", inTun0, proto, far, cache, nextHopPod, 0)
@@ -324,16 +326,16 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	}
 	cache, far, far2 := ap(p.pod1, cachePort), ap(p.far, 4000), ap(p.far2, 4000)
 	rule := n.policies.ids["in-a-0"]
-	foreign := tcUntrackedPodKey{Addr: toAddr(p.far2), Family: 4, Rule: rule}
-	ok(t, n.m(tcMapUntrackedPods).Put(foreign, uint8(1)))
-	ok(t, n.m(tcMapUntrackedPods).Delete(tcUntrackedPodKey{Addr: toAddr(p.far), Family: 4, Rule: rule}))
+	foreign := objects.TCUntrackedPodKey{Addr: objects.ToAddr(p.far2), Family: 4, Rule: rule}
+	ok(t, n.m(objects.TCMapUntrackedPods).Put(foreign, uint8(1)))
+	ok(t, n.m(objects.TCMapUntrackedPods).Delete(objects.TCUntrackedPodKey{Addr: objects.ToAddr(p.far), Family: 4, Rule: rule}))
 	n.stays(t, "taken away", inTun0, protoTCP, far, cache)
 	w.write(t, nil)
 	n.passes(t, "restored", inTun0, protoTCP, far, cache, nextHopPod, 0)
 	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
 
 	// The next run takes it over, and numbers rules anew.
-	next, err := openUntracked(n.objects.maps, n.objects.filter)
+	next, err := openUntracked(n.objects, n.cfg.Log, n.node.setUntracking)
 	ok(t, err)
 	if len(next.have.ports) == 0 {
 		t.Error("the next run finds nothing")
@@ -346,31 +348,31 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.passes(t, "the same rule", inTun0, protoTCP, far, cache, nextHopPod, 0)
 
 	// Only programs that a run has set up, with Services, and that are not about to go, serve.
-	var s tcSettings
-	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	var s objects.TCSettings
+	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	if next.served {
 		t.Error("it serves no Service, and says that it does")
 	}
-	frontend := portKey(p.clusterIP, model.TCP, 80)
-	ok(t, n.m(tcMapFrontends).Put(frontend, tcFrontend{}))
+	frontend := objects.PortKey(p.clusterIP, model.TCP, 80)
+	ok(t, n.m(objects.TCMapFrontends).Put(frontend, objects.TCFrontend{}))
 	drains := s
-	drains.Flags |= uint32(tcSettingsFlagsSETTING_DRAINS)
-	for settings, serves := range map[tcSettings]bool{s: true, drains: false, {}: false} {
-		ok(t, n.m(tcMapNodeSettings).Put(uint32(0), settings))
-		if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil || n.Serves() != serves {
+	drains.Flags |= uint32(objects.TCSettingsFlagsSETTING_DRAINS)
+	for settings, serves := range map[objects.TCSettings]bool{s: true, drains: false, {}: false} {
+		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), settings))
+		if err = n.openPolicies(); err != nil || n.Serves() != serves {
 			t.Errorf("settings %+v: serves %v, %v", settings, n.Serves(), err)
 		}
 	}
-	ok(t, n.m(tcMapFrontends).Delete(frontend))
+	ok(t, n.m(objects.TCMapFrontends).Delete(frontend))
 
 	// After a run that knew nothing of it nothing holds.
-	s.Flags &^= uint32(tcSettingsFlagsSETTING_UNTRACKED)
-	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
-	if n.policies, err = openUntracked(n.objects.maps, n.objects.filter); err != nil {
+	s.Flags &^= uint32(objects.TCSettingsFlagsSETTING_UNTRACKED)
+	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
+	if err = n.openPolicies(); err != nil {
 		t.Fatal(err)
 	}
 	entries := 0
-	ok(t, each(n.m(tcMapUntrackedPorts), func(tcFrontendKey, tcUntrackedPort) { entries++ }))
+	ok(t, objects.Each(n.m(objects.TCMapUntrackedPorts), func(objects.TCFrontendKey, objects.TCUntrackedPort) { entries++ }))
 	if entries > 0 {
 		t.Errorf("%d entries that nobody vouches for", entries)
 	}

@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
 )
 
 var (
-	xdpEth0 = at{xdpProgXdpFromNetwork, "eth0"}
-	xdpTun0 = at{xdpProgXdpFromNetwork, "tun0"}
+	xdpEth0 = at{objects.XDPProgXdpFromNetwork, "eth0"}
+	xdpTun0 = at{objects.XDPProgXdpFromNetwork, "tun0"}
 )
 
 // What the XDP program returns.
@@ -43,7 +44,7 @@ func (n *packetNode) setXDPDevices(redirect ...string) {
 	for _, name := range []string{"eth0", "tun0"} {
 		devices[n.ifindex[name]] = attach.XDPDevice{MAC: [6]byte(n.mac[name]), Redirects: slices.Contains(redirect, name)}
 	}
-	n.objects.writeXDPDevices(&n.cfg)(devices)
+	n.node.onXDPDevices(devices)
 }
 
 // early gives a frame to the XDP program, right after tc has seen one of the same flow in the same
@@ -52,7 +53,7 @@ func (n *packetNode) early(t testing.TB, hook at, f frame) result {
 	t.Helper()
 	var r result
 	for range 5 {
-		n.send(t, at{tcProgFromNetwork, hook.iface}, f)
+		n.send(t, at{objects.TCProgFromNetwork, hook.iface}, f)
 		if r = n.send(t, hook, f); r.code != xdpPass {
 			break
 		}
@@ -64,8 +65,8 @@ func (n *packetNode) early(t testing.TB, hook at, f frame) result {
 func (n *packetNode) sameAsTC(t *testing.T, hook at, f frame, code int) {
 	t.Helper()
 	r := n.early(t, hook, f)
-	r.want(t, code, tcVerdictTRANSLATED_XDP)
-	if by := n.send(t, at{tcProgFromNetwork, hook.iface}, f); by.code != actRedirect || !bytes.Equal(by.out[12:], r.out[12:]) {
+	r.want(t, code, objects.TCVerdictTRANSLATED_XDP)
+	if by := n.send(t, at{objects.TCProgFromNetwork, hook.iface}, f); by.code != actRedirect || !bytes.Equal(by.out[12:], r.out[12:]) {
 		t.Errorf("tc sends %x, XDP sends %x", by.out, r.out)
 	}
 	if neighbor := (net.HardwareAddr{2, 0, 0, 0, 9, 9}); !bytes.Equal(r.v.ethDst, neighbor) {
@@ -185,7 +186,7 @@ func TestPacketXDPPasses(t *testing.T) {
 func TestPacketXDPDrops(t *testing.T) {
 	n := newXDPNode(t)
 	eachFamily(t, n, func(t *testing.T, p *plan) {
-		n.onThread(t, n.beat)
+		n.onThread(t, n.node.beat)
 		sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
 		for i := range sp.Frontends {
 			sp.Frontends[i].SourceRanges = []netip.Prefix{netip.PrefixFrom(p.client2, p.client2.BitLen())}
@@ -194,10 +195,10 @@ func TestPacketXDPDrops(t *testing.T) {
 		syn := func(from netip.Addr) frame {
 			return frame{proto: protoTCP, src: ap(from, 40000), dst: ap(p.externalIP, 80), flags: "S"}
 		}
-		n.send(t, xdpEth0, syn(p.client)).want(t, xdpDrop, tcVerdictDROP_SOURCE_RANGE)
+		n.send(t, xdpEth0, syn(p.client)).want(t, xdpDrop, objects.TCVerdictDROP_SOURCE_RANGE)
 		n.send(t, xdpEth0, syn(p.client2)).want(t, xdpPass)
-		n.send(t, xdpEth0, syn(p.pod1)).want(t, xdpDrop, tcVerdictDROP_SOURCE)
-		n.send(t, xdpEth0, syn(p.eth0)).want(t, xdpDrop, tcVerdictDROP_SOURCE)
+		n.send(t, xdpEth0, syn(p.pod1)).want(t, xdpDrop, objects.TCVerdictDROP_SOURCE)
+		n.send(t, xdpEth0, syn(p.eth0)).want(t, xdpDrop, objects.TCVerdictDROP_SOURCE)
 		datagram := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80), flags: "."}
 		n.send(t, xdpEth0, datagram).want(t, xdpPass) // it may be of a connection of netfilter
 		sp = service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
@@ -205,7 +206,7 @@ func TestPacketXDPDrops(t *testing.T) {
 			sp.Frontends[i].ExternalRoute = intent.Drop
 		}
 		n.serve(t, sp)
-		n.send(t, xdpEth0, syn(p.client)).want(t, xdpDrop, tcVerdictDROP_POLICY_LOCAL)
+		n.send(t, xdpEth0, syn(p.client)).want(t, xdpDrop, objects.TCVerdictDROP_POLICY_LOCAL)
 	})
 }
 
@@ -219,14 +220,14 @@ func TestPacketXDPWithoutAgent(t *testing.T) {
 	}
 	n.serve(t, sp)
 	syn := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80), flags: "S"}
-	n.send(t, xdpEth0, syn).want(t, xdpDrop, tcVerdictDROP_POLICY_LOCAL)
-	var s tcSettings
-	ok(t, n.m(tcMapNodeSettings).Lookup(uint32(0), &s))
+	n.send(t, xdpEth0, syn).want(t, xdpDrop, objects.TCVerdictDROP_POLICY_LOCAL)
+	var s objects.TCSettings
+	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	s.AgentSeen -= 61
-	ok(t, n.m(tcMapNodeSettings).Put(uint32(0), s))
+	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	n.send(t, xdpEth0, syn).want(t, xdpPass)
-	n.onThread(t, n.beat)
-	n.send(t, xdpEth0, syn).want(t, xdpDrop, tcVerdictDROP_POLICY_LOCAL)
+	n.onThread(t, n.node.beat)
+	n.send(t, xdpEth0, syn).want(t, xdpDrop, objects.TCVerdictDROP_POLICY_LOCAL)
 }
 
 // TestPacketXDPBesideNAT: where netfilter translates destinations, XDP drops nothing, and filters
@@ -234,7 +235,7 @@ func TestPacketXDPWithoutAgent(t *testing.T) {
 func TestPacketXDPBesideNAT(t *testing.T) {
 	n := newXDPNode(t)
 	p := plans["IPv4"]
-	n.askConntrack = true
+	n.node.askConntrack = true
 	n.setNode(t, func(*intent.Node) {})
 	sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
 	sp.SYNLimit = 1
@@ -369,7 +370,7 @@ func BenchmarkPacketXDP(b *testing.B) {
 				if tc.prog == "" {
 					continue
 				}
-				c.hook = at{xdpProgXdpFromNetwork, tc.iface}
+				c.hook = at{objects.XDPProgXdpFromNetwork, tc.iface}
 				if c.code == xdpRedirect {
 					c.keep = func() { n.freshen(b, tc, c.frame) }
 				}
@@ -388,8 +389,8 @@ func (n *packetNode) freshen(b *testing.B, hook at, f frame) {
 	if time.Since(n.freshened) < 700*time.Millisecond && n.freshFor == key {
 		return
 	}
-	second := bootSeconds()
-	await.True(b, "the next second", func() bool { return bootSeconds() != second })
+	second := objects.BootSeconds()
+	await.True(b, "the next second", func() bool { return objects.BootSeconds() != second })
 	for range 2 { // the first one looks up the next hop
 		n.send(b, hook, f)
 	}

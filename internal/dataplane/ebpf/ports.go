@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -26,7 +27,7 @@ import (
 // Every lookup of a program, at any moment of an update, finds an endpoint that is
 // correct before or after the change. The order of the writes below guarantees that.
 type portTable struct {
-	frontends, services, slots, backends, ranges, ids kernelMap
+	frontends, services, slots, backends, ranges, ids objects.Map
 
 	notes *journal // records writes to the first five maps
 	byID  map[intent.PortID]*port
@@ -36,10 +37,10 @@ type portTable struct {
 	endpoints endpointAddrs
 	// owners has the Service of each frontend, so that a frontend that moves is not
 	// removed from its new owner.
-	owners map[tcFrontendKey]uint32
+	owners map[objects.TCFrontendKey]uint32
 	addrs  *serviceAddrs // counts the keys of owners; nil: not counted
 	names  *serviceNames // nil: not recorded
-	ends   *socketEnds   // learns of removed endpoints; nil: none
+	ended  func()        // called when an endpoint is removed; nil: not needed
 	// last has the last id of a Service and of an endpoint. An id is never reused, not
 	// even by a later run, because flows and sockets store it.
 	last [2]uint32
@@ -47,23 +48,12 @@ type portTable struct {
 	reserved [2]uint32
 
 	// changes is the map service_changes; nil: there are no programs. changed says that the
-	// programs must compare UDP flows with their Services again; see countChange.
+	// programs must compare UDP flows with their Services again; see CountChange.
 	changes *ebpf.Map
 	changed bool
 
 	writes *writes // see begin
 	ofNone change  // of entries that belong to no port
-}
-
-// kernelMap is the part of *ebpf.Map that portTable needs. Tests interrupt any call.
-type kernelMap interface {
-	Put(key, value any) error
-	Delete(key any) error
-	BatchUpdate(keys, values any, opts *ebpf.BatchOptions) (int, error)
-	BatchDelete(keys any, opts *ebpf.BatchOptions) (int, error)
-	Iterate() *ebpf.MapIterator
-	BatchLookup(cursor *ebpf.MapBatchCursor, keysOut, valuesOut any, opts *ebpf.BatchOptions) (int, error)
-	String() string
 }
 
 // The keys of the map of ids.
@@ -105,11 +95,11 @@ type port struct {
 
 // portEntries are the entries of a port in the maps apart from its slots.
 type portEntries struct {
-	header    tcService
+	header    objects.TCService
 	written   bool // header is in the map
 	tftp      bool // its endpoints answer from other ports (TFTP)
-	frontends map[tcFrontendKey]tcFrontend
-	ranges    map[tcRangeKey]bool
+	frontends map[objects.TCFrontendKey]objects.TCFrontend
+	ranges    map[objects.TCRangeKey]bool
 	backends  []backendEntry      // sorted by address
 	grown     *intent.ServicePort // its new entries are written, and its old ones are not yet removed
 }
@@ -118,12 +108,12 @@ type portEntries struct {
 type backendEntry struct {
 	addr  netip.AddrPort
 	id    uint32
-	value tcBackend
+	value objects.TCBackend
 }
 
 func newPort(service uint32) *port {
 	return &port{service: service, entries: &portEntries{
-		frontends: map[tcFrontendKey]tcFrontend{}, ranges: map[tcRangeKey]bool{},
+		frontends: map[objects.TCFrontendKey]objects.TCFrontend{}, ranges: map[objects.TCRangeKey]bool{},
 	}}
 }
 
@@ -155,7 +145,7 @@ func (p *port) unsettle() *portEntries {
 // settle records that the maps hold this decision and no more. Most ports have the same
 // ids in the slots, in the same order: one list serves both until the next write.
 func (p *port) settle(source *intent.ServicePort) {
-	p.ids = p.slots[clusterSet]
+	p.ids = p.slots[objects.ClusterSet]
 	if !slices.EqualFunc(p.ids, p.entries.backends, func(id uint32, b backendEntry) bool { return id == b.id }) {
 		p.ids = make([]uint32, len(p.entries.backends))
 		for i := range p.entries.backends {
@@ -234,10 +224,10 @@ func (t *portTable) split(gone []intent.PortID, ports []*intent.ServicePort) (mo
 	if len(ports) == 0 || len(gone) == 0 {
 		return nil, gone
 	}
-	next := map[tcFrontendKey]bool{}
+	next := map[objects.TCFrontendKey]bool{}
 	for _, p := range ports {
 		for _, f := range p.Frontends {
-			next[frontendKey(p.ID, f)] = true
+			next[objects.FrontendKey(p.ID, f)] = true
 		}
 		for _, e := range servedBy(p) {
 			next[endpointKey(p.ID.Protocol, e.Addr)] = true
@@ -255,7 +245,7 @@ func (t *portTable) split(gone []intent.PortID, ports []*intent.ServicePort) (mo
 }
 
 // hasAny reports whether an address or an endpoint of a port is among these.
-func (p *port) hasAny(keys map[tcFrontendKey]bool) bool {
+func (p *port) hasAny(keys map[objects.TCFrontendKey]bool) bool {
 	e := p.current()
 	for key := range e.frontends {
 		if keys[key] {
@@ -270,7 +260,7 @@ func (p *port) hasAny(keys map[tcFrontendKey]bool) bool {
 func (t *portTable) takesOver(p *intent.ServicePort) bool {
 	own := t.byID[p.ID]
 	return slices.ContainsFunc(p.Frontends, func(f intent.Frontend) bool {
-		owner, taken := t.owners[frontendKey(p.ID, f)]
+		owner, taken := t.owners[objects.FrontendKey(p.ID, f)]
 		return taken && (own == nil || owner != own.service)
 	})
 }
@@ -333,7 +323,7 @@ func (t *portTable) adopt(p *intent.ServicePort) {
 		return
 	}
 	for _, f := range p.Frontends {
-		service, ok := t.owners[frontendKey(p.ID, f)]
+		service, ok := t.owners[objects.FrontendKey(p.ID, f)]
 		if !ok {
 			continue
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -15,10 +16,10 @@ import (
 type change struct {
 	want   *intent.ServicePort // nil: the port is erased
 	have   *port
-	isNew  bool      // the maps had no entry of it
-	known  int       // number of its backends before the write; sorted by address
-	header tcService // wanted
-	err    error     // the first; later stages leave the port alone
+	isNew  bool              // the maps had no entry of it
+	known  int               // number of its backends before the write; sorted by address
+	header objects.TCService // wanted
+	err    error             // the first; later stages leave the port alone
 }
 
 type changes []change
@@ -38,7 +39,7 @@ const batchEntries = 1024
 
 // batch writes or deletes entries of one map in the order in which they were added.
 type batch[K, V any] struct {
-	m      *kernelMap
+	m      *objects.Map
 	delete bool // values are notes for written and failed
 	// written is called for each entry that the kernel has written or deleted, and failed
 	// for each that it has refused.

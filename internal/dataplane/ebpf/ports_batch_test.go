@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -18,7 +19,7 @@ var errRefused = errors.New("refused")
 // pickyMap writes entries as the kernel does, refuses some, and reports that in one of
 // several ways.
 type pickyMap struct {
-	kernelMap
+	objects.Map
 	refuses []uint32
 	missing []uint32
 	reports func(n, of int, err error) (int, error)
@@ -72,11 +73,11 @@ func TestABatchGoesOnAfterARefusedEntry(t *testing.T) {
 				// The first change has entries 0 to 9, the second 10 to 19, and so on.
 				m := &pickyMap{reports: reports, refuses: []uint32{0, 15, 16, 39}, missing: []uint32{1, 21, 38}}
 				var written []uint32
-				b, cs := puts(new(kernelMap), func(_ *change, k uint32, _ string) { written = append(written, k) },
+				b, cs := puts(new(objects.Map), func(_ *change, k uint32, _ string) { written = append(written, k) },
 					func(k uint32, v string) (string, any) { return v, k }), make([]change, 4)
 				if b.delete = isDelete; isDelete {
 					failed := b.failed
-					b = deletes(new(kernelMap), b.written)
+					b = deletes(new(objects.Map), b.written)
 					b.failed = failed
 				}
 				*b.m = m
@@ -116,7 +117,7 @@ func TestABatchGoesOnAfterARefusedEntry(t *testing.T) {
 // written, beside the error.
 func TestABatchOfWhichNothingIsKnown(t *testing.T) {
 	m := &pickyMap{reports: func(_, of int, _ error) (int, error) { return of, errRefused }}
-	var maps kernelMap = m
+	var maps objects.Map = m
 	b := puts(&maps, func(*change, uint32, string) { t.Error("an entry counts as written") },
 		func(uint32, string) (string, any) { return "entry", 0 })
 	cs := make(changes, 2)
@@ -138,11 +139,11 @@ func TestALargePortIsWrittenInBatches(t *testing.T) {
 		large.Endpoints = append(large.Endpoints, intent.Endpoint{Addr: simplePort(i%200, i/200+1).Endpoints[i/200].Addr, ClusterPolicy: true})
 	}
 	slices.SortFunc(large.Endpoints, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
-	calls := &countedBatches{kernelMap: table.backends}
+	calls := &countedBatches{Map: table.backends}
 	table.backends = calls
 	some := []*intent.ServicePort{simplePort(0, 2), large, simplePort(2, 2)}
 	writeAll(t, table, some)
-	wantApplied(t, &Backend{objects: &objects{maps: m}, ports: table}, some)
+	wantWritten(t, &serviceWriter{objects: &objects.Objects{Maps: m}, table: table}, some)
 	if want := 2 + endpoints/batchEntries + 1; calls.n != want {
 		t.Errorf("%d calls wrote %d endpoints, want %d", calls.n, endpoints+4, want)
 	}
@@ -175,7 +176,7 @@ func TestASourceRangeIsWrittenOnce(t *testing.T) {
 			SourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12")},
 		})
 	}
-	calls := &countedBatches{kernelMap: table.ranges}
+	calls := &countedBatches{Map: table.ranges}
 	table.ranges = calls
 	writeAll(t, table, []*intent.ServicePort{p})
 	if calls.entries != 2 {
@@ -184,11 +185,11 @@ func TestASourceRangeIsWrittenOnce(t *testing.T) {
 }
 
 type countedBatches struct {
-	kernelMap
+	objects.Map
 	n, entries int
 }
 
 func (m *countedBatches) BatchUpdate(keys, values any, opts *ebpf.BatchOptions) (int, error) {
 	m.n, m.entries = m.n+1, m.entries+reflect.ValueOf(keys).Len()
-	return m.kernelMap.BatchUpdate(keys, values, opts)
+	return m.Map.BatchUpdate(keys, values, opts)
 }

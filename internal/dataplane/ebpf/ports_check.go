@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // After every Replace the maps are compared with the entries written. Reading 5,000
@@ -24,32 +25,32 @@ import (
 
 // reading is the content of the maps of Services.
 type reading struct {
-	services  map[uint32]tcService
-	frontends map[tcFrontendKey]tcFrontend
-	backends  map[uint32]tcBackend
-	slots     map[tcSlotKey]uint32
-	ranges    map[tcRangeKey]uint8
+	services  map[uint32]objects.TCService
+	frontends map[objects.TCFrontendKey]objects.TCFrontend
+	backends  map[uint32]objects.TCBackend
+	slots     map[objects.TCSlotKey]uint32
+	ranges    map[objects.TCRangeKey]uint8
 }
 
 func readMaps(m map[string]*ebpf.Map) (*reading, error) {
 	r := &reading{
-		services: map[uint32]tcService{}, frontends: map[tcFrontendKey]tcFrontend{}, backends: map[uint32]tcBackend{},
-		slots: map[tcSlotKey]uint32{}, ranges: map[tcRangeKey]uint8{},
+		services: map[uint32]objects.TCService{}, frontends: map[objects.TCFrontendKey]objects.TCFrontend{}, backends: map[uint32]objects.TCBackend{},
+		slots: map[objects.TCSlotKey]uint32{}, ranges: map[objects.TCRangeKey]uint8{},
 	}
-	if err := each(m[tcMapServices], func(k uint32, v tcService) { r.services[k] = v }); err != nil {
+	if err := objects.Each(m[objects.TCMapServices], func(k uint32, v objects.TCService) { r.services[k] = v }); err != nil {
 		return nil, err
 	}
-	if err := each(m[tcMapFrontends], func(k tcFrontendKey, v tcFrontend) { r.frontends[k] = v }); err != nil {
+	if err := objects.Each(m[objects.TCMapFrontends], func(k objects.TCFrontendKey, v objects.TCFrontend) { r.frontends[k] = v }); err != nil {
 		return nil, err
 	}
-	if err := each(m[tcMapBackends], func(k uint32, v tcBackend) { r.backends[k] = v }); err != nil {
+	if err := objects.Each(m[objects.TCMapBackends], func(k uint32, v objects.TCBackend) { r.backends[k] = v }); err != nil {
 		return nil, err
 	}
-	if err := each(m[tcMapSlots], func(k tcSlotKey, v uint32) { r.slots[k] = v }); err != nil {
+	if err := objects.Each(m[objects.TCMapSlots], func(k objects.TCSlotKey, v uint32) { r.slots[k] = v }); err != nil {
 		return nil, err
 	}
-	return r, each(m[tcMapSourceRanges], func(k tcRangeKey, v uint8) {
-		if !isClusterRange(k) {
+	return r, objects.Each(m[objects.TCMapSourceRanges], func(k objects.TCRangeKey, v uint8) {
+		if !objects.IsClusterRange(k) {
 			r.ranges[k] = v
 		}
 	})
@@ -100,99 +101,96 @@ func addAll[K any](n *journal, m string, keys []K) {
 
 // notedMap adds each write to the journal.
 type notedMap[K any] struct {
-	kernelMap
+	objects.Map
 	name  string
 	notes *journal
 }
 
 func (m notedMap[K]) Put(key, value any) error {
 	m.notes.add(m.name, key)
-	return m.kernelMap.Put(key, value)
+	return m.Map.Put(key, value)
 }
 
 func (m notedMap[K]) Delete(key any) error {
 	m.notes.add(m.name, key)
-	return m.kernelMap.Delete(key)
+	return m.Map.Delete(key)
 }
 
 func (m notedMap[K]) BatchUpdate(keys, values any, opts *ebpf.BatchOptions) (int, error) {
 	addAll(m.notes, m.name, keys.([]K))
-	return m.kernelMap.BatchUpdate(keys, values, opts)
+	return m.Map.BatchUpdate(keys, values, opts)
 }
 
 func (m notedMap[K]) BatchDelete(keys any, opts *ebpf.BatchOptions) (int, error) {
 	addAll(m.notes, m.name, keys.([]K))
-	return m.kernelMap.BatchDelete(keys, opts)
+	return m.Map.BatchDelete(keys, opts)
 }
 
 // check reads the maps and compares them. Other writes continue meanwhile.
-func (b *Backend) check() error {
-	b.portsMu.Lock()
-	table, known := b.ports, b.known
+func (w *serviceWriter) check() error {
+	w.mu.Lock()
+	table, known := w.table, w.known
 	if known {
 		table.notes.begin()
 	}
-	b.portsMu.Unlock()
+	w.mu.Unlock()
 	if !known {
 		return nil // the next Replace reads the maps
 	}
 	defer table.notes.end()
-	read, err := readMaps(b.objects.maps)
+	read, err := readMaps(w.objects.Maps)
 	if err != nil {
 		return err
 	}
 	found, done := table.compare(read, func(step func()) bool {
-		b.portsMu.Lock()
-		defer b.portsMu.Unlock()
-		if b.ports == table { // else Replace has read the maps since
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.table == table { // else Replace has read the maps since
 			step()
 		}
-		return b.ports == table
+		return w.table == table
 	})
 	if !done || !found.Any() {
 		return nil
 	}
-	b.portsMu.Lock()
-	defer b.portsMu.Unlock()
-	b.doubt, b.known = found, false // the next Replace reads the maps and repairs them
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.doubt, w.known = found, false // the next Replace reads the maps and repairs them
 	select {
-	case b.drifted <- struct{}{}:
+	case w.drifted <- struct{}{}:
 	default:
 	}
 	return nil
 }
 
-// checkLoop runs check on request.
-func (b *Backend) checkLoop(ctx context.Context) {
+// run compares the maps on request, until ctx is done.
+func (w *serviceWriter) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-b.checks:
+		case <-w.checks:
 		}
-		if err := b.check(); err != nil {
-			b.cfg.Log.Warn("Compare eBPF maps with what was written", "err", err)
+		if err := w.check(); err != nil {
+			w.log.Warn("Compare eBPF maps with what was written", "err", err)
 		}
 	}
 }
 
 // askCheck requests a check and does not wait for it.
-func (b *Backend) askCheck() {
+func (w *serviceWriter) askCheck() {
 	select {
-	case b.checks <- struct{}{}:
+	case w.checks <- struct{}{}:
 	default: // already requested
 	}
 }
 
-// Drifted returns a channel that receives when the maps differ from what was written.
-func (b *Backend) Drifted() <-chan struct{} { return b.drifted }
-
 // Repaired returns and resets the number of map entries that Replace has repaired.
-func (b *Backend) Repaired() dataplane.Repair {
-	b.portsMu.Lock()
-	defer b.portsMu.Unlock()
-	r := b.repaired
-	b.repaired = dataplane.Repair{}
+func (w *serviceWriter) Repaired() dataplane.Repair {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.repaired
+	w.repaired = dataplane.Repair{}
 	return r
 }
 
@@ -241,11 +239,11 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 		}
 	}
 	done = hold(func() {
-		foreign(c, tcMapServices, r.services)
-		foreign(c, tcMapFrontends, r.frontends)
-		foreign(c, tcMapBackends, r.backends)
-		foreign(c, tcMapSlots, r.slots)
-		foreign(c, tcMapSourceRanges, r.ranges)
+		foreign(c, objects.TCMapServices, r.services)
+		foreign(c, objects.TCMapFrontends, r.frontends)
+		foreign(c, objects.TCMapBackends, r.backends)
+		foreign(c, objects.TCMapSlots, r.slots)
+		foreign(c, objects.TCMapSourceRanges, r.ranges)
 	})
 	return c.found, done
 }
@@ -254,32 +252,32 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 func (c *comparison) port(p *port) {
 	have := p.current()
 	if have.written {
-		expect(c, tcMapServices, c.read.services, p.service, have.header)
+		expect(c, objects.TCMapServices, c.read.services, p.service, have.header)
 	}
 	for key, v := range have.frontends {
 		if c.table.owners[key] == p.service { // else another port has taken it over
-			expect(c, tcMapFrontends, c.read.frontends, key, v)
+			expect(c, objects.TCMapFrontends, c.read.frontends, key, v)
 		}
 	}
 	for _, e := range have.backends {
-		expect(c, tcMapBackends, c.read.backends, e.id, e.value)
+		expect(c, objects.TCMapBackends, c.read.backends, e.id, e.value)
 		// Several Services may share it, so it stays in the reading.
 		key := endpointKey(p.protocol, e.addr)
 		_, odd := c.table.endpoints.odd[key]
 		if want, ok := c.table.endpointEntry(key); ok && !odd {
 			got, there := c.read.frontends[key]
-			c.judge(tcMapFrontends, key, there, got == want)
+			c.judge(objects.TCMapFrontends, key, there, got == want)
 		}
 	}
 	for set, ids := range p.slots {
 		for i, id := range ids {
 			if id != 0 { // a hole that an earlier run has left
-				expect(c, tcMapSlots, c.read.slots, slotKey(p.service, set, i), id)
+				expect(c, objects.TCMapSlots, c.read.slots, slotKey(p.service, set, i), id)
 			}
 		}
 	}
 	for key := range have.ranges {
-		expect(c, tcMapSourceRanges, c.read.ranges, key, 1)
+		expect(c, objects.TCMapSourceRanges, c.read.ranges, key, 1)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -27,12 +28,12 @@ func wantAgreement(t *testing.T, table *portTable, m map[string]*ebpf.Map) {
 // repairs it.
 func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 	m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
-	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}, drifted: make(chan struct{}, 1)}
+	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: &portTable{}, drifted: make(chan struct{}, 1)}
 	ports := []*intent.ServicePort{simplePort(1, 3), simplePort(2, 3)}
 	replace := func() {
 		t.Helper()
 		noError(t, b.reread())
-		failed, err := b.ports.replace(t.Context(), ports)
+		failed, err := b.table.replace(t.Context(), ports)
 		noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 	}
 	replace()
@@ -46,14 +47,14 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 		change func()
 		found  string
 	}{
-		{"an address gone", func() { deleteAny(t, m[tcMapFrontends]) }, "frontends: entry"},
-		{"a Service gone", func() { deleteAny(t, m[tcMapServices]) }, "services: entry"},
-		{"a slot gone", func() { deleteAny(t, m[tcMapSlots]) }, "slots: entry"},
-		{"an endpoint gone", func() { deleteAny(t, m[tcMapBackends]) }, "backends: entry"},
-		{"another endpoint in a slot", func() { noError(t, m[tcMapSlots].Put(slotKey(1, clusterSet, 0), uint32(99))) }, "was changed"},
-		{"an endpoint of no port", func() { noError(t, m[tcMapBackends].Put(uint32(4711), tcBackend{Service: 77})) }, "belongs to no object"},
+		{"an address gone", func() { deleteAny(t, m[objects.TCMapFrontends]) }, "frontends: entry"},
+		{"a Service gone", func() { deleteAny(t, m[objects.TCMapServices]) }, "services: entry"},
+		{"a slot gone", func() { deleteAny(t, m[objects.TCMapSlots]) }, "slots: entry"},
+		{"an endpoint gone", func() { deleteAny(t, m[objects.TCMapBackends]) }, "backends: entry"},
+		{"another endpoint in a slot", func() { noError(t, m[objects.TCMapSlots].Put(slotKey(1, objects.ClusterSet, 0), uint32(99))) }, "was changed"},
+		{"an endpoint of no port", func() { noError(t, m[objects.TCMapBackends].Put(uint32(4711), objects.TCBackend{Service: 77})) }, "belongs to no object"},
 		{"a range of no port", func() {
-			noError(t, m[tcMapSourceRanges].Put(tcRangeKey{Prefixlen: 64, Scope: 77}, uint8(1)))
+			noError(t, m[objects.TCMapSourceRanges].Put(objects.TCRangeKey{Prefixlen: 64, Scope: 77}, uint8(1)))
 		}, "belongs to no object"},
 	} {
 		c.change()
@@ -83,19 +84,19 @@ func TestWritesBesideACheckAreNoDifference(t *testing.T) {
 	for seed := range uint64(3) {
 		m := newPortMaps(t, 1<<10, 1<<10)
 		w := newPortWorld(seed)
-		b := &Backend{objects: &objects{maps: m}, ports: openPorts(t, m)}
-		writeAll(t, b.ports, w.state())
+		b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: openPorts(t, m)}
+		writeAll(t, b.table, w.state())
 		seen := 0
 		for range 40 {
-			b.ports.notes.begin()
+			b.table.notes.begin()
 			read, err := readMaps(m)
 			noError(t, err)
 			again, err := readMaps(m)
 			noError(t, err)
 			steps := 0
-			d, done := b.ports.compare(read, func(step func()) bool {
+			d, done := b.table.compare(read, func(step func()) bool {
 				if steps++; steps == 1 || steps == 3 {
-					noError(t, b.Apply(t.Context(), w.step()))
+					noError(t, apply(t.Context(), b, w.step()))
 				}
 				step()
 				return true
@@ -103,8 +104,8 @@ func TestWritesBesideACheckAreNoDifference(t *testing.T) {
 			if d.Any() || !done || steps < 3 {
 				t.Fatalf("a change of ours counts as one of somebody else's: %+v", d)
 			}
-			b.ports.notes.end()
-			if d, _ := b.ports.compare(again, inOneStep); d.Any() {
+			b.table.notes.end()
+			if d, _ := b.table.compare(again, inOneStep); d.Any() {
 				seen++
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -14,29 +15,29 @@ import (
 // endpointAddrs counts the endpoints of each address. A large cluster has many of them, so
 // the entry in the map follows from the counts, with few exceptions.
 type endpointAddrs struct {
-	refs map[tcFrontendKey]uint32   // endpoints with this address
-	tftp map[tcFrontendKey]uint32   // of these, endpoints that answer from other ports (TFTP)
-	odd  map[tcFrontendKey]struct{} // the map may hold another entry than the counts say
+	refs map[objects.TCFrontendKey]uint32   // endpoints with this address
+	tftp map[objects.TCFrontendKey]uint32   // of these, endpoints that answer from other ports (TFTP)
+	odd  map[objects.TCFrontendKey]struct{} // the map may hold another entry than the counts say
 	// retry says that a write failed. Entries for which the map has no room wait for the
 	// next full sync instead: there may be many.
 	retry bool
-	dirty []tcFrontendKey // to write; see markAddr
+	dirty []objects.TCFrontendKey // to write; see markAddr
 }
 
 func newEndpointAddrs() endpointAddrs {
-	return endpointAddrs{refs: map[tcFrontendKey]uint32{}, tftp: map[tcFrontendKey]uint32{}, odd: map[tcFrontendKey]struct{}{}}
+	return endpointAddrs{refs: map[objects.TCFrontendKey]uint32{}, tftp: map[objects.TCFrontendKey]uint32{}, odd: map[objects.TCFrontendKey]struct{}{}}
 }
 
-func endpointKey(proto model.Protocol, addr netip.AddrPort) tcFrontendKey {
-	return tcFrontendKey{
-		Addr: toAddr(addr.Addr()), Port: toPort(addr.Port()),
-		Proto: uint8(proto), Family: familyOf(addr.Addr()),
+func endpointKey(proto model.Protocol, addr netip.AddrPort) objects.TCFrontendKey {
+	return objects.TCFrontendKey{
+		Addr: objects.ToAddr(addr.Addr()), Port: objects.ToPort(addr.Port()),
+		Proto: uint8(proto), Family: objects.FamilyOf(addr.Addr()),
 	}
 }
 
 // count adds 1 or -1 to the endpoints of an address, and reports whether its entry may
 // differ now.
-func (a *endpointAddrs) count(key tcFrontendKey, tftp bool, by int) (differs bool) {
+func (a *endpointAddrs) count(key objects.TCFrontendKey, tftp bool, by int) (differs bool) {
 	differs = add(a.refs, key, by)
 	return tftp && add(a.tftp, key, by) || differs
 }
@@ -56,39 +57,39 @@ func add[K comparable](counts map[K]uint32, key K, by int) (differs bool) {
 func (a *endpointAddrs) release() { a.dirty = nil }
 
 // fail records that an entry was not written. A full map costs only speed.
-func (a *endpointAddrs) fail(key tcFrontendKey, err error) {
+func (a *endpointAddrs) fail(key objects.TCFrontendKey, err error) {
 	a.odd[key] = struct{}{}
-	a.retry = a.retry || !isFull(err)
+	a.retry = a.retry || !objects.IsFull(err)
 }
 
 // endpointEntry returns the entry that an address has: one if an endpoint has the address
 // and no Service does.
-func (t *portTable) endpointEntry(key tcFrontendKey) (v tcFrontend, ok bool) {
+func (t *portTable) endpointEntry(key objects.TCFrontendKey) (v objects.TCFrontend, ok bool) {
 	if _, owned := t.owners[key]; owned || t.endpoints.refs[key] == 0 {
 		return v, false
 	}
-	flags := tcFrontendFlagsFRONTEND_ENDPOINT
+	flags := objects.TCFrontendFlagsFRONTEND_ENDPOINT
 	if t.endpoints.tftp[key] > 0 {
-		flags |= tcFrontendFlagsFRONTEND_TFTP
+		flags |= objects.TCFrontendFlagsFRONTEND_TFTP
 	}
-	return tcFrontend{Flags: uint8(flags)}, true
+	return objects.TCFrontend{Flags: uint8(flags)}, true
 }
 
 // countEndpoint adds 1 or -1 to the endpoints of an address.
-func (t *portTable) countEndpoint(key tcFrontendKey, tftp bool, by int) {
+func (t *portTable) countEndpoint(key objects.TCFrontendKey, tftp bool, by int) {
 	if t.endpoints.count(key, tftp, by) {
 		t.markAddr(key)
 	}
 }
 
 // readEndpoint counts an endpoint that was read back. repairEndpointAddrs writes the entry.
-func (t *portTable) readEndpoint(key tcFrontendKey, tftp bool, by int) {
+func (t *portTable) readEndpoint(key objects.TCFrontendKey, tftp bool, by int) {
 	t.endpoints.count(key, tftp, by)
 	t.endpoints.odd[key] = struct{}{}
 }
 
 // markAddr makes the next writeEndpointAddrs write the entry of an address.
-func (t *portTable) markAddr(key tcFrontendKey) {
+func (t *portTable) markAddr(key objects.TCFrontendKey) {
 	t.endpoints.dirty = append(t.endpoints.dirty, key)
 	if len(t.endpoints.dirty) == batchEntries {
 		t.writeEndpointAddrs()

@@ -1,30 +1,28 @@
 package ebpf
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
 // readPorts reads the entries of an earlier run from the maps. They are orphans until a
 // Service port claims them. filter gets all addresses that the table will write.
-func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
+func readPorts(m map[string]*ebpf.Map, filter *objects.PortFilter) (*portTable, error) {
 	n := &journal{}
 	t := &portTable{
-		frontends: filter.before(noted[tcFrontendKey](n, m, tcMapFrontends)), services: noted[uint32](n, m, tcMapServices),
-		slots: noted[tcSlotKey](n, m, tcMapSlots), backends: noted[uint32](n, m, tcMapBackends),
-		ranges: noted[tcRangeKey](n, m, tcMapSourceRanges), ids: m[idsMap], changes: m[tcMapServiceChanges], notes: n,
+		frontends: filter.Before(noted[objects.TCFrontendKey](n, m, objects.TCMapFrontends)), services: noted[uint32](n, m, objects.TCMapServices),
+		slots: noted[objects.TCSlotKey](n, m, objects.TCMapSlots), backends: noted[uint32](n, m, objects.TCMapBackends),
+		ranges: noted[objects.TCRangeKey](n, m, objects.TCMapSourceRanges), ids: m[objects.IDsMap], changes: m[objects.TCMapServiceChanges], notes: n,
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
-		owners: map[tcFrontendKey]uint32{}, endpoints: newEndpointAddrs(),
+		owners: map[objects.TCFrontendKey]uint32{}, endpoints: newEndpointAddrs(),
 	}
 	at := func(service uint32) *port {
 		t.last[serviceID] = max(t.last[serviceID], service)
@@ -33,18 +31,18 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 		}
 		return t.orphans[service]
 	}
-	endpointAddrs := map[tcFrontendKey]tcFrontend{}
-	err := each(t.services, func(id uint32, v tcService) {
+	endpointAddrs := map[objects.TCFrontendKey]objects.TCFrontend{}
+	err := objects.Each(t.services, func(id uint32, v objects.TCService) {
 		e := at(id).entries
 		e.header, e.written = v, true
-		e.tftp = v.Flags&uint16(tcServiceFlagsSERVICE_TFTP) != 0
+		e.tftp = v.Flags&uint16(objects.TCServiceFlagsSERVICE_TFTP) != 0
 	})
 	if err != nil {
 		return nil, err
 	}
-	err = each(t.frontends, func(key tcFrontendKey, v tcFrontend) {
-		filter.add(key)
-		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_ENDPOINT != 0 {
+	err = objects.Each(t.frontends, func(key objects.TCFrontendKey, v objects.TCFrontend) {
+		filter.Add(key)
+		if objects.TCFrontendFlags(v.Flags)&objects.TCFrontendFlagsFRONTEND_ENDPOINT != 0 {
 			endpointAddrs[key] = v
 			return
 		}
@@ -56,17 +54,17 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = each(t.backends, func(id uint32, v tcBackend) {
+	err = objects.Each(t.backends, func(id uint32, v objects.TCBackend) {
 		t.last[backendID] = max(t.last[backendID], id)
-		addr := netip.AddrPortFrom(fromAddr(v.Addr, v.Family), toPort(v.Port))
+		addr := netip.AddrPortFrom(objects.FromAddr(v.Addr, v.Family), objects.ToPort(v.Port))
 		e := at(v.Service).entries
 		e.backends = append(e.backends, backendEntry{addr, id, v})
 	})
 	if err != nil {
 		return nil, err
 	}
-	err = each(t.ranges, func(key tcRangeKey, _ uint8) {
-		if !isClusterRange(key) {
+	err = objects.Each(t.ranges, func(key objects.TCRangeKey, _ uint8) {
+		if !objects.IsClusterRange(key) {
 			at(key.Scope).entries.ranges[key] = true
 		}
 	})
@@ -84,18 +82,18 @@ func readPorts(m map[string]*ebpf.Map, filter *portFilter) (*portTable, error) {
 	if err := t.readSlots(at); err != nil {
 		return nil, err
 	}
-	return t, each(t.ids, func(kind, limit uint32) {
+	return t, objects.Each(t.ids, func(kind, limit uint32) {
 		t.reserved[kind] = limit
 		t.last[kind] = max(t.last[kind], limit)
 	})
 }
 
-func noted[K any](n *journal, m map[string]*ebpf.Map, name string) kernelMap {
+func noted[K any](n *journal, m map[string]*ebpf.Map, name string) objects.Map {
 	return notedMap[K]{m[name], name, n}
 }
 
 // findOdd compares the entries of endpoints' own addresses with the endpoints.
-func (t *portTable) findOdd(found map[tcFrontendKey]tcFrontend) {
+func (t *portTable) findOdd(found map[objects.TCFrontendKey]objects.TCFrontend) {
 	for key, v := range found {
 		if want, wanted := t.endpointEntry(key); !wanted || v != want {
 			t.endpoints.odd[key] = struct{}{}
@@ -115,10 +113,10 @@ const maxSlots = 1 << 21
 // readSlots fills the sets. A killed run may have left a hole, an endpoint that does
 // not exist. A later write fills it.
 func (t *portTable) readSlots(at func(uint32) *port) error {
-	return each(t.slots, func(key tcSlotKey, id uint32) {
-		p, set, i := at(key.Service), clusterSet, int(key.Slot&^slotLocal)
-		if key.Slot&slotLocal != 0 {
-			set = localSet
+	return objects.Each(t.slots, func(key objects.TCSlotKey, id uint32) {
+		p, set, i := at(key.Service), objects.ClusterSet, int(key.Slot&^objects.SlotLocal)
+		if key.Slot&objects.SlotLocal != 0 {
+			set = objects.LocalSet
 		}
 		if i >= maxSlots {
 			return
@@ -131,27 +129,6 @@ func (t *portTable) readSlots(at func(uint32) *port) error {
 	})
 }
 
-// readClusterRanges reads the cluster's own prefixes.
-func readClusterRanges(m *ebpf.Map) (map[tcRangeKey]bool, error) {
-	found := map[tcRangeKey]bool{}
-	err := each(m, func(key tcRangeKey, _ uint8) {
-		if isClusterRange(key) {
-			found[key] = true
-		}
-	})
-	return found, err
-}
-
-// removeEarlierRanges removes the cluster's prefixes from source_ranges, where programs of earlier
-// agents looked for them.
-func removeEarlierRanges(m *ebpf.Map) error {
-	found, err := readClusterRanges(m)
-	for key := range found {
-		err = errors.Join(err, remove(m, key))
-	}
-	return err
-}
-
 // inherit claims the entries for the ports of an earlier table.
 func (t *portTable) inherit(earlier *portTable) {
 	for id, p := range earlier.byID {
@@ -161,59 +138,19 @@ func (t *portTable) inherit(earlier *portTable) {
 	}
 }
 
-// readBatch is the number of entries that one system call reads. The kernel returns
-// whole buckets of a hash map, which are much smaller.
-const readBatch = 1024
-
-// each calls f for every entry of a map that only this agent writes.
-func each[K, V any](m kernelMap, f func(K, V)) error {
-	var cursor ebpf.MapBatchCursor
-	keys, values := make([]K, readBatch), make([]V, readBatch)
-	for first := true; ; first = false {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		if err != nil && first && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return eachByOne(m, f) // the kernel has no batches for this kind of map
-		}
-		for i := range n {
-			f(keys[i], values[i])
-		}
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return nil // that was the last batch
-		case err != nil:
-			return fmt.Errorf("read eBPF map %s: %w", m, err)
-		}
-	}
-}
-
-// eachByOne is each with two system calls for each entry.
-func eachByOne[K, V any](m kernelMap, f func(K, V)) error {
-	var key K
-	var value V
-	it := m.Iterate()
-	for it.Next(&key, &value) {
-		f(key, value)
-	}
-	if err := it.Err(); err != nil {
-		return fmt.Errorf("read eBPF map %s: %w", m, err)
-	}
-	return nil
-}
-
-// Applied reads the maps again. The names of ports, and fields that the maps do not
+// applied reads the maps again. The names of ports, and fields that the maps do not
 // have, come from memory.
-func (b *Backend) Applied(context.Context) (intent.State, error) {
-	read, err := readPorts(b.objects.maps, b.objects.filter)
+func (w *serviceWriter) applied() (ports []*intent.ServicePort, err error) {
+	read, err := readPorts(w.objects.Maps, w.objects.Filter)
 	if err != nil {
-		return intent.State{}, err
+		return nil, err
 	}
-	b.portsMu.Lock()
-	defer b.portsMu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	names := map[uint32]intent.PortID{}
-	for id, p := range b.ports.byID {
+	for id, p := range w.table.byID {
 		names[p.service] = id
 	}
-	var s intent.State
 	for service, p := range read.orphans {
 		id, known := names[service]
 		if !known {
@@ -221,28 +158,23 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 		}
 		sp := &intent.ServicePort{
 			ID: id, Affinity: time.Duration(p.entries.header.Affinity) * time.Second,
-			Frontends: p.intentFrontends(), Balance: balanceOf(p.entries.header.Flags), Direct: tcServiceFlags(p.entries.header.Flags)&tcServiceFlagsSERVICE_DSR != 0,
+			Frontends: p.intentFrontends(), Balance: objects.BalanceOf(p.entries.header.Flags), Direct: objects.TCServiceFlags(p.entries.header.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0,
 			SYNLimit: p.entries.header.SynLimit,
 		}
 		sp.Endpoints, sp.ServingUnselected, sp.Weights = p.intentEndpoints()
 		if sp.Balance == intent.Maglev {
 			sp.Table = p.intentTable()
-			if known := b.ports.byID[id]; known != nil && known.source != nil {
+			if known := w.table.byID[id]; known != nil && known.source != nil {
 				sp.Weights = known.source.Weights
 			}
 		}
 		if p.entries.tftp {
 			sp.Helper = intent.TFTP
 		}
-		s.Ports = append(s.Ports, sp)
+		ports = append(ports, sp)
 	}
-	slices.SortFunc(s.Ports, func(x, y *intent.ServicePort) int { return x.ID.Compare(y.ID) })
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.node != nil {
-		s.Node = *b.node
-	}
-	return s, nil
+	slices.SortFunc(ports, func(x, y *intent.ServicePort) int { return x.ID.Compare(y.ID) })
+	return ports, nil
 }
 
 // intentFrontends converts entries back to decisions. The kind of an address is unknown: ClusterIP
@@ -250,7 +182,7 @@ func (b *Backend) Applied(context.Context) (intent.State, error) {
 func (p *port) intentFrontends() []intent.Frontend {
 	var ranges []netip.Prefix
 	for key := range p.entries.ranges {
-		ranges = append(ranges, rangePrefix(key))
+		ranges = append(ranges, objects.RangePrefix(key))
 	}
 	slices.SortFunc(ranges, func(a, b netip.Prefix) int {
 		if c := a.Addr().Compare(b.Addr()); c != 0 {
@@ -261,13 +193,13 @@ func (p *port) intentFrontends() []intent.Frontend {
 	var out []intent.Frontend
 	for key, v := range p.entries.frontends {
 		f := intent.Frontend{
-			Kind: intent.NodePort, Port: toPort(key.Port),
+			Kind: intent.NodePort, Port: objects.ToPort(key.Port),
 			ExternalRoute: intent.Route(v.ExternalRoute), InternalRoute: intent.Route(v.InternalRoute),
 		}
-		if key.Addr != (tcAddr{}) {
-			f.Kind, f.Addr = intent.ClusterIP, fromAddr(key.Addr, key.Family)
+		if key.Addr != (objects.TCAddr{}) {
+			f.Kind, f.Addr = intent.ClusterIP, objects.FromAddr(key.Addr, key.Family)
 		}
-		if tcFrontendFlags(v.Flags)&tcFrontendFlagsFRONTEND_RANGES != 0 {
+		if objects.TCFrontendFlags(v.Flags)&objects.TCFrontendFlagsFRONTEND_RANGES != 0 {
 			f.SourceRanges = append([]netip.Prefix{}, ranges...)
 		}
 		out = append(out, f)
@@ -295,24 +227,24 @@ func (p *port) intentEndpoints() (out, unselected []intent.Endpoint, weights []u
 		}
 	}
 	for _, entry := range p.entries.backends {
-		flags := tcBackendFlags(entry.value.Flags)
+		flags := objects.TCBackendFlags(entry.value.Flags)
 		endpoint := intent.Endpoint{
 			Addr:                  entry.addr,
-			ClusterPolicy:         flags&tcBackendFlagsBACKEND_CLUSTER_POLICY != 0,
-			LocalPolicy:           flags&tcBackendFlagsBACKEND_LOCAL_POLICY != 0,
-			OnThisNode:            flags&tcBackendFlagsBACKEND_ON_THIS_NODE != 0,
-			HostNetwork:           flags&tcBackendFlagsBACKEND_HOST_NETWORK != 0,
-			MustTraverseNetfilter: flags&tcBackendFlagsBACKEND_TRAVERSES_NETFILTER != 0,
-			AllowsAny:             flags&tcBackendFlagsBACKEND_ALLOWS_ANY != 0,
-			Watched:               flags&tcBackendFlagsBACKEND_WATCHED != 0,
-			Ejected:               flags&tcBackendFlagsBACKEND_EJECTED != 0,
+			ClusterPolicy:         flags&objects.TCBackendFlagsBACKEND_CLUSTER_POLICY != 0,
+			LocalPolicy:           flags&objects.TCBackendFlagsBACKEND_LOCAL_POLICY != 0,
+			OnThisNode:            flags&objects.TCBackendFlagsBACKEND_ON_THIS_NODE != 0,
+			HostNetwork:           flags&objects.TCBackendFlagsBACKEND_HOST_NETWORK != 0,
+			MustTraverseNetfilter: flags&objects.TCBackendFlagsBACKEND_TRAVERSES_NETFILTER != 0,
+			AllowsAny:             flags&objects.TCBackendFlagsBACKEND_ALLOWS_ANY != 0,
+			Watched:               flags&objects.TCBackendFlagsBACKEND_WATCHED != 0,
+			Ejected:               flags&objects.TCBackendFlagsBACKEND_EJECTED != 0,
 		}
 		if entry.value.Flags&memberFlags == 0 {
 			unselected = append(unselected, endpoint)
 			continue
 		}
 		out = append(out, endpoint)
-		weights = append(weights, max(in[clusterSet][entry.id], in[localSet][entry.id]))
+		weights = append(weights, max(in[objects.ClusterSet][entry.id], in[objects.LocalSet][entry.id]))
 	}
 	if !slices.ContainsFunc(weights, func(w uint16) bool { return w != weights[0] }) {
 		weights = nil
@@ -328,27 +260,8 @@ func (p *port) intentTable() (table []uint32) {
 			index[entry.id] = uint32(len(index))
 		}
 	}
-	for _, id := range p.slots[clusterSet] {
+	for _, id := range p.slots[objects.ClusterSet] {
 		table = append(table, index[id])
 	}
 	return table
-}
-
-// Endpoints lists the endpoints in the maps of an instance, even if no agent runs. It
-// changes nothing.
-func Endpoints(bpffs string) ([]netip.AddrPort, error) {
-	backends, err := ebpf.LoadPinnedMap(filepath.Join(mapsDir(bpffs), tcMapBackends), &ebpf.LoadPinOptions{ReadOnly: true})
-	if err != nil {
-		return nil, fmt.Errorf("open eBPF map %s: %w", tcMapBackends, err)
-	}
-	defer backends.Close()
-	var found []netip.AddrPort
-	err = each(backends, func(_ uint32, b tcBackend) {
-		family := uint8(model.IPv4)
-		if b.Addr.W[1]|b.Addr.W[2]|b.Addr.W[3] != 0 {
-			family = uint8(model.IPv6)
-		}
-		found = append(found, netip.AddrPortFrom(fromAddr(b.Addr, family), toPort(b.Port)))
-	})
-	return found, err
 }

@@ -5,25 +5,26 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // Maps of several batches are read whole, each entry once, as one by one.
 func TestBatchesGiveEveryEntryOnce(t *testing.T) {
 	m := newPortMaps(t, 1<<13, 1<<14)
-	ports := manyPorts(2*readBatch+readBatch/2, 3)
+	ports := manyPorts(2*objects.ReadBatch+objects.ReadBatch/2, 3)
 	writeAll(t, openPorts(t, m), ports)
-	sameBothWays[uint32, tcService](t, m[tcMapServices], len(ports))
-	sameBothWays[uint32, tcBackend](t, m[tcMapBackends], 3*len(ports))
-	sameBothWays[tcSlotKey, uint32](t, m[tcMapSlots], 3*len(ports))
-	sameBothWays[tcFrontendKey, tcFrontend](t, m[tcMapFrontends], 4*len(ports)) // with the endpoints' own
-	sameBothWays[tcRangeKey, uint8](t, m[tcMapSourceRanges], 0)
+	sameBothWays[uint32, objects.TCService](t, m[objects.TCMapServices], len(ports))
+	sameBothWays[uint32, objects.TCBackend](t, m[objects.TCMapBackends], 3*len(ports))
+	sameBothWays[objects.TCSlotKey, uint32](t, m[objects.TCMapSlots], 3*len(ports))
+	sameBothWays[objects.TCFrontendKey, objects.TCFrontend](t, m[objects.TCMapFrontends], 4*len(ports)) // with the endpoints' own
+	sameBothWays[objects.TCRangeKey, uint8](t, m[objects.TCMapSourceRanges], 0)
 }
 
 func sameBothWays[K, V comparable](t *testing.T, m *ebpf.Map, want int) {
 	t.Helper()
 	batches, single, calls := map[K]V{}, map[K]V{}, 0
-	noError(t, each(m, func(k K, v V) { batches[k], calls = v, calls+1 }))
-	noError(t, eachByOne(m, func(k K, v V) { single[k] = v }))
+	noError(t, objects.Each(m, func(k K, v V) { batches[k], calls = v, calls+1 }))
+	noError(t, objects.EachByOne(m, func(k K, v V) { single[k] = v }))
 	if calls != want || !maps.Equal(batches, single) {
 		t.Errorf("%s: %d entries in %d calls by batches, %d one by one, want %d", m, len(batches), calls, len(single), want)
 	}
@@ -31,9 +32,9 @@ func sameBothWays[K, V comparable](t *testing.T, m *ebpf.Map, want int) {
 
 // BenchmarkCheck reads 5,000 Services of 10 endpoints back and compares them.
 func BenchmarkCheck(b *testing.B) {
-	m := newPortMaps(b, DefaultMaxFrontends, DefaultMaxEndpoints)
-	back := &Backend{objects: &objects{maps: m}, ports: openPorts(b, m)}
-	writeAll(b, back.ports, manyPorts(5000, 10))
+	m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
+	back := &serviceWriter{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
+	writeAll(b, back.table, manyPorts(5000, 10))
 	b.Run("read beside changes", func(b *testing.B) {
 		for b.Loop() {
 			if _, err := readMaps(m); err != nil {
@@ -43,7 +44,7 @@ func BenchmarkCheck(b *testing.B) {
 	})
 	b.Run("Applied", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := back.Applied(b.Context()); err != nil {
+			if _, err := back.applied(); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -54,7 +55,7 @@ func BenchmarkCheck(b *testing.B) {
 			read, err := readMaps(m)
 			noError(b, err)
 			b.StartTimer()
-			if d, _ := back.ports.compare(read, inOneStep); d.Any() {
+			if d, _ := back.table.compare(read, inOneStep); d.Any() {
 				b.Fatal(d)
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 )
@@ -29,27 +30,27 @@ func TestPortsFollowIntent(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			m := newPortMaps(t, 1<<10, 1<<10)
 			w := newPortWorld(seed)
-			b := &Backend{objects: &objects{maps: m}}
+			b := &serviceWriter{objects: &objects.Objects{Maps: m}}
 			watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
-			b.ports = watch.open()
-			writeAll(t, b.ports, w.state())
+			b.table = watch.open()
+			writeAll(t, b.table, w.state())
 			for range 80 {
 				before := w.state()
 				c := w.step()
 				watch.between(before, w.state())
 				switch w.rng.IntN(10) {
 				case 0:
-					b.ports = watch.open() // a new run
+					b.table = watch.open() // a new run
 					fallthrough
 				case 1:
-					failed, err := b.ports.replace(t.Context(), w.state())
+					failed, err := b.table.replace(t.Context(), w.state())
 					noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 				default:
-					noError(t, b.Apply(t.Context(), c))
+					noError(t, apply(t.Context(), b, c))
 				}
 				watch.wantCounted()
-				wantApplied(t, b, w.state())
-				wantAgreement(t, b.ports, m)
+				wantWritten(t, b, w.state())
+				wantAgreement(t, b.table, m)
 				if t.Failed() {
 					t.FailNow()
 				}
@@ -200,23 +201,23 @@ func TestAddressMovesBetweenServices(t *testing.T) {
 
 func TestFrontendsFull(t *testing.T) {
 	m, fresh := newPortMaps(t, 4, 64), newPortMaps(t, 64, 64)
-	b := &Backend{objects: &objects{maps: m}}
-	b.ports = (&mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}).open()
+	b := &serviceWriter{objects: &objects.Objects{Maps: m}}
+	b.table = (&mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}).open()
 	var all []*intent.ServicePort
 	for i := range 6 {
 		all = append(all, simplePort(i, 2))
 	}
-	wantPortErrors(t, b.Apply(t.Context(), intent.Changes{Upserts: all}), all[4:])
+	wantPortErrors(t, apply(t.Context(), b, intent.Changes{Upserts: all}), all[4:])
 	writeFresh(t, fresh, all[:4])
 	wantSameContents(t, m, fresh)
 
 	// One goes, and one of two that wait fits. Both are asked for again.
-	err := b.Apply(t.Context(), intent.Changes{Upserts: all[4:], Deletes: []intent.PortID{all[0].ID}})
+	err := apply(t.Context(), b, intent.Changes{Upserts: all[4:], Deletes: []intent.PortID{all[0].ID}})
 	wantPortErrors(t, err, all[5:])
 	// A full sync with what fits is content.
-	failed, err := b.ports.replace(t.Context(), all[2:])
+	failed, err := b.table.replace(t.Context(), all[2:])
 	noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
-	wantApplied(t, b, all[2:])
+	wantWritten(t, b, all[2:])
 	writeFresh(t, fresh, all[2:])
 	wantSameContents(t, m, fresh)
 }
@@ -224,11 +225,11 @@ func TestFrontendsFull(t *testing.T) {
 func TestEndpointsFull(t *testing.T) {
 	m, fresh := newPortMaps(t, 64, 10), newPortMaps(t, 64, 64)
 	watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
-	b := &Backend{objects: &objects{maps: m}, ports: watch.open()}
+	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: watch.open()}
 	large, larger, small := simplePort(1, 6), simplePort(2, 8), simplePort(3, 4)
 	all := []*intent.ServicePort{large, larger, small}
 	// The one that does not fit must not sit on the room of the next.
-	wantPortErrors(t, b.Apply(t.Context(), intent.Changes{Upserts: all}), all[1:2])
+	wantPortErrors(t, apply(t.Context(), b, intent.Changes{Upserts: all}), all[1:2])
 	writeFresh(t, fresh, []*intent.ServicePort{large, small})
 	wantSameContents(t, m, fresh)
 
@@ -236,12 +237,12 @@ func TestEndpointsFull(t *testing.T) {
 	grown := *small
 	grown.Endpoints = simplePort(3, 9).Endpoints
 	watch.between([]*intent.ServicePort{large, small}, []*intent.ServicePort{large, &grown})
-	wantPortErrors(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{&grown}}), []*intent.ServicePort{&grown})
+	wantPortErrors(t, apply(t.Context(), b, intent.Changes{Upserts: []*intent.ServicePort{&grown}}), []*intent.ServicePort{&grown})
 	wantSameContents(t, m, fresh)
 
 	// The room of what is deleted in the same breath can be had.
 	watch.between(nil, nil)
-	noError(t, b.Apply(t.Context(), intent.Changes{
+	noError(t, apply(t.Context(), b, intent.Changes{
 		Upserts: []*intent.ServicePort{larger}, Deletes: []intent.PortID{large.ID, small.ID},
 	}))
 	writeFresh(t, fresh, all[1:2])
@@ -275,18 +276,18 @@ func TestPortsWithTooLittleRoom(t *testing.T) {
 			noError(t, err)
 			clear(waiting)
 			for id, err := range failed {
-				if waiting[id] = true; !errors.Is(err, errFull) {
+				if waiting[id] = true; !errors.Is(err, objects.ErrFull) {
 					t.Fatal(err)
 				}
 			}
 			failures += len(failed)
 			wantAgreement(t, table, m)
-			b := &Backend{objects: &objects{maps: m}, ports: table}
-			have, err := b.Applied(t.Context())
+			b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: table}
+			have, err := b.applied()
 			noError(t, err)
 			for _, p := range w.state() {
-				i := slices.IndexFunc(have.Ports, func(o *intent.ServicePort) bool { return o.ID == p.ID })
-				if !waiting[p.ID] && (i < 0 || portText(have.Ports[i]) != portText(p)) {
+				i := slices.IndexFunc(have, func(o *intent.ServicePort) bool { return o.ID == p.ID })
+				if !waiting[p.ID] && (i < 0 || portText(have[i]) != portText(p)) {
 					t.Fatalf("%s was not reported and is not served as wanted", p.ID)
 				}
 			}
@@ -308,11 +309,11 @@ func TestApplyFirst(t *testing.T) {
 	writeAll(t, openPorts(t, m), []*intent.ServicePort{p})
 	ids := endpointIDs(t, m, []*intent.ServicePort{p})
 
-	b := &Backend{objects: &objects{maps: m}, ports: &portTable{}}
+	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: &portTable{}}
 	again := *p
-	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{&again}}))
+	noError(t, apply(t.Context(), b, intent.Changes{Upserts: []*intent.ServicePort{&again}}))
 	wantIDsKept(t, ids, endpointIDs(t, m, []*intent.ServicePort{p}))
-	wantApplied(t, b, []*intent.ServicePort{p})
+	wantWritten(t, b, []*intent.ServicePort{p})
 }
 
 func TestArrange(t *testing.T) {
@@ -338,10 +339,10 @@ func TestArrange(t *testing.T) {
 func BenchmarkApplyEndpointFlip(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprintf("%d Services", n), func(b *testing.B) {
-			m := newPortMaps(b, DefaultMaxFrontends, DefaultMaxEndpoints)
-			back := &Backend{objects: &objects{maps: m}, ports: openPorts(b, m)}
+			m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
+			back := &serviceWriter{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
 			with, without := manyPorts(n, 10), manyPorts(n, 9)
-			noError(b, back.Apply(b.Context(), intent.Changes{Upserts: with}))
+			noError(b, apply(b.Context(), back, intent.Changes{Upserts: with}))
 			times := make([]time.Duration, 0, b.N)
 			i := 0
 			for b.Loop() {
@@ -351,7 +352,7 @@ func BenchmarkApplyEndpointFlip(b *testing.B) {
 				}
 				i++
 				start := time.Now()
-				noError(b, back.Apply(b.Context(), intent.Changes{Upserts: []*intent.ServicePort{p}}))
+				noError(b, apply(b.Context(), back, intent.Changes{Upserts: []*intent.ServicePort{p}}))
 				times = append(times, time.Since(start))
 			}
 			slices.Sort(times)
@@ -366,7 +367,7 @@ func BenchmarkReplaceCold(b *testing.B) {
 	ports := manyPorts(5000, 10)
 	for b.Loop() {
 		b.StopTimer()
-		m := newPortMaps(b, DefaultMaxFrontends, DefaultMaxEndpoints)
+		m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
 		table := openPorts(b, m)
 		b.StartTimer()
 		writeAll(b, table, ports)
@@ -379,14 +380,14 @@ func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Ma
 	if os.Geteuid() != 0 {
 		tb.Skip("needs root: makes eBPF maps")
 	}
-	all, err := specs(&Config{FlowTableSize: 1, MaxFrontends: frontends, MaxEndpoints: endpoints}, kernel.Features{})
+	all, err := objects.Specs(&Config{FlowTableSize: 1, MaxFrontends: frontends, MaxEndpoints: endpoints}, kernel.Features{})
 	noError(tb, err)
 	tc := all[0]
 	m := map[string]*ebpf.Map{}
-	for _, name := range append([]string{idsMap, tcMapServiceChanges}, portMaps...) {
+	for _, name := range append([]string{objects.IDsMap, objects.TCMapServiceChanges}, objects.PortMaps...) {
 		spec := tc.Maps[name]
-		if name == idsMap {
-			spec = idsSpec()
+		if name == objects.IDsMap {
+			spec = objects.IDsSpec()
 		}
 		spec.Pinning = ebpf.PinNone
 		m[name], err = ebpf.NewMap(spec)
@@ -439,7 +440,7 @@ func wantPortErrors(t *testing.T, err error, ports []*intent.ServicePort) {
 		t.Fatalf("error %v, want PortErrors", err)
 	}
 	for _, p := range ports {
-		if !errors.Is(pe.Errors[p.ID], errFull) {
+		if !errors.Is(pe.Errors[p.ID], objects.ErrFull) {
 			t.Errorf("%s: error %v, want a map without room", p.ID, pe.Errors[p.ID])
 		}
 	}
@@ -448,10 +449,21 @@ func wantPortErrors(t *testing.T, err error, ports []*intent.ServicePort) {
 	}
 }
 
-func wantApplied(t *testing.T, b *Backend, want []*intent.ServicePort) {
+// apply writes these changes. An error is one of single ports.
+func apply(ctx context.Context, w *serviceWriter, c intent.Changes) error {
+	failed, err := w.update(ctx, c.Upserts, c.Deletes)
+	return errors.Join(err, dataplane.PortErrorsOf(failed))
+}
+
+func wantWritten(t *testing.T, w *serviceWriter, want []*intent.ServicePort) {
 	t.Helper()
-	have, err := b.Applied(context.Background())
+	have, err := w.applied()
 	noError(t, err)
+	wantPorts(t, have, want)
+}
+
+func wantPorts(t *testing.T, have, want []*intent.ServicePort) {
+	t.Helper()
 	lines := func(ports []*intent.ServicePort) []string {
 		var out []string
 		for _, p := range ports {
@@ -459,7 +471,7 @@ func wantApplied(t *testing.T, b *Backend, want []*intent.ServicePort) {
 		}
 		return out
 	}
-	wantLines(t, "applied", lines(have.Ports), lines(want))
+	wantLines(t, "applied", lines(have), lines(want))
 }
 
 func wantLines(t *testing.T, what string, have, want []string) {

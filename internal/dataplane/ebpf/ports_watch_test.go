@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -39,22 +40,22 @@ type mapWatch struct {
 	counted uint32
 	last    contents // of the last look
 	// members are all addresses that the filter lets pass: a writer adds each key first.
-	members map[tcFrontendKey]bool
+	members map[objects.TCFrontendKey]bool
 	// before and after are the addresses of the two states. An address of both is
 	// found at any moment, and allows no client that neither state allows.
-	before, after map[tcFrontendKey]intent.Frontend
+	before, after map[objects.TCFrontendKey]intent.Frontend
 }
 
 // open begins a new run.
 func (w *mapWatch) open() *portTable {
 	table := openPorts(w.t, w.maps)
 	if w.members == nil {
-		w.members = map[tcFrontendKey]bool{}
+		w.members = map[objects.TCFrontendKey]bool{}
 	}
 	for key := range readContents(w.t, w.maps).frontends {
 		w.members[key] = true
 	}
-	for _, m := range []*kernelMap{&table.frontends, &table.services, &table.slots, &table.backends, &table.ranges, &table.ids} {
+	for _, m := range []*objects.Map{&table.frontends, &table.services, &table.slots, &table.backends, &table.ranges, &table.ids} {
 		*m = watchedMap{*m, w}
 	}
 	return table
@@ -65,30 +66,30 @@ func (w *mapWatch) between(before, after []*intent.ServicePort) {
 	w.before, w.after = byKey(before), byKey(after)
 }
 
-func byKey(ports []*intent.ServicePort) map[tcFrontendKey]intent.Frontend {
-	keys := map[tcFrontendKey]intent.Frontend{}
+func byKey(ports []*intent.ServicePort) map[objects.TCFrontendKey]intent.Frontend {
+	keys := map[objects.TCFrontendKey]intent.Frontend{}
 	for _, p := range ports {
 		for _, f := range p.Frontends {
-			keys[frontendKey(p.ID, f)] = f
+			keys[objects.FrontendKey(p.ID, f)] = f
 		}
 	}
 	return keys
 }
 
 type watchedMap struct {
-	kernelMap
+	objects.Map
 	w *mapWatch
 }
 
 func (m watchedMap) Put(key, value any) error {
-	if member, ok := key.(tcFrontendKey); ok {
+	if member, ok := key.(objects.TCFrontendKey); ok {
 		m.w.members[member] = true
 	}
-	return m.w.write(func() error { return m.kernelMap.Put(key, value) })
+	return m.w.write(func() error { return m.Map.Put(key, value) })
 }
 
 func (m watchedMap) Delete(key any) error {
-	return m.w.write(func() error { return m.kernelMap.Delete(key) })
+	return m.w.write(func() error { return m.Map.Delete(key) })
 }
 
 // A batch is written one entry after the other, as the kernel does it.
@@ -131,7 +132,7 @@ func (w *mapWatch) noteLosses(before, after contents) {
 	w.counted = n
 	udp := map[uint32]bool{}
 	for key, f := range before.frontends {
-		if model.Protocol(key.Proto) != model.UDP || !isService(&f) {
+		if model.Protocol(key.Proto) != model.UDP || !objects.IsService(&f) {
 			continue
 		}
 		udp[f.Service] = true
@@ -146,7 +147,7 @@ func (w *mapWatch) noteLosses(before, after contents) {
 // changes returns service_changes.
 func (w *mapWatch) changes() (n uint32) {
 	w.t.Helper()
-	noError(w.t, w.maps[tcMapServiceChanges].Lookup(uint32(0), &n))
+	noError(w.t, w.maps[objects.TCMapServiceChanges].Lookup(uint32(0), &n))
 	return n
 }
 
@@ -183,7 +184,7 @@ func (w *mapWatch) look() {
 	have := map[uint32]bool{}
 	for id, v := range c.backends {
 		have[id] = true
-		name := endpointName{v.Service, endpointOf(v)}
+		name := endpointName{v.Service, objects.EndpointOf(v)}
 		if old, ok := w.given[id]; ok && (old != name || !w.have[id]) {
 			w.t.Errorf("after write %d: id %d was given to %v and again to %v", w.writes, id, old, name)
 		}
@@ -197,28 +198,28 @@ func (w *mapWatch) look() {
 
 // contents is what the maps of Services hold.
 type contents struct {
-	frontends map[tcFrontendKey]tcFrontend
-	services  map[uint32]tcService
-	slots     map[tcSlotKey]uint32
-	backends  map[uint32]tcBackend
-	ranges    map[tcRangeKey]uint8
+	frontends map[objects.TCFrontendKey]objects.TCFrontend
+	services  map[uint32]objects.TCService
+	slots     map[objects.TCSlotKey]uint32
+	backends  map[uint32]objects.TCBackend
+	ranges    map[objects.TCRangeKey]uint8
 }
 
 func readContents(t *testing.T, m map[string]*ebpf.Map) contents {
 	t.Helper()
 	return contents{
-		frontends: readAll[tcFrontendKey, tcFrontend](t, m[tcMapFrontends]),
-		services:  readAll[uint32, tcService](t, m[tcMapServices]),
-		slots:     readAll[tcSlotKey, uint32](t, m[tcMapSlots]),
-		backends:  readAll[uint32, tcBackend](t, m[tcMapBackends]),
-		ranges:    readAll[tcRangeKey, uint8](t, m[tcMapSourceRanges]),
+		frontends: readAll[objects.TCFrontendKey, objects.TCFrontend](t, m[objects.TCMapFrontends]),
+		services:  readAll[uint32, objects.TCService](t, m[objects.TCMapServices]),
+		slots:     readAll[objects.TCSlotKey, uint32](t, m[objects.TCMapSlots]),
+		backends:  readAll[uint32, objects.TCBackend](t, m[objects.TCMapBackends]),
+		ranges:    readAll[objects.TCRangeKey, uint8](t, m[objects.TCMapSourceRanges]),
 	}
 }
 
 func readAll[K comparable, V any](tb testing.TB, m *ebpf.Map) map[K]V {
 	tb.Helper()
 	out := map[K]V{}
-	noError(tb, each(m, func(k K, v V) { out[k] = v }))
+	noError(tb, objects.Each(m, func(k K, v V) { out[k] = v }))
 	return out
 }
 
@@ -231,17 +232,17 @@ func (c contents) faults() []string {
 	var out []string
 	for key, f := range c.frontends {
 		for _, r := range []intent.Route{intent.Route(f.InternalRoute), intent.Route(f.ExternalRoute)} {
-			set, ok := map[intent.Route]int{intent.ToCluster: clusterSet, intent.ToLocal: localSet}[r]
+			set, ok := map[intent.Route]int{intent.ToCluster: objects.ClusterSet, intent.ToLocal: objects.LocalSet}[r]
 			if s, there := c.services[f.Service]; ok && (!there || s.Count[set] == 0) {
 				out = append(out, fmt.Sprintf("%s leads to Service %d, whose set %d has no endpoint", keyText(key), f.Service, set))
 			}
 		}
 	}
 	for id, s := range c.services {
-		for set, member := range []tcBackendFlags{clusterSet: tcBackendFlagsBACKEND_CLUSTER_POLICY, localSet: tcBackendFlagsBACKEND_LOCAL_POLICY} {
+		for set, member := range []objects.TCBackendFlags{objects.ClusterSet: objects.TCBackendFlagsBACKEND_CLUSTER_POLICY, objects.LocalSet: objects.TCBackendFlagsBACKEND_LOCAL_POLICY} {
 			for i := range int(s.Count[set]) {
 				b, ok := c.backends[c.slots[slotKey(id, set, i)]]
-				if !ok || b.Service != id || tcBackendFlags(b.Flags)&member == 0 {
+				if !ok || b.Service != id || objects.TCBackendFlags(b.Flags)&member == 0 {
 					out = append(out, fmt.Sprintf("slot %d of Service %d, set %d, names no endpoint of it: %v", i, id, set, b))
 				}
 			}
@@ -252,11 +253,11 @@ func (c contents) faults() []string {
 
 // unfiltered returns the endpoints that may get a packet, and whose answers the filter does
 // not let pass.
-func (c contents) unfiltered(members map[tcFrontendKey]bool) (out []string) {
+func (c contents) unfiltered(members map[objects.TCFrontendKey]bool) (out []string) {
 	for key, f := range c.frontends {
 		for set, n := range c.services[f.Service].Count {
 			for i := range int(n) {
-				answers := endpointKey(model.Protocol(key.Proto), endpointOf(c.backends[c.slots[slotKey(f.Service, set, i)]]))
+				answers := endpointKey(model.Protocol(key.Proto), objects.EndpointOf(c.backends[c.slots[slotKey(f.Service, set, i)]]))
 				if !members[answers] {
 					out = append(out, fmt.Sprintf("%s leads to endpoint %s, whose answers do not pass the filter", keyText(key), keyText(answers)))
 				}
@@ -267,8 +268,8 @@ func (c contents) unfiltered(members map[tcFrontendKey]bool) (out []string) {
 }
 
 // rangeFaults returns clients that are allowed, or refused, unlike before and after.
-func (c contents) rangeFaults(f tcFrontend, before, after []netip.Prefix) (out []string) {
-	checked := tcFrontendFlags(f.Flags)&tcFrontendFlagsFRONTEND_RANGES != 0
+func (c contents) rangeFaults(f objects.TCFrontend, before, after []netip.Prefix) (out []string) {
+	checked := objects.TCFrontendFlags(f.Flags)&objects.TCFrontendFlagsFRONTEND_RANGES != 0
 	switch {
 	case before == nil && after == nil && checked:
 		return []string{"lets only some in"}
@@ -280,8 +281,8 @@ func (c contents) rangeFaults(f tcFrontend, before, after []netip.Prefix) (out [
 	have := map[netip.Prefix]bool{}
 	for key := range c.ranges {
 		if key.Scope == f.Service {
-			have[rangePrefix(key)] = true
-			if p := rangePrefix(key); !slices.Contains(before, p) && !slices.Contains(after, p) {
+			have[objects.RangePrefix(key)] = true
+			if p := objects.RangePrefix(key); !slices.Contains(before, p) && !slices.Contains(after, p) {
 				out = append(out, fmt.Sprintf("lets in %s", p))
 			}
 		}
@@ -294,8 +295,8 @@ func (c contents) rangeFaults(f tcFrontend, before, after []netip.Prefix) (out [
 	return out
 }
 
-func keyText(k tcFrontendKey) string {
-	return fmt.Sprintf("%s/%d", netip.AddrPortFrom(fromAddr(k.Addr, k.Family), toPort(k.Port)), k.Proto)
+func keyText(k objects.TCFrontendKey) string {
+	return fmt.Sprintf("%s/%d", netip.AddrPortFrom(objects.FromAddr(k.Addr, k.Family), objects.ToPort(k.Port)), k.Proto)
 }
 
 // lines describes each Service with all that belongs to it, without the ids.
@@ -311,13 +312,13 @@ func (c contents) lines() []string {
 		add(id, "header %d %d %d", s.Count, s.Affinity, s.Flags)
 	}
 	for key, id := range c.slots {
-		add(key.Service, "slot %t %s", key.Slot&slotLocal != 0, endpointOf(c.backends[id]))
+		add(key.Service, "slot %t %s", key.Slot&objects.SlotLocal != 0, objects.EndpointOf(c.backends[id]))
 	}
 	for _, b := range c.backends {
-		add(b.Service, "endpoint %s flags %d", endpointOf(b), b.Flags)
+		add(b.Service, "endpoint %s flags %d", objects.EndpointOf(b), b.Flags)
 	}
 	for key := range c.ranges {
-		add(key.Scope, "range %s", rangePrefix(key))
+		add(key.Scope, "range %s", objects.RangePrefix(key))
 	}
 	var out []string
 	for _, p := range parts {
@@ -339,10 +340,10 @@ func endpointIDs(t *testing.T, m map[string]*ebpf.Map, ports []*intent.ServicePo
 	c := readContents(t, m)
 	ids := map[string]uint32{}
 	for _, p := range ports {
-		service := c.frontends[frontendKey(p.ID, p.Frontends[0])].Service
+		service := c.frontends[objects.FrontendKey(p.ID, p.Frontends[0])].Service
 		for id, b := range c.backends {
 			if b.Service == service {
-				ids[p.ID.String()+" "+endpointOf(b).String()] = id
+				ids[p.ID.String()+" "+objects.EndpointOf(b).String()] = id
 			}
 		}
 	}

@@ -4,13 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 
-	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -19,19 +16,19 @@ import (
 
 // writes are the batches of a portTable.
 type writes struct {
-	backends  batch[uint32, tcBackend]
-	slots     batch[tcSlotKey, uint32]
-	services  batch[uint32, tcService]
-	ranges    batch[tcRangeKey, uint8]
-	frontends batch[tcFrontendKey, tcFrontend]
-	addrs     batch[tcFrontendKey, tcFrontend] // endpoints' own addresses
+	backends  batch[uint32, objects.TCBackend]
+	slots     batch[objects.TCSlotKey, uint32]
+	services  batch[uint32, objects.TCService]
+	ranges    batch[objects.TCRangeKey, uint8]
+	frontends batch[objects.TCFrontendKey, objects.TCFrontend]
+	addrs     batch[objects.TCFrontendKey, objects.TCFrontend] // endpoints' own addresses
 
-	noFrontends batch[tcFrontendKey, struct{}]
-	noRanges    batch[tcRangeKey, struct{}]
+	noFrontends batch[objects.TCFrontendKey, struct{}]
+	noRanges    batch[objects.TCRangeKey, struct{}]
 	noServices  batch[uint32, struct{}]
-	noSlots     batch[tcSlotKey, struct{}]
+	noSlots     batch[objects.TCSlotKey, struct{}]
 	noBackends  batch[uint32, int] // with the index in portEntries.backends
-	noAddrs     batch[tcFrontendKey, struct{}]
+	noAddrs     batch[objects.TCFrontendKey, struct{}]
 }
 
 // begin returns the table's batches.
@@ -40,21 +37,21 @@ func (t *portTable) begin() *writes {
 		return t.writes
 	}
 	w := &writes{}
-	w.backends = puts(&t.backends, t.onBackend, func(_ uint32, v tcBackend) (string, any) { return "endpoint", endpointOf(v) })
-	w.slots = puts(&t.slots, onSlot, func(k tcSlotKey, _ uint32) (string, any) { return "slot", k.Service })
-	w.services = puts(&t.services, onHeader, func(k uint32, _ tcService) (string, any) { return "Service", k })
-	w.ranges = puts(&t.ranges, onRange, func(k tcRangeKey, _ uint8) (string, any) { return "source range", rangePrefix(k) })
-	w.frontends = puts(&t.frontends, t.onFrontend, func(k tcFrontendKey, _ tcFrontend) (string, any) {
-		return "address", fromAddr(k.Addr, k.Family)
+	w.backends = puts(&t.backends, t.onBackend, func(_ uint32, v objects.TCBackend) (string, any) { return "endpoint", objects.EndpointOf(v) })
+	w.slots = puts(&t.slots, onSlot, func(k objects.TCSlotKey, _ uint32) (string, any) { return "slot", k.Service })
+	w.services = puts(&t.services, onHeader, func(k uint32, _ objects.TCService) (string, any) { return "Service", k })
+	w.ranges = puts(&t.ranges, onRange, func(k objects.TCRangeKey, _ uint8) (string, any) { return "source range", objects.RangePrefix(k) })
+	w.frontends = puts(&t.frontends, t.onFrontend, func(k objects.TCFrontendKey, _ objects.TCFrontend) (string, any) {
+		return "address", objects.FromAddr(k.Addr, k.Family)
 	})
 	w.noFrontends = deletes(&t.frontends, t.onNoFrontend)
-	w.noRanges = deletes(&t.ranges, func(c *change, k tcRangeKey, _ struct{}) { delete(c.have.entries.ranges, k) })
+	w.noRanges = deletes(&t.ranges, func(c *change, k objects.TCRangeKey, _ struct{}) { delete(c.have.entries.ranges, k) })
 	w.noServices = deletes(&t.services, func(c *change, _ uint32, _ struct{}) {
-		c.have.entries.header, c.have.entries.written = tcService{}, false
+		c.have.entries.header, c.have.entries.written = objects.TCService{}, false
 	})
 	w.noSlots = deletes(&t.slots, onNoSlot)
 	w.noBackends = deletes(&t.backends, t.onNoBackend)
-	w.addrs = addrWrites[tcFrontend](t, false)
+	w.addrs = addrWrites[objects.TCFrontend](t, false)
 	w.noAddrs = addrWrites[struct{}](t, true)
 	t.writes = w
 	return w
@@ -62,24 +59,31 @@ func (t *portTable) begin() *writes {
 
 // puts returns a batch that fails the change of an entry that the kernel refuses. name
 // describes an entry.
-func puts[K, V any](m *kernelMap, written func(*change, K, V), name func(K, V) (what string, which any)) batch[K, V] {
+func puts[K, V any](m *objects.Map, written func(*change, K, V), name func(K, V) (what string, which any)) batch[K, V] {
 	return batch[K, V]{m: m, written: written, failed: func(c *change, k K, v V, err error) {
 		what, which := name(k, v)
-		c.err = full(what, which, err)
+		c.err = objects.WriteError(what, which, err)
 	}}
 }
 
-func deletes[K, V any](m *kernelMap, written func(*change, K, V)) batch[K, V] {
+func deletes[K, V any](m *objects.Map, written func(*change, K, V)) batch[K, V] {
 	return batch[K, V]{m: m, delete: true, written: written, failed: func(c *change, k K, _ V, err error) {
 		c.err = fmt.Errorf("delete entry %v from eBPF map %s: %w", k, *m, err)
 	}}
 }
 
 // addrWrites returns a batch of endpoints' own addresses, which fails no port.
-func addrWrites[V any](t *portTable, remove bool) batch[tcFrontendKey, V] {
-	return batch[tcFrontendKey, V]{m: &t.frontends, delete: remove,
-		written: func(_ *change, k tcFrontendKey, _ V) { delete(t.endpoints.odd, k) },
-		failed:  func(_ *change, k tcFrontendKey, _ V, err error) { t.endpoints.fail(k, err) },
+func addrWrites[V any](t *portTable, remove bool) batch[objects.TCFrontendKey, V] {
+	return batch[objects.TCFrontendKey, V]{m: &t.frontends, delete: remove,
+		written: func(_ *change, k objects.TCFrontendKey, _ V) { delete(t.endpoints.odd, k) },
+		failed:  func(_ *change, k objects.TCFrontendKey, _ V, err error) { t.endpoints.fail(k, err) },
+	}
+}
+
+// endpointsEnded reports that endpoints were removed.
+func (t *portTable) endpointsEnded() {
+	if t.ended != nil {
+		t.ended()
 	}
 }
 
@@ -127,7 +131,7 @@ func (t *portTable) writeOrShrink(p *intent.ServicePort) error {
 }
 
 // common returns the part of a decision whose entries are in the maps already.
-func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[tcFrontendKey]uint32) *intent.ServicePort {
+func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[objects.TCFrontendKey]uint32) *intent.ServicePort {
 	some := *p
 	some.Endpoints, some.Weights, some.Table = nil, nil, nil
 	index, left := make([]int, len(p.Endpoints)), reach{}
@@ -150,12 +154,12 @@ func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[t
 	some.ServingUnselected = slices.DeleteFunc(slices.Clone(p.ServingUnselected), func(endpoint intent.Endpoint) bool { return !e.has(endpoint.Addr) })
 	some.Frontends = nil
 	for _, f := range p.Frontends {
-		key := frontendKey(p.ID, f)
+		key := objects.FrontendKey(p.ID, f)
 		if _, known := e.frontends[key]; !known || owners[key] != service {
 			continue
 		}
 		if f.SourceRanges != nil {
-			f.SourceRanges = slices.DeleteFunc(slices.Clone(f.SourceRanges), func(r netip.Prefix) bool { return !e.ranges[rangeKey(service, r)] })
+			f.SourceRanges = slices.DeleteFunc(slices.Clone(f.SourceRanges), func(r netip.Prefix) bool { return !e.ranges[objects.RangeKey(service, r)] })
 		}
 		f.ExternalRoute, f.InternalRoute = left.route(f.ExternalRoute), left.route(f.InternalRoute)
 		some.Frontends = append(some.Frontends, f)
@@ -243,7 +247,7 @@ func (t *portTable) prepare(p *intent.ServicePort) (c change, err error) {
 		return c, nil // the same immutable decision
 	}
 	if have.source != nil && !slices.Equal(have.source.Lingering, p.Lingering) {
-		t.ends.want()
+		t.endpointsEnded()
 	}
 	e := have.unsettle()
 	e.grown = nil
@@ -295,8 +299,8 @@ func (t *portTable) addBackends(c *change) {
 }
 
 // onBackend records an endpoint that was added or changed.
-func (t *portTable) onBackend(c *change, id uint32, v tcBackend) {
-	e, b := c.have.entries, backendEntry{endpointOf(v), id, v}
+func (t *portTable) onBackend(c *change, id uint32, v objects.TCBackend) {
+	e, b := c.have.entries, backendEntry{objects.EndpointOf(v), id, v}
 	if at, found := slices.BinarySearchFunc(e.backends[:c.known], b, compareBackends); found {
 		e.backends[at].value = v
 		return
@@ -311,22 +315,17 @@ func compareBackends(a, b backendEntry) int {
 }
 
 // backendOf returns the entry of an endpoint.
-func backendOf(service uint32, e intent.Endpoint) tcBackend {
-	return tcBackend{
-		Addr: toAddr(e.Addr.Addr()), Port: toPort(e.Addr.Port()),
-		Family: familyOf(e.Addr.Addr()), Flags: uint8(backendFlags(e)), Service: service,
+func backendOf(service uint32, e intent.Endpoint) objects.TCBackend {
+	return objects.TCBackend{
+		Addr: objects.ToAddr(e.Addr.Addr()), Port: objects.ToPort(e.Addr.Port()),
+		Family: objects.FamilyOf(e.Addr.Addr()), Flags: uint8(objects.BackendFlags(e)), Service: service,
 	}
-}
-
-// endpointOf returns the endpoint of an entry.
-func endpointOf(b tcBackend) netip.AddrPort {
-	return netip.AddrPortFrom(fromAddr(b.Addr, b.Family), toPort(b.Port))
 }
 
 // sets returns the sets that a decision wants, if have are those of the port: the ids of the
 // endpoints, once for each share, or as the decision's table says.
 func (e *portEntries) sets(p *intent.ServicePort, have [2][]uint32) (want [2][]uint32) {
-	shares := [2][]int{clusterSet: p.Shares(intent.ToCluster), localSet: p.Shares(intent.ToLocal)}
+	shares := [2][]int{objects.ClusterSet: p.Shares(intent.ToCluster), objects.LocalSet: p.Shares(intent.ToLocal)}
 	ids, next := make([]uint32, len(p.Endpoints)), 0
 	for i, endpoint := range p.Endpoints {
 		for e.backends[next].addr != endpoint.Addr {
@@ -335,7 +334,7 @@ func (e *portEntries) sets(p *intent.ServicePort, have [2][]uint32) (want [2][]u
 		ids[i] = e.backends[next].id
 	}
 	for set := range want {
-		if set == clusterSet && p.Table != nil {
+		if set == objects.ClusterSet && p.Table != nil {
 			for _, i := range p.Table {
 				want[set] = append(want[set], ids[i])
 			}
@@ -351,7 +350,7 @@ func (e *portEntries) sets(p *intent.ServicePort, have [2][]uint32) (want [2][]u
 	return want
 }
 
-const memberFlags = uint8(tcBackendFlagsBACKEND_CLUSTER_POLICY | tcBackendFlagsBACKEND_LOCAL_POLICY)
+const memberFlags = uint8(objects.TCBackendFlagsBACKEND_CLUSTER_POLICY | objects.TCBackendFlagsBACKEND_LOCAL_POLICY)
 
 // writeSets writes the sets of ports. First it writes the slots that readers of the old
 // and the new size both use, then the sizes, and then it deletes the rest. With keep, a
@@ -386,7 +385,7 @@ func (t *portTable) addSlots(c *change, keep bool) {
 	}
 }
 
-func onSlot(c *change, k tcSlotKey, id uint32) {
+func onSlot(c *change, k objects.TCSlotKey, id uint32) {
 	slots, i := c.have.slotsOf(k)
 	if i < len(*slots) {
 		(*slots)[i] = id
@@ -396,10 +395,10 @@ func onSlot(c *change, k tcSlotKey, id uint32) {
 }
 
 // newHeader returns the header of a decision, without the sizes of its sets.
-func (e *portEntries) newHeader(p *intent.ServicePort) tcService {
-	header := tcService{Affinity: seconds(p.Affinity), Flags: uint16(balanceFlags(p)), SynLimit: p.SYNLimit}
+func (e *portEntries) newHeader(p *intent.ServicePort) objects.TCService {
+	header := objects.TCService{Affinity: objects.Seconds(p.Affinity), Flags: uint16(objects.BalanceFlags(p)), SynLimit: p.SYNLimit}
 	if e.tftp {
-		header.Flags |= uint16(tcServiceFlagsSERVICE_TFTP)
+		header.Flags |= uint16(objects.TCServiceFlagsSERVICE_TFTP)
 	}
 	return header
 }
@@ -410,7 +409,7 @@ func (t *portTable) addHeader(c *change) {
 	}
 }
 
-func onHeader(c *change, _ uint32, header tcService) {
+func onHeader(c *change, _ uint32, header objects.TCService) {
 	c.have.entries.header, c.have.entries.written = header, true
 }
 
@@ -423,25 +422,25 @@ func (t *portTable) trimSlots(c *change) {
 	}
 }
 
-func onNoSlot(c *change, k tcSlotKey, _ struct{}) {
+func onNoSlot(c *change, k objects.TCSlotKey, _ struct{}) {
 	slots, i := c.have.slotsOf(k)
 	*slots = (*slots)[:i]
 }
 
-func slotKey(service uint32, set, i int) tcSlotKey {
-	key := tcSlotKey{Service: service, Slot: uint32(i)}
-	if set == localSet {
-		key.Slot |= slotLocal
+func slotKey(service uint32, set, i int) objects.TCSlotKey {
+	key := objects.TCSlotKey{Service: service, Slot: uint32(i)}
+	if set == objects.LocalSet {
+		key.Slot |= objects.SlotLocal
 	}
 	return key
 }
 
 // slotsOf returns the set of a slot, and its place there.
-func (p *port) slotsOf(key tcSlotKey) (set *[]uint32, i int) {
-	if key.Slot&slotLocal != 0 {
-		return &p.slots[localSet], int(key.Slot &^ slotLocal)
+func (p *port) slotsOf(key objects.TCSlotKey) (set *[]uint32, i int) {
+	if key.Slot&objects.SlotLocal != 0 {
+		return &p.slots[objects.LocalSet], int(key.Slot &^ objects.SlotLocal)
 	}
-	return &p.slots[clusterSet], int(key.Slot)
+	return &p.slots[objects.ClusterSet], int(key.Slot)
 }
 
 // arrange orders the wanted ids, of which some may repeat, with as few changed slots as
@@ -486,7 +485,7 @@ func (t *portTable) addRanges(c *change) {
 	}
 }
 
-func onRange(c *change, k tcRangeKey, _ uint8) { c.have.entries.ranges[k] = true }
+func onRange(c *change, k objects.TCRangeKey, _ uint8) { c.have.entries.ranges[k] = true }
 
 // addFrontends adds and changes addresses.
 func (t *portTable) addFrontends(c *change) {
@@ -498,7 +497,7 @@ func (t *portTable) addFrontends(c *change) {
 	}
 }
 
-func (t *portTable) onFrontend(c *change, key tcFrontendKey, value tcFrontend) {
+func (t *portTable) onFrontend(c *change, key objects.TCFrontendKey, value objects.TCFrontend) {
 	t.changed = t.changed || c.have.protocol == model.UDP
 	c.have.entries.frontends[key] = value
 	if _, owned := t.owners[key]; !owned {
@@ -508,23 +507,23 @@ func (t *portTable) onFrontend(c *change, key tcFrontendKey, value tcFrontend) {
 }
 
 // frontendEntry returns the entry of an address.
-func frontendEntry(service uint32, p *intent.ServicePort, f intent.Frontend) (tcFrontendKey, tcFrontend) {
-	var flags tcFrontendFlags
+func frontendEntry(service uint32, p *intent.ServicePort, f intent.Frontend) (objects.TCFrontendKey, objects.TCFrontend) {
+	var flags objects.TCFrontendFlags
 	if f.SourceRanges != nil {
-		flags |= tcFrontendFlagsFRONTEND_RANGES
+		flags |= objects.TCFrontendFlagsFRONTEND_RANGES
 	}
 	if p.Helper == intent.TFTP {
-		flags |= tcFrontendFlagsFRONTEND_TFTP
+		flags |= objects.TCFrontendFlagsFRONTEND_TFTP
 	}
-	return frontendKey(p.ID, f), tcFrontend{
+	return objects.FrontendKey(p.ID, f), objects.TCFrontend{
 		Service: service, ExternalRoute: uint8(f.ExternalRoute), InternalRoute: uint8(f.InternalRoute),
 		Flags: uint8(flags),
 	}
 }
 
 // wantedFrontends returns the entries of a port's addresses.
-func wantedFrontends(service uint32, p *intent.ServicePort) map[tcFrontendKey]tcFrontend {
-	frontends := make(map[tcFrontendKey]tcFrontend, len(p.Frontends))
+func wantedFrontends(service uint32, p *intent.ServicePort) map[objects.TCFrontendKey]objects.TCFrontend {
+	frontends := make(map[objects.TCFrontendKey]objects.TCFrontend, len(p.Frontends))
 	for _, f := range p.Frontends {
 		key, value := frontendEntry(service, p, f)
 		frontends[key] = value
@@ -533,11 +532,11 @@ func wantedFrontends(service uint32, p *intent.ServicePort) map[tcFrontendKey]tc
 }
 
 // wantedRanges returns the entries of a port's source ranges.
-func wantedRanges(service uint32, p *intent.ServicePort) map[tcRangeKey]bool {
-	ranges := map[tcRangeKey]bool{}
+func wantedRanges(service uint32, p *intent.ServicePort) map[objects.TCRangeKey]bool {
+	ranges := map[objects.TCRangeKey]bool{}
 	for _, f := range p.Frontends {
 		for _, r := range f.SourceRanges {
-			ranges[rangeKey(service, r)] = true
+			ranges[objects.RangeKey(service, r)] = true
 		}
 	}
 	return ranges
@@ -610,7 +609,7 @@ func (t *portTable) removeOld(ports []*intent.ServicePort) map[intent.PortID]err
 
 // dropFrontends removes addresses.
 func (t *portTable) dropFrontends(c *change) {
-	var want map[tcFrontendKey]tcFrontend
+	var want map[objects.TCFrontendKey]objects.TCFrontend
 	if c.want != nil {
 		want = wantedFrontends(c.have.service, c.want)
 	}
@@ -626,7 +625,7 @@ func (t *portTable) dropFrontends(c *change) {
 	}
 }
 
-func (t *portTable) onNoFrontend(c *change, key tcFrontendKey, _ struct{}) {
+func (t *portTable) onNoFrontend(c *change, key objects.TCFrontendKey, _ struct{}) {
 	t.changed = t.changed || c.have.protocol == model.UDP
 	delete(c.have.entries.frontends, key)
 	delete(t.owners, key)
@@ -638,7 +637,7 @@ func (t *portTable) onNoFrontend(c *change, key tcFrontendKey, _ struct{}) {
 
 // dropRanges removes source ranges.
 func (t *portTable) dropRanges(c *change) {
-	var want map[tcRangeKey]bool
+	var want map[objects.TCRangeKey]bool
 	if c.want != nil {
 		want = wantedRanges(c.have.service, c.want)
 	}
@@ -656,7 +655,7 @@ func (t *portTable) endMemberships(c *change) {
 		for e.backends[next].addr != endpoint.Addr {
 			next++
 		}
-		if flags := uint8(backendFlags(endpoint)); e.backends[next].value.Flags != flags {
+		if flags := uint8(objects.BackendFlags(endpoint)); e.backends[next].value.Flags != flags {
 			value := e.backends[next].value
 			value.Flags = flags
 			t.writes.backends.add(c, e.backends[next].id, value)
@@ -699,7 +698,7 @@ func (t *portTable) dropBackends(cs changes, gone func(*change) func(*backendEnt
 func (t *portTable) onNoBackend(c *change, _ uint32, i int) {
 	e := c.have.entries
 	e.backends[i].id = 0
-	t.ends.want()
+	t.endpointsEnded()
 	t.changed = t.changed || c.have.protocol == model.UDP
 	t.countEndpoint(endpointKey(c.have.protocol, e.backends[i].addr), e.tftp, -1)
 }
@@ -730,7 +729,7 @@ func (t *portTable) erase(cs changes) {
 	w := t.begin()
 	for i := range cs {
 		if s := cs[i].have.source; s != nil && len(s.Lingering) > 0 {
-			t.ends.want()
+			t.endpointsEnded()
 		}
 		cs[i].have.unsettle().grown = nil
 	}
@@ -747,52 +746,12 @@ func (t *portTable) erase(cs changes) {
 	t.countChange()
 }
 
-// countChange has the programs compare UDP flows and connected UDP sockets with their Services again,
+// CountChange has the programs compare UDP flows and connected UDP sockets with their Services again,
 // if one may have lost its address or its endpoint. Call it after the maps are written: a program
 // that has read them before then compares once more. The count is never 0.
 func (t *portTable) countChange() {
 	if !t.changed || t.changes == nil {
 		return
 	}
-	t.changed = countChange(t.changes) != nil // the next write tries again
+	t.changed = objects.CountChange(t.changes) != nil // the next write tries again
 }
-
-// countChange adds 1 to service_changes. A new map begins with any number: sockets may have seen one
-// of an earlier map.
-func countChange(m *ebpf.Map) error {
-	var n uint32
-	if err := m.Lookup(uint32(0), &n); err != nil {
-		return fmt.Errorf("read eBPF map %s: %w", m, err)
-	}
-	if n == 0 {
-		n = rand.Uint32()
-	}
-	if n++; n == 0 {
-		n = 1
-	}
-	if err := m.Put(uint32(0), n); err != nil {
-		return fmt.Errorf("write eBPF map %s: %w", m, err)
-	}
-	return nil
-}
-
-// remove deletes a key. A missing key is no error.
-func remove[K any](m kernelMap, key K) error {
-	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("delete from eBPF map: %w", err)
-	}
-	return nil
-}
-
-// errFull replaces the kernel's "argument list too long".
-var errFull = errors.New("its eBPF map is full; the other Services are served")
-
-// full adds the entry to an error, and replaces the cause if the map is full.
-func full(what string, which any, err error) error {
-	if isFull(err) {
-		err = errFull
-	}
-	return fmt.Errorf("write %s %v: %w", what, which, err)
-}
-
-func isFull(err error) bool { return errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) }

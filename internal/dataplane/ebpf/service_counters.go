@@ -11,10 +11,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-var _ dataplane.ServiceCounter = (*Backend)(nil)
+var _ dataplane.ServiceCounter = (*flowTable)(nil)
 
 // serviceFlows has the number of flows by Service id at the last sweep.
 type serviceFlows struct {
@@ -22,18 +23,18 @@ type serviceFlows struct {
 }
 
 // ServiceCounters implements dataplane.ServiceCounter. It reads the kernel's counters.
-func (b *Backend) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCounters, error) {
-	if !b.cfg.ServiceMetrics {
+func (t *flowTable) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCounters, error) {
+	if !t.cfg.ServiceMetrics {
 		return nil, nil
 	}
-	r := countersReading{b: b, port: b.services.port, of: map[intent.PortID]*dataplane.ServiceCounters{}}
-	if err := eachPerCPU(b.m(tcMapServiceCounters), r.addCounters); err != nil {
+	r := countersReading{verdicts: t.objects.Verdicts, port: t.services.Port, of: map[intent.PortID]*dataplane.ServiceCounters{}}
+	if err := objects.EachPerCPU(t.m(objects.TCMapServiceCounters), r.addCounters); err != nil {
 		return nil, err
 	}
-	if err := eachPerCPU(b.m(tcMapServiceRefusals), r.addRefusals); err != nil {
+	if err := objects.EachPerCPU(t.m(objects.TCMapServiceRefusals), r.addRefusals); err != nil {
 		return nil, err
 	}
-	if active := b.active.counts.Load(); active != nil {
+	if active := t.active.counts.Load(); active != nil {
 		for service, n := range *active {
 			r.addActive(service, n)
 		}
@@ -43,18 +44,18 @@ func (b *Backend) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCounter
 
 // ServiceCountersOf implements dataplane.ServiceCounter. It looks up the counters of these
 // ports. It looks at all refusals: only Services that refused or dropped have some.
-func (b *Backend) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dataplane.ServiceCounters, error) {
-	if !b.cfg.ServiceMetrics {
+func (t *flowTable) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dataplane.ServiceCounters, error) {
+	if !t.cfg.ServiceMetrics {
 		return nil, nil
 	}
-	services := b.services.of(ports)
-	r := countersReading{b: b, of: map[intent.PortID]*dataplane.ServiceCounters{}, port: func(service uint32) (intent.PortID, bool) {
+	services := t.services.IDsOf(ports)
+	r := countersReading{verdicts: t.objects.Verdicts, of: map[intent.PortID]*dataplane.ServiceCounters{}, port: func(service uint32) (intent.PortID, bool) {
 		id, wanted := services[service]
 		return id, wanted
 	}}
-	counters := b.m(tcMapServiceCounters)
+	counters := t.m(objects.TCMapServiceCounters)
 	for service := range services {
-		var perCPU []tcServiceCounts
+		var perCPU []objects.TCServiceCounts
 		switch err := counters.Lookup(service, &perCPU); {
 		case err == nil:
 			r.addCounters(service, perCPU)
@@ -62,10 +63,10 @@ func (b *Backend) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*d
 			return nil, fmt.Errorf("read eBPF map %s: %w", counters, err)
 		}
 	}
-	if err := eachPerCPU(b.m(tcMapServiceRefusals), r.addRefusals); err != nil {
+	if err := objects.EachPerCPU(t.m(objects.TCMapServiceRefusals), r.addRefusals); err != nil {
 		return nil, err
 	}
-	if active := b.active.counts.Load(); active != nil {
+	if active := t.active.counts.Load(); active != nil {
 		for service := range services {
 			if n := (*active)[service]; n > 0 {
 				r.addActive(service, n)
@@ -77,7 +78,7 @@ func (b *Backend) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*d
 
 // countersReading adds up the counters of Service ports.
 type countersReading struct {
-	b *Backend
+	verdicts []string // names of the counters
 	// port returns the port of a Service id; false: it is unknown and soon deleted, or not
 	// wanted.
 	port func(service uint32) (intent.PortID, bool)
@@ -98,7 +99,7 @@ func (r *countersReading) service(service uint32) *dataplane.ServiceCounters {
 	return c
 }
 
-func (r *countersReading) addCounters(service uint32, perCPU []tcServiceCounts) {
+func (r *countersReading) addCounters(service uint32, perCPU []objects.TCServiceCounts) {
 	if c := r.service(service); c != nil {
 		for i := range perCPU {
 			addCounts(c, &perCPU[i])
@@ -106,17 +107,17 @@ func (r *countersReading) addCounters(service uint32, perCPU []tcServiceCounts) 
 	}
 }
 
-func (r *countersReading) addRefusals(key tcRefusalKey, perCPU []uint64) {
+func (r *countersReading) addRefusals(key objects.TCRefusalKey, perCPU []uint64) {
 	c := r.service(key.Service)
-	if c == nil || int(key.Verdict) >= len(r.b.objects.verdicts) {
+	if c == nil || int(key.Verdict) >= len(r.verdicts) {
 		return
 	}
 	n := uint64(0)
 	for _, v := range perCPU {
 		n += v
 	}
-	name := r.b.objects.verdicts[key.Verdict]
-	if verdictRefuses(tcVerdict(key.Verdict)) {
+	name := r.verdicts[key.Verdict]
+	if verdictRefuses(objects.TCVerdict(key.Verdict)) {
 		c.Refused[name] += n
 	} else {
 		c.Dropped[name] += n
@@ -129,7 +130,7 @@ func (r *countersReading) addActive(service uint32, n uint64) {
 	}
 }
 
-func addCounts(c *dataplane.ServiceCounters, n *tcServiceCounts) {
+func addCounts(c *dataplane.ServiceCounters, n *objects.TCServiceCounts) {
 	c.Connections += n.Connections
 	c.PacketsToEndpoint += n.Packets[0]
 	c.PacketsToClient += n.Packets[1]
@@ -142,54 +143,40 @@ func addCounts(c *dataplane.ServiceCounters, n *tcServiceCounts) {
 }
 
 // verdictRefuses is verdict_refuses of bpf/lib/events.h.
-func verdictRefuses(v tcVerdict) bool {
+func verdictRefuses(v objects.TCVerdict) bool {
 	switch v {
-	case tcVerdictREJECTED_RST, tcVerdictREJECTED_ICMP, tcVerdictDROP_POLICY_LOCAL, tcVerdictDROP_SOURCE_RANGE,
-		tcVerdictSOCKET_REFUSED, tcVerdictSOCKET_TIMED_OUT:
+	case objects.TCVerdictREJECTED_RST, objects.TCVerdictREJECTED_ICMP, objects.TCVerdictDROP_POLICY_LOCAL, objects.TCVerdictDROP_SOURCE_RANGE,
+		objects.TCVerdictSOCKET_REFUSED, objects.TCVerdictSOCKET_TIMED_OUT:
 		return true
 	}
 	return false
 }
 
-// eachPerCPU calls f for every entry of a per-CPU hash. Programs may add entries meanwhile.
-func eachPerCPU[K, V any](m *ebpf.Map, f func(K, []V)) error {
-	var key K
-	var values []V
-	entries := m.Iterate()
-	for entries.Next(&key, &values) {
-		f(key, values)
-	}
-	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return fmt.Errorf("read eBPF map %s: %w", m, err)
-	}
-	return nil
-}
-
 // forgetServices deletes the counters of Services that were deleted a while ago.
-func (b *Backend) forgetServices() error {
-	if !b.cfg.ServiceMetrics {
+func (t *flowTable) forgetServices() error {
+	if !t.cfg.ServiceMetrics {
 		return nil
 	}
-	unknown := func(service uint32) bool { _, known := b.services.port(service); return !known }
+	unknown := func(service uint32) bool { _, known := t.services.Port(service); return !known }
 	var services []uint32
-	var refusals []tcRefusalKey
+	var refusals []objects.TCRefusalKey
 	err := errors.Join(
-		eachPerCPU(b.m(tcMapServiceCounters), func(service uint32, _ []tcServiceCounts) {
+		objects.EachPerCPU(t.m(objects.TCMapServiceCounters), func(service uint32, _ []objects.TCServiceCounts) {
 			if unknown(service) {
 				services = append(services, service)
 			}
 		}),
-		eachPerCPU(b.m(tcMapServiceRefusals), func(key tcRefusalKey, _ []uint64) {
+		objects.EachPerCPU(t.m(objects.TCMapServiceRefusals), func(key objects.TCRefusalKey, _ []uint64) {
 			if unknown(key.Service) {
 				refusals = append(refusals, key)
 			}
 		}),
 	)
 	for _, service := range services {
-		err = errors.Join(err, remove(b.m(tcMapServiceCounters), service))
+		err = errors.Join(err, objects.Remove(t.m(objects.TCMapServiceCounters), service))
 	}
 	for _, key := range refusals {
-		err = errors.Join(err, remove(b.m(tcMapServiceRefusals), key))
+		err = errors.Join(err, objects.Remove(t.m(objects.TCMapServiceRefusals), key))
 	}
 	return err
 }

@@ -1,8 +1,10 @@
 package ebpf
 
 import (
+	"net/netip"
 	"sync"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -66,4 +68,55 @@ func (s *serviceNames) of(ports []intent.PortID) map[uint32]intent.PortID {
 		}
 	}
 	return ids
+}
+
+// serviceAddrs counts the frontends of each address. It has its own lock, because
+// interfaces change on their own. A nil *serviceAddrs counts nothing.
+type serviceAddrs struct {
+	mu      sync.RWMutex
+	refs    map[netip.Addr]int
+	changed func() // called when an address is added or removed; nil: not needed
+}
+
+func (s *serviceAddrs) has(a netip.Addr) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.refs[a] > 0
+}
+
+// reset replaces all counts by those of these frontends.
+func (s *serviceAddrs) reset(owners map[objects.TCFrontendKey]uint32) {
+	refs := make(map[netip.Addr]int, len(owners))
+	for key := range owners {
+		if a := objects.FromAddr(key.Addr, key.Family); !a.IsUnspecified() {
+			refs[a]++
+		}
+	}
+	s.mu.Lock()
+	s.refs = refs
+	s.mu.Unlock()
+	s.notify()
+}
+
+// count adds 1 or -1 to the frontends of an address. NodePorts have no address.
+func (s *serviceAddrs) count(key objects.TCFrontendKey, by int) {
+	a := objects.FromAddr(key.Addr, key.Family)
+	if s == nil || a.IsUnspecified() {
+		return
+	}
+	s.mu.Lock()
+	before := s.refs[a]
+	if s.refs[a] = before + by; s.refs[a] == 0 {
+		delete(s.refs, a)
+	}
+	s.mu.Unlock()
+	if before == 0 || before+by == 0 {
+		s.notify()
+	}
+}
+
+func (s *serviceAddrs) notify() {
+	if s.changed != nil {
+		s.changed()
+	}
 }

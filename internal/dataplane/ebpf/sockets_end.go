@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
@@ -71,21 +72,21 @@ type socketEnds struct {
 }
 
 // openSocketEnds returns nil, and logs the reason, if the kernel lacks support.
-func (b *Backend) openSocketEnds() *socketEnds {
-	if b.cfg.SocketHooks == HooksOff {
+func (t *flowTable) openSocketEnds() *socketEnds {
+	if t.cfg.SocketHooks == objects.HooksOff {
 		return nil
 	}
-	e, err := newSocketEnds(b.objects, b.cfg.Log)
-	if err != nil && b.cfg.EndSockets {
-		b.cfg.Log.Warn("Sockets of removed endpoints are not ended", "reason", err)
+	e, err := newSocketEnds(t.objects, t.cfg.Log)
+	if err != nil && t.cfg.EndSockets {
+		t.cfg.Log.Warn("Sockets of removed endpoints are not ended", "reason", err)
 	} else if err != nil {
-		b.cfg.Log.Info("The node's own handshakes with removed endpoints are not ended", "reason", err)
+		t.cfg.Log.Info("The node's own handshakes with removed endpoints are not ended", "reason", err)
 	}
 	return e
 }
 
-func newSocketEnds(o *objects, log *slog.Logger) (*socketEnds, error) {
-	if o.programs[sockProgLostHandshakes] == nil {
+func newSocketEnds(o *objects.Objects, log *slog.Logger) (*socketEnds, error) {
+	if o.Programs[objects.SockProgLostHandshakes] == nil {
 		return nil, kernel.ProbeSocketIterators()
 	}
 	if err := kernel.ProbeSocketDestroy(); err != nil {
@@ -99,9 +100,9 @@ func newSocketEnds(o *objects, log *slog.Logger) (*socketEnds, error) {
 	if e.here, err = kernel.OpenSocketDestroyer(); err != nil {
 		return nil, err
 	}
-	e.sockets, err = attachIter(o, sockProgLostSockets, sockMapSocketBackends)
+	e.sockets, err = attachIter(o, objects.SockProgLostSockets, objects.SockMapSocketBackends)
 	if err == nil {
-		e.handshakes, err = attachIter(o, sockProgLostHandshakes, sockMapConnections)
+		e.handshakes, err = attachIter(o, objects.SockProgLostHandshakes, objects.SockMapConnections)
 	}
 	if err != nil {
 		e.close()
@@ -111,12 +112,12 @@ func newSocketEnds(o *objects, log *slog.Logger) (*socketEnds, error) {
 }
 
 // attachIter returns nil if the program is not loaded.
-func attachIter(o *objects, program, of string) (*link.Iter, error) {
-	p := o.programs[program]
+func attachIter(o *objects.Objects, program, of string) (*link.Iter, error) {
+	p := o.Programs[program]
 	if p == nil {
 		return nil, nil
 	}
-	i, err := link.AttachIter(link.IterOptions{Program: p, Map: o.maps[of]})
+	i, err := link.AttachIter(link.IterOptions{Program: p, Map: o.Maps[of]})
 	if err != nil {
 		return nil, fmt.Errorf("attach iterator %s: %w", program, err)
 	}
@@ -147,30 +148,30 @@ func (e *socketEnds) want() {
 }
 
 // endLoop ends sockets of removed endpoints. Walks take a tenth of its time at most.
-func (b *Backend) endLoop(ctx context.Context) {
-	if b.ends == nil {
+func (t *flowTable) endLoop(ctx context.Context) {
+	if t.ends == nil {
 		return
 	}
-	b.ends.want() // endpoints may have gone while no agent ran
+	t.ends.want() // endpoints may have gone while no agent ran
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-b.ends.wanted:
+		case <-t.ends.wanted:
 		}
 		sleep(ctx, endGrace)
 		select {
-		case <-b.ends.wanted: // the walk covers it
+		case <-t.ends.wanted: // the walk covers it
 		default:
 		}
 		began := time.Now()
-		known, err := b.endSockets(ctx)
+		known, err := t.endSockets(ctx)
 		if err != nil && ctx.Err() == nil {
-			b.cfg.Log.Warn("End sockets of removed endpoints", "err", err)
+			t.cfg.Log.Warn("End sockets of removed endpoints", "err", err)
 		}
 		if !known {
 			sleep(ctx, endRetry)
-			b.ends.want()
+			t.ends.want()
 		}
 		sleep(ctx, 9*time.Since(began))
 	}
@@ -188,82 +189,47 @@ func sleep(ctx context.Context, d time.Duration) {
 // endSockets ends the node's sockets in a handshake with an endpoint that no Service has any more,
 // and with Config.EndSockets all connected sockets of such an endpoint. known is false if another
 // walk is necessary.
-func (b *Backend) endSockets(ctx context.Context) (known bool, err error) {
-	known, err = b.endThose(ctx, b.ends.handshakes, (*portTable).removed)
-	if err != nil || b.ends.sockets == nil {
+func (t *flowTable) endSockets(ctx context.Context) (known bool, err error) {
+	known, err = t.endThose(ctx, t.ends.handshakes, t.services.IfRemoved)
+	if err != nil || t.ends.sockets == nil {
 		return known, err
 	}
-	more, err := b.endThose(ctx, b.ends.sockets, (*portTable).gone)
+	more, err := t.endThose(ctx, t.ends.sockets, t.services.IfGone)
 	return known && more, err
 }
 
 // endThose ends the sockets that an iterator lists and whose endpoint is gone.
-func (b *Backend) endThose(ctx context.Context, list *link.Iter, judge func(*portTable) (gone func(tcFrontendKey) bool, known bool)) (known bool, err error) {
+func (t *flowTable) endThose(ctx context.Context, list *link.Iter, lookup func(use func(gone func(objects.TCFrontendKey) bool)) (known bool)) (known bool, err error) {
 	lost, all, err := listSockets(list)
 	if err != nil || len(lost) == 0 {
 		return true, err
 	}
-	b.portsMu.Lock()
-	gone, known := judge(b.ports)
-	if known {
-		lost = slices.DeleteFunc(lost, func(s sockLostSocket) bool { return !gone(lostEndpoint(&s)) })
-	}
-	b.portsMu.Unlock()
+	known = lookup(func(gone func(objects.TCFrontendKey) bool) {
+		lost = slices.DeleteFunc(lost, func(s objects.SockLostSocket) bool { return !gone(lostEndpoint(&s)) })
+	})
 	if !known || len(lost) == 0 {
 		return known && all, nil
 	}
-	return all, b.ends.end(ctx, lost)
+	return all, t.ends.end(ctx, lost)
 }
 
 // lostEndpoint returns the endpoint of a socket.
-func lostEndpoint(s *sockLostSocket) tcFrontendKey {
-	key := tcFrontendKey{Port: s.PeerPort, Proto: s.Proto, Family: s.Family}
+func lostEndpoint(s *objects.SockLostSocket) objects.TCFrontendKey {
+	key := objects.TCFrontendKey{Port: s.PeerPort, Proto: s.Proto, Family: s.Family}
 	key.Addr.W = s.Peer.W
 	return key
 }
 
-// removed returns a function that reports whether no port has an endpoint. It is valid until the
-// table changes. known is false after a restart, before the first update.
-func (t *portTable) removed() (removed func(tcFrontendKey) bool, known bool) {
-	if t.byID == nil || len(t.orphans) > 0 {
-		return nil, false
-	}
-	return func(key tcFrontendKey) bool { return t.endpoints.refs[key] == 0 }, true
-}
-
-// gone returns a function that reports whether an endpoint neither serves nor terminates,
-// in any port. It is valid until the table changes. known is false while the decision about
-// a port is unknown, as after a restart or after a failed write.
-func (t *portTable) gone() (gone func(tcFrontendKey) bool, known bool) {
-	removed, known := t.removed()
-	if !known {
-		return nil, false
-	}
-	lingering := map[tcFrontendKey]struct{}{}
-	for _, p := range t.byID {
-		if p.source == nil {
-			return nil, false
-		}
-		for _, a := range p.source.Lingering {
-			lingering[endpointKey(p.protocol, a)] = struct{}{}
-		}
-	}
-	return func(key tcFrontendKey) bool {
-		_, lingers := lingering[key]
-		return !lingers && removed(key)
-	}, true
-}
-
 // listSockets returns the sockets that an iterator lists. all is false if there are more.
-func listSockets(list *link.Iter) (lost []sockLostSocket, all bool, err error) {
+func listSockets(list *link.Iter) (lost []objects.SockLostSocket, all bool, err error) {
 	r, err := list.Open()
 	if err != nil {
 		return nil, false, fmt.Errorf("walk over sockets: %w", err)
 	}
 	defer r.Close()
 	var decode error
-	all, err = eachRecord(r, binary.Size(sockLostSocket{}), func(record []byte) bool {
-		var s sockLostSocket
+	all, err = eachRecord(r, binary.Size(objects.SockLostSocket{}), func(record []byte) bool {
+		var s objects.SockLostSocket
 		if _, decode = binary.Decode(record, binary.NativeEndian, &s); decode != nil {
 			return false
 		}
@@ -277,8 +243,8 @@ func listSockets(list *link.Iter) (lost []sockLostSocket, all bool, err error) {
 }
 
 // end ends sockets, one network namespace after the other.
-func (e *socketEnds) end(ctx context.Context, lost []sockLostSocket) error {
-	by := map[kernel.NetnsID][]sockLostSocket{}
+func (e *socketEnds) end(ctx context.Context, lost []objects.SockLostSocket) error {
+	by := map[kernel.NetnsID][]objects.SockLostSocket{}
 	for _, s := range lost {
 		id := kernel.NetnsID{Cookie: s.NetnsCookie, Inode: uint64(s.NetnsInode)}
 		by[id] = append(by[id], s)
@@ -314,7 +280,7 @@ type endRun struct {
 	done int
 }
 
-func (r *endRun) add(s *sockLostSocket, o endOutcome) {
+func (r *endRun) add(s *objects.SockLostSocket, o endOutcome) {
 	proto := 0
 	if s.Proto == unix.IPPROTO_UDP {
 		proto = 1
@@ -330,9 +296,9 @@ func (r *endRun) note(err error) {
 
 // destroyAll ends sockets of one namespace. UDP sockets with SO_REUSEADDR may have equal
 // addresses. The kernel then finds one of them, and the others when that one has ended.
-func (r *endRun) destroyAll(ctx context.Context, d *kernel.SocketDestroyer, list []sockLostSocket) {
+func (r *endRun) destroyAll(ctx context.Context, d *kernel.SocketDestroyer, list []objects.SockLostSocket) {
 	for range endPasses {
-		var missed []sockLostSocket
+		var missed []objects.SockLostSocket
 		for i := range list {
 			if ctx.Err() != nil {
 				return
@@ -394,7 +360,7 @@ func (e *socketEnds) destroyer(id kernel.NetnsID) (d *kernel.SocketDestroyer, er
 	return d, err
 }
 
-func destroy(d *kernel.SocketDestroyer, s *sockLostSocket) (endOutcome, error) {
+func destroy(d *kernel.SocketDestroyer, s *objects.SockLostSocket) (endOutcome, error) {
 	err := d.Destroy(kernel.Socket{
 		Protocol: s.Proto, Ifindex: s.Ifindex, Cookie: s.Cookie,
 		Local: lostAddr(s.Local.W, s.LocalPort, s.Family), Peer: lostAddr(s.Peer.W, s.PeerPort, s.Family),
@@ -409,9 +375,9 @@ func destroy(d *kernel.SocketDestroyer, s *sockLostSocket) (endOutcome, error) {
 }
 
 func lostAddr(w [4]uint32, port uint16, family uint8) netip.AddrPort {
-	var a tcAddr
+	var a objects.TCAddr
 	a.W = w
-	return netip.AddrPortFrom(fromAddr(a, family), toPort(port))
+	return netip.AddrPortFrom(objects.FromAddr(a, family), objects.ToPort(port))
 }
 
 // collect exports the counters.

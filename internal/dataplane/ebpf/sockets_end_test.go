@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
 )
@@ -29,18 +30,17 @@ func newEndNode(t *testing.T) *eventNode {
 	t.Helper()
 	n := newSocketNode(t, func(c *Config) { c.EndSockets = true })
 	n.onThread(t, func() (err error) {
-		n.ends, err = newSocketEnds(n.objects, n.cfg.Log)
+		n.flows.ends, err = newSocketEnds(n.objects, n.cfg.Log)
 		return err
 	})
-	t.Cleanup(n.ends.close)
-	n.ports.ends = n.ends
+	t.Cleanup(n.flows.ends.close)
 	return n
 }
 
 // endAll makes one walk.
 func (n *eventNode) endAll(t *testing.T) {
 	t.Helper()
-	known, err := n.endSockets(context.Background())
+	known, err := n.flows.endSockets(context.Background())
 	ok(t, err)
 	if !known {
 		t.Error("the walk was not complete")
@@ -125,11 +125,10 @@ func TestEndHandshakes(t *testing.T) {
 	needSocketIterators(t)
 	n := newSocketNode(t)
 	n.onThread(t, func() (err error) {
-		n.ends, err = newSocketEnds(n.objects, n.cfg.Log)
+		n.flows.ends, err = newSocketEnds(n.objects, n.cfg.Log)
 		return err
 	})
-	t.Cleanup(n.ends.close)
-	n.ports.ends = n.ends
+	t.Cleanup(n.flows.ends.close)
 	eachFamily(t, n.packetNode, func(t *testing.T, p *plan) {
 		silent, other := endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere)
 		heard := endpoint(p.eth0, 8080, here)
@@ -181,11 +180,11 @@ func (n *eventNode) endInnocent(t *testing.T, p *plan) {
 	n.endAll(t)
 	wantEnded(t, false, lost)
 	n.serve(t, both(p, 8081)...)
-	before := n.ends.counts[0][endDone].Load()
+	before := n.flows.ends.counts[0][endDone].Load()
 	n.endAll(t)
 	wantEnded(t, true, lost)
 	wantEnded(t, false, innocent)
-	if more := n.ends.counts[0][endDone].Load() - before; more != 1 {
+	if more := n.flows.ends.counts[0][endDone].Load() - before; more != 1 {
 		t.Errorf("%d TCP sockets were counted", more)
 	}
 }
@@ -199,21 +198,21 @@ func (n *eventNode) endAddressReused(t *testing.T, p *plan) {
 	n.serve(t, both(p)...)
 	n.serve(t, both(p, 8080)...)
 	newer := n.connected(t, domainOf(p), protoUDP, to)
-	lost, all, err := listSockets(n.ends.sockets)
+	lost, all, err := listSockets(n.flows.ends.sockets)
 	ok(t, err)
 	if !all || !slices.ContainsFunc(lost, isSocket(t, older)) || slices.ContainsFunc(lost, isSocket(t, newer)) {
 		t.Fatalf("lost sockets %+v, want the older one", lost)
 	}
-	ok(t, n.ends.end(context.Background(), lost))
+	ok(t, n.flows.ends.end(context.Background(), lost))
 	wantEnded(t, true, map[string]int{"older": older})
 	wantEnded(t, false, map[string]int{"newer": newer})
 }
 
-func isSocket(t *testing.T, fd int) func(sockLostSocket) bool {
+func isSocket(t *testing.T, fd int) func(objects.SockLostSocket) bool {
 	t.Helper()
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
 	ok(t, err)
-	return func(s sockLostSocket) bool { return s.Cookie == cookie }
+	return func(s objects.SockLostSocket) bool { return s.Cookie == cookie }
 }
 
 // endLingering: an endpoint that terminates keeps its sockets until it is gone.
@@ -230,12 +229,12 @@ func (n *eventNode) endLingering(t *testing.T, p *plan) {
 	n.endAll(t)
 	wantEnded(t, false, sockets)
 	select {
-	case <-n.ends.wanted:
+	case <-n.flows.ends.wanted:
 	default:
 	}
 	n.serve(t, both(p, 8081)...)
 	select {
-	case <-n.ends.wanted:
+	case <-n.flows.ends.wanted:
 	default:
 		t.Error("the end of a terminating endpoint asks for no walk")
 	}
@@ -363,10 +362,10 @@ func (n *eventNode) endUnsettled(t *testing.T, p *plan) {
 	n.serve(t, both(p, 8080)...)
 	fd := n.connected(t, domainOf(p), protoUDP, ap(p.clusterIP, 80))
 	n.serve(t, both(p)...)
-	sp := n.ports.byID[both(p)[1].ID]
+	sp := n.services.table.byID[both(p)[1].ID]
 	source := sp.source
 	sp.unsettle()
-	known, err := n.endSockets(context.Background())
+	known, err := n.flows.endSockets(context.Background())
 	ok(t, err)
 	if known || aborted(t, fd) {
 		t.Error("a socket has ended although a port is unknown")
@@ -405,7 +404,7 @@ func (n *eventNode) endMany(t *testing.T) {
 		}
 	}
 	if len(remain) > 0 {
-		t.Fatalf("%d sockets remain: %v, outcomes %v", len(remain), remain, &n.ends.counts[1])
+		t.Fatalf("%d sockets remain: %v, outcomes %v", len(remain), remain, &n.flows.ends.counts[1])
 	}
 }
 
@@ -485,14 +484,14 @@ func (n *eventNode) endHundredThousand(t *testing.T) {
 			done, longest = done+1, max(longest, time.Since(began))
 		}
 	}()
-	before, began := n.ends.counts[1][endDone].Load(), time.Now()
+	before, began := n.flows.ends.counts[1][endDone].Load(), time.Now()
 	n.endAll(t)
 	took := time.Since(began)
 	close(stop)
 	text := <-connects
 	t.Logf("%d sockets ended in %v; %s", count, took, text)
-	if ended := n.ends.counts[1][endDone].Load() - before; ended != uint64(count) {
-		t.Errorf("%d of %d sockets ended; outcomes %v", ended, count, &n.ends.counts[1])
+	if ended := n.flows.ends.counts[1][endDone].Load() - before; ended != uint64(count) {
+		t.Errorf("%d of %d sockets ended; outcomes %v", ended, count, &n.flows.ends.counts[1])
 	}
 	if strings.HasPrefix(text, "0 of 0 ") || !strings.HasPrefix(text, "0 of ") {
 		t.Errorf("while the sockets ended, %s", text)
@@ -508,7 +507,7 @@ func (n *eventNode) endLoopRuns(t *testing.T) {
 	fd := n.connected(t, unix.AF_INET, protoTCP, ap(p.clusterIP, 80))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); n.endLoop(ctx) }()
+	go func() { defer close(done); n.flows.endLoop(ctx) }()
 	defer func() { cancel(); <-done }()
 	read := make(chan error)
 	go func() {
@@ -517,9 +516,9 @@ func (n *eventNode) endLoopRuns(t *testing.T) {
 	}()
 	time.Sleep(4 * endGrace) // the first walk is over: the time below is of a running agent
 	began := time.Now()
-	n.portsMu.Lock()
+	n.services.mu.Lock()
 	n.serve(t, both(p)...)
-	n.portsMu.Unlock()
+	n.services.mu.Unlock()
 	if err := <-read; !errors.Is(err, unix.ECONNABORTED) {
 		t.Errorf("read: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -84,5 +85,5 @@ func TestScopeOfSocketHooks(t *testing.T) {
 		}
 		noError(t, b.Close())
 	}
-	noError(t, Cleanup(Config{BPFFS: cfg.BPFFS, Log: quietLog()}))
+	noError(t, upgrade.Cleanup(Config{BPFFS: cfg.BPFFS, Log: quietLog()}))
 }

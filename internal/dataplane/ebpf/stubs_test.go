@@ -5,6 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
 // stubPrograms has agents load programs that do nothing until the test ends. A stub has the name,
@@ -19,8 +20,8 @@ func stubPrograms(t testing.TB) {
 
 // stubSome does so with the programs that a test never runs, until restore is called.
 func stubSome(unused func(*ebpf.ProgramSpec) bool) (restore func()) {
-	was := newCollection
-	newCollection = func(spec *ebpf.CollectionSpec, opts ebpf.CollectionOptions) (*ebpf.Collection, error) {
+	was := objects.NewCollection
+	objects.NewCollection = func(spec *ebpf.CollectionSpec, opts ebpf.CollectionOptions) (*ebpf.Collection, error) {
 		spec = spec.Copy()
 		for _, p := range spec.Programs {
 			if result, known := stubResults[p.Type]; known && unused(p) {
@@ -29,7 +30,7 @@ func stubSome(unused func(*ebpf.ProgramSpec) bool) (restore func()) {
 		}
 		return was(spec, opts)
 	}
-	return func() { newCollection = was }
+	return func() { objects.NewCollection = was }
 }
 
 // stubResults has the results with which a program lets a packet or a call pass. Programs of other

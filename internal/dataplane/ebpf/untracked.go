@@ -2,13 +2,11 @@ package ebpf
 
 import (
 	"fmt"
+	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 
-	"github.com/cilium/ebpf"
-
-	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -26,48 +24,51 @@ import (
 
 // untracked is the content of the maps of policies.
 type untracked struct {
-	ports, pods, blocks kernelMap
+	ports, pods, blocks objects.Map
 	have                untrackedEntries
 	next                *untrackedEntries // of a whole state, between Revoke and Grant
 	ids                 map[string]uint32 // of rules, by name
 	lastID              uint32
 	egress              bool // there are egress rules
-	tracked             map[tcFrontendKey]bool
+	tracked             map[objects.TCFrontendKey]bool
 	unwritten           bool // some entries did not fit, and the log has said so: the next change may make room
 	served              bool // see Serves
+	log                 *slog.Logger
+	changed             func(untracking bool) error // receives whether there are ports
 }
 
 type untrackedEntries struct {
-	ports  map[tcFrontendKey]tcUntrackedPort
-	pods   map[tcUntrackedPodKey]uint8
-	blocks map[tcRangeKey]uint8
+	ports  map[objects.TCFrontendKey]objects.TCUntrackedPort
+	pods   map[objects.TCUntrackedPodKey]uint8
+	blocks map[objects.TCRangeKey]uint8
 }
 
 func newUntrackedEntries() untrackedEntries {
-	return untrackedEntries{map[tcFrontendKey]tcUntrackedPort{}, map[tcUntrackedPodKey]uint8{}, map[tcRangeKey]uint8{}}
+	return untrackedEntries{map[objects.TCFrontendKey]objects.TCUntrackedPort{}, map[objects.TCUntrackedPodKey]uint8{}, map[objects.TCRangeKey]uint8{}}
 }
 
 // openUntracked reads the entries of an earlier run. If its programs did not use them,
 // an agent in between did not maintain them, and they may be outdated: then it deletes
 // them.
-func openUntracked(m map[string]*ebpf.Map, filter *portFilter) (*untracked, error) {
+func openUntracked(o *objects.Objects, log *slog.Logger, changed func(untracking bool) error) (*untracked, error) {
+	m, filter := o.Maps, o.Filter
 	u := &untracked{
-		ports: filter.before(m[tcMapUntrackedPorts]), pods: m[tcMapUntrackedPods], blocks: m[tcMapUntrackedBlocks],
-		ids: map[string]uint32{},
+		ports: filter.Before(m[objects.TCMapUntrackedPorts]), pods: m[objects.TCMapUntrackedPods], blocks: m[objects.TCMapUntrackedBlocks],
+		ids: map[string]uint32{}, log: log, changed: changed,
 	}
-	var s tcSettings
-	if err := m[tcMapNodeSettings].Lookup(uint32(0), &s); err != nil {
+	var s objects.TCSettings
+	if err := m[objects.TCMapNodeSettings].Lookup(uint32(0), &s); err != nil {
 		return nil, fmt.Errorf("read settings: %w", err)
 	}
 	if err := u.read(); err != nil {
 		return nil, err
 	}
-	if s.TimeoutTcp != 0 && s.Flags&uint32(tcSettingsFlagsSETTING_DRAINS) == 0 {
-		if err := each(m[tcMapFrontends], func(tcFrontendKey, tcFrontend) { u.served = true }); err != nil {
+	if s.TimeoutTcp != 0 && s.Flags&uint32(objects.TCSettingsFlagsSETTING_DRAINS) == 0 {
+		if err := objects.Each(m[objects.TCMapFrontends], func(objects.TCFrontendKey, objects.TCFrontend) { u.served = true }); err != nil {
 			return nil, err
 		}
 	}
-	if s.Flags&uint32(tcSettingsFlagsSETTING_UNTRACKED) == 0 {
+	if s.Flags&uint32(objects.TCSettingsFlagsSETTING_UNTRACKED) == 0 {
 		return u, u.revoke(newUntrackedEntries())
 	}
 	return u, nil
@@ -75,13 +76,13 @@ func openUntracked(m map[string]*ebpf.Map, filter *portFilter) (*untracked, erro
 
 func (u *untracked) read() error {
 	u.have = newUntrackedEntries()
-	if err := each(u.ports, func(k tcFrontendKey, v tcUntrackedPort) { u.have.ports[k] = v }); err != nil {
+	if err := objects.Each(u.ports, func(k objects.TCFrontendKey, v objects.TCUntrackedPort) { u.have.ports[k] = v }); err != nil {
 		return err
 	}
-	if err := each(u.pods, func(k tcUntrackedPodKey, v uint8) { u.have.pods[k] = v }); err != nil {
+	if err := objects.Each(u.pods, func(k objects.TCUntrackedPodKey, v uint8) { u.have.pods[k] = v }); err != nil {
 		return err
 	}
-	return each(u.blocks, func(k tcRangeKey, v uint8) { u.have.blocks[k] = v })
+	return objects.Each(u.blocks, func(k objects.TCRangeKey, v uint8) { u.have.blocks[k] = v })
 }
 
 // id returns the number of a rule, which is never reused.
@@ -94,8 +95,8 @@ func (u *untracked) id(rule string) uint32 {
 }
 
 // port returns the entry of a target, if there is one.
-func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tcUntrackedPort, ok bool) {
-	k = portKey(t.Addr, t.Protocol, t.First)
+func (u *untracked) port(s policy.State, t policy.Target) (k objects.TCFrontendKey, p objects.TCUntrackedPort, ok bool) {
+	k = objects.PortKey(t.Addr, t.Protocol, t.First)
 	v := s.Verdicts[s.Targets[t]]
 	if v == nil || v.Track || u.tracked[k] || t.Side != policy.Ingress || t.First != t.Last || t.Protocol == model.SCTP {
 		return k, p, false
@@ -105,27 +106,23 @@ func (u *untracked) port(s policy.State, t policy.Target) (k tcFrontendKey, p tc
 	}
 	for i, name := range v.Rules {
 		r := s.Rules[name]
-		var peers tcUntrackedPeers
+		var peers objects.TCUntrackedPeers
 		if r.AnyPeer {
-			peers |= tcUntrackedPeersUNTRACKED_ANY
+			peers |= objects.TCUntrackedPeersUNTRACKED_ANY
 		}
 		if r.Pods {
-			peers |= tcUntrackedPeersUNTRACKED_PODS
+			peers |= objects.TCUntrackedPeersUNTRACKED_PODS
 		}
 		if len(r.Blocks) > 0 {
-			peers |= tcUntrackedPeersUNTRACKED_BLOCKS
+			peers |= objects.TCUntrackedPeersUNTRACKED_BLOCKS
 		}
-		p.Rules[i] = tcUntrackedRule{Id: u.id(name), Peers: uint32(peers)}
+		p.Rules[i] = objects.TCUntrackedRule{Id: u.id(name), Peers: uint32(peers)}
 	}
 	return k, p, true
 }
 
-func portKey(a netip.Addr, proto model.Protocol, port uint16) tcFrontendKey {
-	return tcFrontendKey{Addr: toAddr(a), Port: toPort(port), Proto: uint8(proto), Family: familyOf(a)}
-}
-
-func (u *untracked) pod(m policy.Member) tcUntrackedPodKey {
-	return tcUntrackedPodKey{Addr: toAddr(m.Addr), Family: uint32(familyOf(m.Addr)), Rule: u.id(m.Rule)}
+func (u *untracked) pod(m policy.Member) objects.TCUntrackedPodKey {
+	return objects.TCUntrackedPodKey{Addr: objects.ToAddr(m.Addr), Family: uint32(objects.FamilyOf(m.Addr)), Rule: u.id(m.Rule)}
 }
 
 // entries returns the entries of a whole state.
@@ -136,9 +133,9 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 	for _, r := range s.Rules {
 		u.egress = u.egress || r.Side == policy.Egress
 	}
-	u.tracked = map[tcFrontendKey]bool{}
+	u.tracked = map[objects.TCFrontendKey]bool{}
 	for p := range s.Tracked {
-		u.tracked[portKey(p.Local, p.Protocol, p.Port)] = true
+		u.tracked[objects.PortKey(p.Local, p.Protocol, p.Port)] = true
 	}
 	if u.egress {
 		return out
@@ -147,7 +144,7 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 		id := u.id(name)
 		for _, b := range s.Rules[name].Blocks {
 			for _, p := range b.Prefixes() {
-				out.blocks[rangeKey(id, p)] = 1
+				out.blocks[objects.RangeKey(id, p)] = 1
 			}
 		}
 	}
@@ -173,12 +170,12 @@ func (u *untracked) revoke(want untrackedEntries) error {
 	return keepOnly(u.blocks, u.have.blocks, want.blocks)
 }
 
-func keepOnly[K, V comparable](m kernelMap, have, want map[K]V) error {
+func keepOnly[K, V comparable](m objects.Map, have, want map[K]V) error {
 	for k, v := range have {
 		if w, ok := want[k]; ok && w == v {
 			continue
 		}
-		if err := remove(m, k); err != nil {
+		if err := objects.Remove(m, k); err != nil {
 			return err
 		}
 		delete(have, k)
@@ -192,7 +189,7 @@ func (u *untracked) grant(want untrackedEntries) (unwritten int) {
 	return addTo(u.blocks, u.have.blocks, want.blocks) + addTo(u.pods, u.have.pods, want.pods) + addTo(u.ports, u.have.ports, want.ports)
 }
 
-func addTo[K, V comparable](m kernelMap, have, want map[K]V) (unwritten int) {
+func addTo[K, V comparable](m objects.Map, have, want map[K]V) (unwritten int) {
 	for k, v := range want {
 		if have[k] == v {
 			continue
@@ -206,13 +203,8 @@ func addTo[K, V comparable](m kernelMap, have, want map[K]V) (unwritten int) {
 	return unwritten
 }
 
-// Serves reports whether programs of an earlier run served Services at the start of
-// this one.
-func (b *Backend) Serves() bool { return b.policies.served }
-
 // Revoke deletes the entries that this state does not allow to bypass netfilter.
-func (b *Backend) Revoke(s policy.State, c *policy.Changes) error {
-	u := b.policies
+func (u *untracked) Revoke(s policy.State, c *policy.Changes) error {
 	u.next = nil
 	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Tracked) == 0 && !u.unwritten {
 		return u.revokeBy(s, c)
@@ -223,7 +215,7 @@ func (b *Backend) Revoke(s policy.State, c *policy.Changes) error {
 			return err
 		}
 		if n := differences(before.ports, u.have.ports) + differences(before.pods, u.have.pods) + differences(before.blocks, u.have.blocks); n > 0 {
-			b.cfg.Log.Warn("another program changed the entries of policies that bypass netfilter; they are restored", "entries", n)
+			u.log.Warn("another program changed the entries of policies that bypass netfilter; they are restored", "entries", n)
 		}
 	}
 	next := u.entries(s)
@@ -231,14 +223,14 @@ func (b *Backend) Revoke(s policy.State, c *policy.Changes) error {
 		return err
 	}
 	u.next = &next
-	return b.setUntracking()
+	return u.changed(u.any())
 }
 
 // revokeBy deletes the entries of pods and peers that these changes remove.
 func (u *untracked) revokeBy(s policy.State, c *policy.Changes) error {
 	for _, t := range c.Targets {
 		if k, _, _ := u.port(s, t.Key); t.Had != "" && t.Key.Side == policy.Ingress && t.Key.First == t.Key.Last {
-			if err := remove(u.ports, k); err != nil {
+			if err := objects.Remove(u.ports, k); err != nil {
 				return err
 			}
 			delete(u.have.ports, k)
@@ -246,7 +238,7 @@ func (u *untracked) revokeBy(s policy.State, c *policy.Changes) error {
 	}
 	for _, m := range c.Members {
 		if !m.Want {
-			if err := remove(u.pods, u.pod(m.Key)); err != nil {
+			if err := objects.Remove(u.pods, u.pod(m.Key)); err != nil {
 				return err
 			}
 			delete(u.have.pods, u.pod(m.Key))
@@ -256,8 +248,7 @@ func (u *untracked) revokeBy(s policy.State, c *policy.Changes) error {
 }
 
 // Grant adds the entries that this state allows to bypass netfilter.
-func (b *Backend) Grant(s policy.State, c *policy.Changes) error {
-	u := b.policies
+func (u *untracked) Grant(s policy.State, c *policy.Changes) error {
 	want := newUntrackedEntries()
 	switch {
 	case u.next != nil:
@@ -276,26 +267,14 @@ func (b *Backend) Grant(s policy.State, c *policy.Changes) error {
 	}
 	unwritten := u.grant(want)
 	if unwritten > 0 && !u.unwritten {
-		b.cfg.Log.Warn("Some packets that policies leave untracked traverse netfilter: an eBPF map is full", "entries", unwritten)
+		u.log.Warn("Some packets that policies leave untracked traverse netfilter: an eBPF map is full", "entries", unwritten)
 	}
 	u.next, u.unwritten = nil, unwritten > 0
-	return b.setUntracking()
+	return u.changed(u.any())
 }
 
-// setUntracking tells the programs whether untracked_ports has entries.
-func (b *Backend) setUntracking() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	is := len(b.policies.have.ports) > 0
-	if is == b.untracking {
-		return nil
-	}
-	b.untracking = is
-	if b.node == nil {
-		return nil // the first Replace writes the settings
-	}
-	return b.writeSettings(b.node)
-}
+// any reports whether some port of a pod bypasses netfilter.
+func (u *untracked) any() bool { return len(u.have.ports) > 0 }
 
 func differences[K, V comparable](a, b map[K]V) (n int) {
 	for k, v := range a {
@@ -310,5 +289,3 @@ func differences[K, V comparable](a, b map[K]V) (n int) {
 	}
 	return n
 }
-
-var _ dataplane.Bypass = (*Backend)(nil)

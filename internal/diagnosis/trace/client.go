@@ -12,8 +12,8 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -199,9 +199,9 @@ func freePort(free func(uint16) bool) (port uint16) {
 }
 
 // hook is the tc hook at which the client's packets arrive.
-func (c *client) hook() ebpf.Hook {
+func (c *client) hook() inspect.Hook {
 	if c.kind == podClient {
-		return ebpf.FromPod
+		return inspect.FromPod
 	}
-	return ebpf.FromNetwork
+	return inspect.FromNetwork
 }

@@ -1,6 +1,8 @@
 package trace
 
-import "spillway.dev/spillway/internal/dataplane/ebpf"
+import (
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
+)
 
 // meaning says what a counted verdict means for a connection, and at which step it is
 // decided.
@@ -102,7 +104,7 @@ func decisive(verdicts []string) (name string, m meaning) {
 			got = meaning{stepOther, Refused, "this spillway does not know the verdict " + v}
 		}
 		if got.text == "" {
-			got.text = ebpf.Meaning(v)
+			got.text = inspect.Meaning(v)
 		}
 		if name == "" || got.state == Refused || m.state == Passed {
 			name, m = v, got

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/diagnosis/drops/cause"
 	"spillway.dev/spillway/internal/facts/model"
@@ -26,7 +26,7 @@ type Probe struct {
 	// Remote is the address to which the kernel connected, after the socket hooks.
 	Remote string `json:"remote,omitempty"`
 	// Flow is the entry that appeared in the flow table.
-	Flow *ebpf.FlowEntry `json:"flow,omitempty"`
+	Flow *inspect.FlowEntry `json:"flow,omitempty"`
 	// Counters are the verdicts that grew meanwhile, also by other packets of the node.
 	Counters map[string]uint64 `json:"counters,omitempty"`
 	Drops    []drops.Drop      `json:"drops,omitempty"`

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -83,8 +83,8 @@ func (t *tracer) version() string {
 }
 
 // socketFrontend adds the step of the frontend, and returns its entry if it is a Service's.
-func (t *tracer) socketFrontend(dst netip.AddrPort) *ebpf.FrontendEntry {
-	p := &packet{tracer: t, dst: dst, result: &ebpf.DryRunResult{}}
+func (t *tracer) socketFrontend(dst netip.AddrPort) *inspect.FrontendEntry {
+	p := &packet{tracer: t, dst: dst, result: &inspect.DryRunResult{}}
 	p.findFrontend()
 	if p.frontend == nil || p.frontend.Has("endpoint") {
 		return nil

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
 )
@@ -61,10 +61,10 @@ func (t *tracer) entryStep() Step {
 type packet struct {
 	*tracer
 	dst      netip.AddrPort
-	result   *ebpf.DryRunResult
+	result   *inspect.DryRunResult
 	verdict  string
 	decides  meaning
-	frontend *ebpf.FrontendEntry
+	frontend *inspect.FrontendEntry
 	route    string // of the frontend, for this client
 }
 
@@ -73,7 +73,7 @@ type packet struct {
 func (t *tracer) packetSteps(ctx context.Context, dst netip.AddrPort) error {
 	p := &packet{tracer: t, dst: dst}
 	err := t.inside(func() (err error) {
-		p.result, err = t.dry.Run(ctx, ebpf.DryRunPacket{
+		p.result, err = t.dry.Run(ctx, inspect.DryRunPacket{
 			Hook: t.client.hook(), Ifindex: t.client.ifindex, Protocol: t.Protocol, Src: t.from(), Dst: dst,
 		})
 		return err
@@ -263,7 +263,7 @@ func (p *packet) flowStep() (Step, bool) {
 }
 
 // flowText describes an entry of the flow table.
-func flowText(f *ebpf.FlowEntry) string {
+func flowText(f *inspect.FlowEntry) string {
 	if f == nil {
 		return "none"
 	}
@@ -384,7 +384,7 @@ func (p *packet) judge(entries []conntrack.Entry) (own *conntrack.Entry, stale [
 			own = e
 		}
 		to := e.Reply.Src
-		is := func(x ebpf.EndpointShare) bool { return x.Addr == to }
+		is := func(x inspect.EndpointShare) bool { return x.Addr == to }
 		if e.Status&conntrack.DstNAT != 0 && !slices.ContainsFunc(cluster, is) && !slices.ContainsFunc(local, is) {
 			stale = append(stale, fmt.Sprintf("%s > %s", e.Orig.Src, to))
 		}
@@ -461,7 +461,7 @@ func (p *packet) chosen() string {
 
 // choice shows the set of endpoints, and the session affinity of the client. cookie is that
 // of a socket's namespace.
-func (t *tracer) choice(fe *ebpf.FrontendEntry, route string, cookie uint64, chosen string) Step {
+func (t *tracer) choice(fe *inspect.FrontendEntry, route string, cookie uint64, chosen string) Step {
 	set, affinity := t.view.Endpoints(fe.Service, route)
 	t.Sets = set
 	s := Step{Name: stepEndpoint, Lookup: fmt.Sprintf("services, slots, backends[Service %d, %s]", fe.Service, route), Found: shares(set)}
@@ -489,7 +489,7 @@ func (t *tracer) choice(fe *ebpf.FrontendEntry, route string, cookie uint64, cho
 }
 
 // shares lists endpoints with their share of new connections.
-func shares(set []ebpf.EndpointShare) string {
+func shares(set []inspect.EndpointShare) string {
 	if len(set) == 0 {
 		return "no endpoint"
 	}
@@ -517,13 +517,13 @@ func (p *packet) snatStep() (Step, bool) {
 	switch {
 	case f.Has("dsr"):
 		s.Found, s.Follows = "kept", "the endpoint sees the client, and its node answers the client itself"
-		if p.view.DirectCarrier(f.Dst.Addr()) == ebpf.CarrierGUE && !f.Has("to_pod") {
+		if p.view.DirectCarrier(f.Dst.Addr()) == inspect.CarrierGUE && !f.Has("to_pod") {
 			s.Lookup += ", dsr_carriers"
 			s.Follows += "; packets travel to it within datagrams, because the network drops IP options"
 		}
 	case f.Has("snat") && p.client.kind == outsideClient && p.view.Direct(p.frontend.Service):
 		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
-		if p.view.DirectCarrier(f.Dst.Addr()) == ebpf.CarrierNone {
+		if p.view.DirectCarrier(f.Dst.Addr()) == inspect.CarrierNone {
 			s.Lookup += ", dsr_carriers"
 			s.Follows, s.State = "probes of this endpoint's node get no answer, neither by an IP option nor within a datagram: so replies come back through this node", Doubt
 			break
@@ -546,7 +546,7 @@ func (p *packet) snatStep() (Step, bool) {
 }
 
 // replies says who answers the client, if that is not this node on their way back.
-func replies(f *ebpf.FlowEntry) string {
+func replies(f *inspect.FlowEntry) string {
 	switch {
 	case !f.Has("dsr"):
 		return ""
@@ -558,13 +558,13 @@ func replies(f *ebpf.FlowEntry) string {
 
 // undirected says why a packet of a Service with direct replies gets the node's address, and
 // whether that is a fault.
-func undirected(path *ebpf.DirectPath, now time.Time) (why string, state State) {
+func undirected(path *inspect.DirectPath, now time.Time) (why string, state State) {
 	if path == nil || path.Trusted {
 		return "the Service has direct replies, but not for clients in the cluster, and not while the client's port has another connection to this endpoint", Passed
 	}
 	ago := now.Sub(path.Failed)
 	return fmt.Sprintf("direct replies of this endpoint do not arrive: clients repeated %d SYNs, the last %.0f s ago. So replies come back through this node. It tries direct replies again in %.0f s",
-		path.Failures, ago.Seconds(), max(ebpf.DirectRetry-ago, 0).Seconds()), Doubt
+		path.Failures, ago.Seconds(), max(inspect.DirectRetry-ago, 0).Seconds()), Doubt
 }
 
 func (p *packet) ipsecStep() (Step, bool) {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/vishvananda/netns"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
@@ -87,12 +87,12 @@ type Report struct {
 	Decision string `json:"decision"`
 	Refused  bool   `json:"refused"`
 	// Verdicts are the counters that the dry runs increased.
-	Verdicts []string             `json:"verdicts,omitempty"`
-	Endpoint string               `json:"endpoint,omitempty"`
-	Steps    []Step               `json:"steps"`
-	Sets     []ebpf.EndpointShare `json:"endpoints,omitempty"`
-	Probe    *Probe               `json:"probe,omitempty"`
-	Notes    []string             `json:"notes,omitempty"` // limits of this answer
+	Verdicts []string                `json:"verdicts,omitempty"`
+	Endpoint string                  `json:"endpoint,omitempty"`
+	Steps    []Step                  `json:"steps"`
+	Sets     []inspect.EndpointShare `json:"endpoints,omitempty"`
+	Probe    *Probe                  `json:"probe,omitempty"`
+	Notes    []string                `json:"notes,omitempty"` // limits of this answer
 }
 
 // tracer makes a Report.
@@ -103,8 +103,8 @@ type tracer struct {
 	nsPath  string
 	client  client
 	cgroups kernel.CgroupTree
-	view    *ebpf.View
-	dry     *ebpf.DryRun
+	view    *inspect.View
+	dry     *inspect.DryRun
 	serves  bool           // the eBPF dataplane serves the address
 	remote  netip.AddrPort // of the probe
 }
@@ -115,7 +115,7 @@ func Trace(ctx context.Context, c Config) (*Report, error) {
 		Source: c.From.String(), Destination: c.To.String(), DestinationPort: c.Port, ProtocolName: protocolName(c.Protocol), Steps: []Step{},
 	}}
 	defer t.close()
-	view, err := ebpf.OpenView(c.BPFFS)
+	view, err := inspect.OpenView(c.BPFFS)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return t.Report, t.withoutInstance(ctx)
@@ -177,7 +177,7 @@ func (t *tracer) run(ctx context.Context) error {
 	t.SourcePort = t.choosePort()
 	t.ClientPort = t.SourcePort
 	err := t.inside(func() (err error) {
-		t.dry, err = ebpf.OpenDryRun(t.BPFFS)
+		t.dry, err = inspect.OpenDryRun(t.BPFFS)
 		return err
 	})
 	if err != nil {

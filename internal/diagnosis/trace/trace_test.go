@@ -11,7 +11,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/page"
 )
@@ -28,7 +28,7 @@ func TestEveryVerdictHasAMeaning(t *testing.T) {
 	for _, match := range names {
 		name := strings.ToLower(match[1])
 		m, known := meanings[name]
-		if !known || (m.text == "") == (ebpf.Meaning(name) == "") {
+		if !known || (m.text == "") == (inspect.Meaning(name) == "") {
 			t.Errorf("verdict %s has no meaning, or two", name)
 		}
 		if m.step != "" && m.step != stepSocket && !strings.Contains(strings.Join(order, "\n"), m.step) {
@@ -63,16 +63,16 @@ func TestDirectRepliesInWords(t *testing.T) {
 	for want, flags := range map[string][]string{
 		"": {"snat"}, "no reply passes this node": {"dsr"}, "this node answers the client itself": {"dsr", "to_pod"},
 	} {
-		if got := replies(&ebpf.FlowEntry{Flags: flags}); !strings.Contains(got, want) || (got == "") != (want == "") {
+		if got := replies(&inspect.FlowEntry{Flags: flags}); !strings.Contains(got, want) || (got == "") != (want == "") {
 			t.Errorf("%v: %q", flags, got)
 		}
 	}
 	now := time.Now()
-	broken := &ebpf.DirectPath{Failures: 6, Failed: now.Add(-20 * time.Second), Broken: true}
+	broken := &inspect.DirectPath{Failures: 6, Failed: now.Add(-20 * time.Second), Broken: true}
 	if why, state := undirected(broken, now); state != Doubt || !strings.Contains(why, "clients repeated 6 SYNs, the last 20 s ago") || !strings.Contains(why, "again in 40 s") {
 		t.Errorf("%s: %s", state, why)
 	}
-	for _, path := range []*ebpf.DirectPath{nil, {Trusted: true}} {
+	for _, path := range []*inspect.DirectPath{nil, {Trusted: true}} {
 		if why, state := undirected(path, now); state != Passed || !strings.Contains(why, "clients in the cluster") {
 			t.Errorf("%s: %s", state, why)
 		}

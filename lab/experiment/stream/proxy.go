@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/lab/experiment/harness"
 	"spillway.dev/spillway/test/testbed/controlplane"
 	"spillway.dev/spillway/test/testbed/topology"
@@ -101,7 +101,7 @@ var inTable = regexp.MustCompile(`\b10\.(?:[0-9]|[12][0-9]|3[01])\.[0-9]+\.[0-9]
 func (p *proxy) endpoints(ctx context.Context) (map[string]bool, error) {
 	found := map[string]bool{}
 	if p.bpffs != "" {
-		list, err := ebpf.Endpoints(p.bpffs)
+		list, err := inspect.Endpoints(p.bpffs)
 		for _, e := range list {
 			if a := e.Addr().String(); inTable.MatchString(a) {
 				found[a] = true

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 )
 
@@ -18,7 +18,7 @@ type Verdicts struct {
 // ReadVerdicts reads the counters of the instance with pins below bpffs. Without such
 // an instance, Explain does nothing.
 func ReadVerdicts(bpffs string) *Verdicts {
-	last, _ := ebpf.PinnedVerdicts(bpffs)
+	last, _ := inspect.PinnedVerdicts(bpffs)
 	return &Verdicts{bpffs, last}
 }
 
@@ -28,7 +28,7 @@ func (v *Verdicts) Explain(d *drops.Drop) {
 	if v.last == nil || !strings.HasPrefix(d.Reason, "TC_") {
 		return
 	}
-	now, err := ebpf.PinnedVerdicts(v.bpffs)
+	now, err := inspect.PinnedVerdicts(v.bpffs)
 	if err != nil {
 		return
 	}

@@ -1,0 +1,54 @@
+package inspect
+
+import (
+	"net/netip"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+)
+
+// Direct reports whether endpoints of a Service on other nodes answer TCP clients directly.
+func (v *View) Direct(service uint32) bool {
+	s, _ := lookup[uint32, objects.TCService](v, objects.TCMapServices, service)
+	return v.takesPart() && objects.TCServiceFlags(s.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0
+}
+
+// takesPart reports whether the instance has keys for direct replies.
+func (v *View) takesPart() bool {
+	return v.maps[objects.TCMapDsrPaths].MaxEntries() == objects.MaxDSRPaths
+}
+
+// DirectPath is dataplane.DirectPath, for readers of a View.
+type DirectPath = dataplane.DirectPath
+
+// DirectPath reads what the programs know about the replies of an endpoint on another node; nil
+// if they know nothing.
+func (v *View) DirectPath(backend uint32) *DirectPath {
+	p, found := lookup[uint32, objects.TCDsrPath](v, objects.TCMapDsrPaths, backend)
+	if !found {
+		return nil
+	}
+	of, _ := lookup[uint32, objects.TCBackend](v, objects.TCMapBackends, backend)
+	path := describePath(&p, of, objects.BootSeconds())
+	return &path
+}
+
+// CarrierGUE and CarrierNone are those of dataplane, for readers of a View.
+const (
+	CarrierGUE  = dataplane.CarrierGUE
+	CarrierNone = dataplane.CarrierNone
+)
+
+// DirectCarrier reads how packets tell the node of an endpoint about the Service: one of
+// dataplane.Carriers.
+func (v *View) DirectCarrier(endpoint netip.Addr) string {
+	c, found := lookup[objects.TCAddrKey, objects.TCDsrCarrier](v, objects.TCMapDsrCarriers, objects.AddrKey(endpoint))
+	if !found {
+		return dataplane.CarrierUnknown
+	}
+	return objects.CarrierName(c)
+}
+
+// DirectRetry is the time after the last repeated SYN for which a path is not trusted.
+const DirectRetry = time.Duration(objects.TCDsrPathLimitDSR_RETRY_SECONDS) * time.Second
