@@ -78,9 +78,9 @@ func TestAnInterruptedLabRunLeavesNothing(t *testing.T) {
 		t.Skip(err)
 	}
 	const name = "labint"
-	// While the cluster is built, while agents start, while load runs, and a
-	// second row after that.
-	for _, after := range []time.Duration{150 * time.Millisecond, 700 * time.Millisecond, 1500 * time.Millisecond, 2600 * time.Millisecond} {
+	// From the first thing that it makes: while the cluster is built, while agents start, while
+	// load runs, and a second row after that.
+	for _, after := range []time.Duration{0, 500 * time.Millisecond, 1300 * time.Millisecond, 2400 * time.Millisecond} {
 		dir := t.TempDir()
 		cmd := program("lab", "run", "snat-race", "--quick", "--yes-on-this-node", "--name", name, "-d", dir,
 			"--only", "80 threads: (Spillway, eBPF|MASQUERADE)$")
@@ -89,6 +89,9 @@ func TestAnInterruptedLabRunLeavesNothing(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
+		await.True(t, "the run begins", func() bool {
+			return slices.ContainsFunc(left(t, name), func(found string) bool { return strings.Contains(found, name+"-") })
+		})
 		time.Sleep(after)
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
