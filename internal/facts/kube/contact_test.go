@@ -92,6 +92,10 @@ func reachable(c *Contact) float64 {
 // nothing, and servers that close them, before a request or after it. client-go reports
 // none as an error of a watch, and the errors of lists differ.
 func TestAServerThatIsSilentIsAProblem(t *testing.T) {
+	hang := func(c net.Conn) {
+		<-t.Context().Done() // a connection that nothing refers to is closed
+		c.Close()
+	}
 	reset := func(c net.Conn) {
 		_ = c.(*net.TCPConn).SetLinger(0)
 		c.Close()
@@ -104,7 +108,7 @@ func TestAServerThatIsSilentIsAProblem(t *testing.T) {
 		take [2]func(net.Conn)
 		want string
 	}{
-		"hangs":      {[2]func(net.Conn){func(net.Conn) {}, func(net.Conn) {}}, noAnswer},
+		"hangs":      {[2]func(net.Conn){hang, hang}, noAnswer},
 		"closes":     {[2]func(net.Conn){end, end}, closes},
 		"resets":     {[2]func(net.Conn){reset, reset}, closes},
 		"alternates": {[2]func(net.Conn){end, reset}, closes},
