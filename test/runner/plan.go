@@ -75,17 +75,24 @@ func (o options) tests() ([]step, error) {
 	}
 	packages := strings.Fields(string(list))
 	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
-	stages := []step{o.goTest("ebpf", ".", o.packages, packages...)}
-	stages = append(stages, o.dataplanes()...)
-	stages = append(stages, o.goTest("lab", "lab", 1, "./soak", "./..."), // the longest first
-		o.goTest("browser", "test/browser", 1, "./..."), o.goTest("deploy", "test/deploy", 1, "./..."))
+	hack := []string{"./man", "./reference"}
 	if o.all {
-		stages = append(stages, o.goTest("hack", "hack", 1, "./..."))
+		hack = []string{"./..."}
+	}
+	// Two lanes: more packages at once only make each of them late.
+	lane := append(o.dataplanes(),
+		o.goTest("lab", "lab", 1, "./soak", "./..."), // the longest first
+		o.goTest("browser", "test/browser", 1, "./..."),
+		o.goTest("deploy", "test/deploy", 1, "./..."),
+		o.goTest("hack", "hack", 1, hack...))
+	for i := range lane[1:] {
+		lane[i+1].after = []string{lane[i].name}
+	}
+	stages := append([]step{o.goTest("ebpf", ".", o.packages, packages...)}, lane...)
+	if o.all {
 		cluster := o.goTest("cluster", "test/cluster", 1, "-short", "./...")
 		cluster.after = append(names(stages), "generated") // it counts losses: nothing runs beside it
 		stages = append(stages, cluster)
-	} else {
-		stages = append(stages, o.goTest("hack", "hack", 1, "./man", "./reference"))
 	}
 	return stages, nil
 }
@@ -147,11 +154,7 @@ func (o options) dataplanes() []step {
 		} else {
 			args = append([]string{"-run", "^" + d.networks + "$"}, args...)
 		}
-		s := o.goTest(d.name, ".", 1, append(args, d.flags...)...)
-		if o.all && len(steps) > 0 {
-			s.after = []string{steps[len(steps)-1].name} // more at once only make each of them late
-		}
-		steps = append(steps, s)
+		steps = append(steps, o.goTest(d.name, ".", 1, append(args, d.flags...)...))
 	}
 	return steps
 }
