@@ -78,7 +78,7 @@ func awaitProblem(t *testing.T, told chan []model.Problem, text string, want boo
 	}
 }
 
-const noAnswer, closes = "does not answer in time", "closes connections"
+const noAnswer, closes = "does not answer in time; check ", "closes connections; check "
 
 func reachable(c *Contact) float64 {
 	var m dto.Metric
@@ -157,7 +157,7 @@ func TestASilentServerHasOneProblem(t *testing.T) {
 		&url.Error{Op: "Get", URL: "http://x", Err: errors.New("http: server closed idle connection")},
 		fmt.Errorf("%w - error from a previous attempt: EOF", &net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}),
 	} {
-		if p, is := s.serverProblem(err); !is || !strings.HasPrefix(p.What, closes+";") {
+		if p, is := s.serverProblem(err); !is || !strings.HasPrefix(p.What, closes) {
 			t.Errorf("%v: problem %q, want that it %s", err, p.What, closes)
 		}
 	}

@@ -124,11 +124,11 @@ func cause(err error) string {
 	case errors.As(err, &dns):
 		return "has a name that cannot be resolved: " + dns.Err
 	case isClosed(err):
-		return "closes connections"
+		return "closes connections; check whether a server is behind this address"
 	case errors.As(err, &no):
 		return "cannot be reached: " + no.Error()
 	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
-		return "does not answer in time"
+		return "does not answer in time; check whether this node can reach it"
 	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
 		return "answers " + string(apierrors.ReasonForError(err))
 	}
