@@ -187,7 +187,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if node != nil && !b.attached.Load() {
 		return node
 	}
-	if err := b.attach(ctx); err != nil {
+	if err := errors.Join(b.node.serves(), b.attach(ctx)); err != nil {
 		return errors.Join(node, err)
 	}
 	return dataplane.NodeErrorOf(node, failed)

@@ -104,3 +104,33 @@ func TestRepliesToChangedPortsOutliveUDPFlows(t *testing.T) {
 	cfg.Linger = 0
 	noError(t, upgrade.Cleanup(cfg))
 }
+
+// An instance that drained has no Services. A socket that it translated must not be refused
+// for that when eBPF is back: see decide in bpf/lib/serve.h.
+func TestDrainingEndsWhenServicesAreWritten(t *testing.T) {
+	cfg := ownPlace(t)
+	stubPrograms(t)
+	first, err := New(t.Context(), cfg)
+	noError(t, err)
+	noError(t, first.Replace(t.Context(), intent.State{}))
+	noError(t, first.Close())
+	_, err = upgrade.Drain(cfg)
+	noError(t, err)
+
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	defer b.Close()
+	drains := func() bool {
+		var s objects.TCSettings
+		noError(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+		return s.Flags&uint32(objects.TCSettingsFlagsSETTING_DRAINS) != 0
+	}
+	noError(t, b.node.writeNode(&intent.Node{}))
+	if !drains() {
+		t.Error("the settings say that Services are there before they are written")
+	}
+	noError(t, b.Replace(t.Context(), intent.State{}))
+	if drains() {
+		t.Error("it drains on when the Services are written")
+	}
+}

@@ -91,6 +91,9 @@ func (w *nodeWriter) settings(n *intent.Node) objects.TCSettings {
 	if w.askConntrack {
 		flags |= objects.TCSettingsFlagsSETTING_ASK_CONNTRACK
 	}
+	if w.draining {
+		flags |= objects.TCSettingsFlagsSETTING_ASK_CONNTRACK | objects.TCSettingsFlagsSETTING_DRAINS
+	}
 	if len(w.xfrm) > 0 {
 		flags |= objects.TCSettingsFlagsSETTING_XFRM
 	}

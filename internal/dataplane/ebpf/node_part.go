@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ type nodeWriter struct {
 	xfrm          []kernel.XfrmPolicy // IPsec policies of this network namespace
 	routesLeftOut bool                // route_mtus has no room for all routes
 	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
+	draining      bool                // an earlier run drained, and no Services are written yet: see serves
 }
 
 func newNodeWriter(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr) bool) *nodeWriter {
@@ -53,9 +55,26 @@ func (w *nodeWriter) read(untracking bool) (err error) {
 	if w.pods, err = readPods(w.m(objects.TCMapPods)); err != nil {
 		return err
 	}
+	var s objects.TCSettings
+	if err = w.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s); err != nil {
+		return fmt.Errorf("read settings: %w", err)
+	}
+	w.draining = s.Flags&uint32(objects.TCSettingsFlagsSETTING_DRAINS) != 0
 	w.clusterRanges, err = objects.ReadClusterRanges(w.m(objects.TCMapClusterRanges))
 	w.untracking = untracking
 	return err
+}
+
+// serves ends the draining of an earlier run: the Services are written. Until then the programs
+// would refuse the datagrams of sockets that they have translated, since no Service has the address.
+func (w *nodeWriter) serves() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.draining || w.node == nil {
+		return nil
+	}
+	w.draining = false
+	return w.writeSettings(w.node)
 }
 
 // watch follows IPsec policies and netfilter's rules until close.

@@ -164,8 +164,8 @@ func askConntrack(dir string) error {
 
 // StartDraining sets SETTING_ASK_CONNTRACK and SETTING_DRAINS. Packets that bypassed
 // netfilter on their path to an endpoint traverse it from the next request on. Their
-// replies do so after netfilter has seen a request. Settings that an agent writes have
-// neither flag.
+// replies do so after netfilter has seen a request. An agent keeps both flags until it has
+// written its Services.
 func StartDraining(settings *ebpf.Map) error {
 	var s objects.TCSettings
 	if err := settings.Lookup(uint32(0), &s); err != nil {
