@@ -15,6 +15,9 @@ export interface NodeInfo {
   flows: string;
 }
 
+/** A call that is not answered in so many ms has failed, and is made again: none waits for ever. */
+const patience = 10_000;
+
 const place = "spillway-token";
 
 /**
@@ -45,7 +48,7 @@ export class Api {
   private client(path: string): NodeClient {
     return createClient(
       NodeService,
-      createConnectTransport({ baseUrl: location.origin + path, useBinaryFormat: true, interceptors: this.interceptors }),
+      createConnectTransport({ baseUrl: location.origin + path, useBinaryFormat: true, interceptors: this.interceptors, defaultTimeoutMs: patience }),
     );
   }
 
@@ -55,14 +58,14 @@ export class Api {
 
   /** nodes lists the nodes. lacks is what the list lacks, or why it is old. */
   async nodes(): Promise<{ version: string; lacks: string; nodes: NodeInfo[] }> {
-    const answer = await fetch("/api/nodes", { headers: { Authorization: `Bearer ${this.token}` } });
+    const answer = await fetch("/api/nodes", { headers: { Authorization: `Bearer ${this.token}` }, signal: AbortSignal.timeout(patience) });
     if (answer.status === 401) throw new ConnectError("", Code.Unauthenticated);
     if (!answer.ok) throw new ConnectError(await answer.text(), Code.Unavailable);
     return answer.json();
   }
 
   async runbook(name: string): Promise<string> {
-    const answer = await fetch(`/runbooks/${encodeURIComponent(name)}`);
+    const answer = await fetch(`/runbooks/${encodeURIComponent(name)}`, { signal: AbortSignal.timeout(patience) });
     if (!answer.ok) throw new Error(`There is no runbook ${shown(name)}.`);
     return answer.text();
   }
@@ -72,6 +75,7 @@ export class Api {
 export function explain(error: unknown): string {
   const e = ConnectError.from(error);
   if (error instanceof TypeError || e.cause instanceof TypeError) return "The program spillway ui has ended. Start it again, and open the address that it prints.";
+  if (error instanceof DOMException && error.name === "TimeoutError") return "The program spillway ui does not answer in time.";
   switch (e.code) {
     case Code.Unauthenticated:
       return "This address has no key. Open the address that spillway ui printed.";

@@ -22,7 +22,7 @@ export function decide(event: FlowEvent, service: Service | undefined, meaning =
   if (!flow) return [];
   const steps: Step[] = [client(event)];
   const found = service && portOf(service, event);
-  steps.push(lookup(event, found));
+  steps.push(lookup(event, service !== undefined, found));
   if (found) {
     const range = ranges(event, found.frontend);
     if (range) steps.push(range);
@@ -76,9 +76,10 @@ const frontendNames: Record<string, string> = {
   nodePort: "node port",
 };
 
-function lookup(event: FlowEvent, found: { port: ServicePort; frontend: Frontend } | undefined): Step {
+function lookup(event: FlowEvent, read: boolean, found: { port: ServicePort; frontend: Frontend } | undefined): Step {
   const key = flowService(event.flow!);
   const title = "It is an address of a Service";
+  if (!read) return { mood: "warn", title, text: `The node took it for Service ${key}. What it is now is not known: it was deleted since, or could not be read.` };
   if (!found) {
     return { mood: "warn", title, text: `The node took it for Service ${key}. It does not hold this address now: the Service was changed or deleted since.` };
   }

@@ -66,7 +66,7 @@ export class Watch extends Source {
       try {
         const request = create(WatchFlowsRequestSchema, { filter });
         if (since > 0 && this.entries.length === 0) request.since = timestampFromMs(Date.now() - since);
-        for await (const message of client.watchFlows(request, { signal })) {
+        for await (const message of client.watchFlows(request, { signal, timeoutMs: 0 })) {
           if (!this.connected) {
             this.connected = true;
             this.error = "";

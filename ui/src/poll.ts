@@ -1,9 +1,13 @@
 import { explain } from "./api";
 import { Source } from "./schedule";
 
+/** longest is the longest pause for a value that is slow to read, in ms. */
+const longest = 30_000;
+
 /**
  * Poll reads a value again and again while it is shown, with a pause of so many ms at least. It
- * reads during no more than a share of its time, so a value that is slow to read is read less often.
+ * reads during no more than a share of its time, so a value that is slow to read is read less often,
+ * but each half minute at least.
  */
 export class Poll<T> extends Source {
   value: T | undefined;
@@ -61,7 +65,7 @@ export class Poll<T> extends Source {
 
   /** rest is the pause between two readings, in ms. */
   private get rest() {
-    return Math.max(this.pause, this.took / this.share - this.took);
+    return Math.max(this.pause, Math.min(this.took / this.share - this.took, longest));
   }
 
   get busy() {

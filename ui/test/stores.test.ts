@@ -3,9 +3,11 @@ import { test } from "node:test";
 import { create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { durationFromMs, timestampFromMs } from "@bufbuild/protobuf/wkt";
+import { Api, explain } from "../src/api";
 import { Watch, most } from "../src/flows";
 import { EventKind, FlowEventSchema, FlowSchema, Protocol, ServiceSchema } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { place, strongest } from "../src/graph";
+import { Poll } from "../src/poll";
 import { Ring } from "../src/ring";
 import { ServiceTable, select } from "../src/services";
 import { Counts, Handshakes, Traffic, eventSecond, limits, quantile, unanswered } from "../src/traffic";
@@ -45,6 +47,32 @@ test("a watch is bounded, and updates the screen once for many events", async ()
   assert.equal(watch.entries.length, most);
   assert.equal(watch.bad.length, 500);
   assert.equal(watch.entries.total, 12_000);
+});
+
+test("no call waits for ever, and no value for minutes", async () => {
+  const { setTimeout: real } = globalThis;
+  const pauses: number[] = [];
+  Object.assign(globalThis, {
+    location: { hash: "", origin: "http://page" },
+    sessionStorage: { getItem: () => "key" },
+    fetch: (_: unknown, init: RequestInit) => new Promise((_, reject) => init.signal!.addEventListener("abort", () => reject(init.signal!.reason))),
+    setTimeout: (run: () => void, pause: number) => (pauses.push(pause), real(run, 0)),
+  });
+  const failed = await new Api().node(0).getService({ namespace: "shop", name: "web" }).catch(explain);
+  Object.assign(globalThis, { setTimeout: real });
+  assert.equal(failed, "The agent accepts calls but does not answer in time.");
+  assert.deepEqual(pauses, [10_000]);
+
+  const { now } = Date;
+  let clock = 1_000_000;
+  Date.now = () => clock;
+  const slow = new Poll(async () => (clock += 20_000), 5000);
+  const pause = new Promise<number>((resolve) => Object.assign(globalThis, { setTimeout: (run: () => void, pause: number) => (pause > 100 ? resolve(pause) : real(run, pause)) }));
+  const end = slow.subscribe(() => {});
+  assert.equal(await pause, 30_000);
+  Object.assign(globalThis, { setTimeout: real });
+  Date.now = now;
+  end();
 });
 
 test("counts forget old seconds", () => {

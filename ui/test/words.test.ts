@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { create } from "@bufbuild/protobuf";
 import { inPrefix, isAddressOrPrefix } from "../src/address";
 import { decide, traceCommand } from "../src/decision";
+import type { Service } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { EventKind, FlowEventSchema, FlowSchema, Protocol, ServiceSchema } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { noQuery, toFilter } from "../src/query";
 import { reasonOf, runbookOf, runbooks } from "../src/reasons";
@@ -88,7 +89,7 @@ const service = create(ServiceSchema, {
   ],
 });
 
-function steps(init: { kind?: EventKind; client?: string; to?: string; port?: number; endpoint?: string; reason?: string; packets?: bigint; oneWay?: boolean }, of = service) {
+function steps(init: { kind?: EventKind; client?: string; to?: string; port?: number; endpoint?: string; reason?: string; packets?: bigint; oneWay?: boolean }, of: Service | null = service) {
   const event = create(FlowEventSchema, {
     kind: init.kind ?? EventKind.OPENED,
     reason: init.reason ?? "",
@@ -105,7 +106,7 @@ function steps(init: { kind?: EventKind; client?: string; to?: string; port?: nu
       oneWay: init.oneWay ?? false,
     },
   });
-  return decide(event, of).map((s) => `${s.mood} ${s.title}: ${s.text}`).join("\n");
+  return decide(event, of ?? undefined).map((s) => `${s.mood} ${s.title}: ${s.text}`).join("\n");
 }
 
 test("a command has no text from elsewhere but addresses", () => {
@@ -129,6 +130,7 @@ test("decisions in words", () => {
   assert.match(steps({ to: "192.0.2.9", client: "203.0.113.80", endpoint: "10.1.0.1" }), /is in 203.0.113.0\/24: it may connect[^]*externalTrafficPolicy is Local/);
   assert.match(steps({ to: "192.168.7.1", port: 30080, endpoint: "10.1.0.1" }), /The node port of/);
   assert.match(steps({ to: "10.96.0.77", endpoint: "10.1.0.1" }), /does not hold this address now/);
+  assert.match(steps({ endpoint: "10.1.0.1" }, null), /it was deleted since, or could not be read/);
   assert.match(steps({ endpoint: "10.1.0.2" }), /warn The endpoint has changed since: The endpoint is terminating/);
   assert.match(steps({ endpoint: "10.1.0.9" }), /does not have this endpoint any more/);
   assert.match(steps({ kind: EventKind.CLOSED, endpoint: "10.1.0.1", reason: "timeout", packets: 4n }), /bad The endpoint did not answer: 4 packets went to 10.1.0.1:8080/);
