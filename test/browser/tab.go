@@ -140,7 +140,7 @@ func (tab *Tab) Until(what, expression string) {
 		}
 		return nil
 	}); err != nil {
-		tab.t.Fatalf("%v: the page shows:\n%s\nerrors: %q", err, Eval[string](tab, "document.body.innerText.slice(0, 3000)"), tab.Errors())
+		tab.t.Fatalf("the page shows:\n%s\nerrors: %q\n%v", Eval[string](tab, "document.body.innerText.slice(0, 20000)"), tab.Errors(), err)
 	}
 }
 

@@ -367,10 +367,18 @@ func (n *Node) generator(seed uint64) *generator {
 	return g
 }
 
-// flow is a new one, to a random endpoint.
+// flow is a new one. Most go to a random endpoint; one of eight meets a planted fault, so that
+// none has to be waited for.
 func (g *generator) flow() *node.Flow {
 	g.made++
 	i, _ := slices.BinarySearch(g.sums, g.rand.IntN(g.total)+1)
+	switch {
+	case g.node.Healthy:
+	case g.made%16 == 0:
+		i = slices.IndexFunc(g.node.targets, func(t target) bool { return t.endpoint.Address == DeadEndpoint })
+	case g.made%16 == 8:
+		i = slices.IndexFunc(g.node.targets, func(t target) bool { return t.service.Namespace+"/"+t.service.Name == RefusingService })
+	}
 	t, c := g.node.targets[i], clients[g.rand.IntN(6)]
 	front := t.port.Frontends[0]
 	if t.service.Type != "ClusterIP" && g.rand.IntN(3) > 0 {
