@@ -148,35 +148,15 @@ func (u *upgrade) endMeanwhile(t *testing.T) {
 	t.Logf("of %d connections opened while agents were replaced, %d are lost; %d flows were opened in %d switches", len(u.meanwhile), len(u.lost), during, switches)
 	if len(u.lost) > during {
 		t.Errorf("lost: %s", strings.Join(u.lost, "\n"))
-		u.showDrops(t)
+		u.showLosses(t)
 	}
 }
 
-// showDrops logs where the kernel and the programs count lost datagrams, and when the agents
+// showLosses logs where the kernel and the programs count lost datagrams, and when the agents
 // did what.
-func (u *upgrade) showDrops(t *testing.T) {
-	for _, short := range []string{"a", "b", "a0", "b0", "a1", "client0"} {
-		host := u.MustHost(t, short)
-		_ = host.Do(func() error {
-			snmp, err := os.ReadFile("/proc/thread-self/net/snmp")
-			for line := range strings.Lines(string(snmp)) {
-				if strings.HasPrefix(line, "Udp:") {
-					t.Logf("%s: %s", host.Name, strings.TrimSpace(line))
-				}
-			}
-			return err
-		})
-	}
+func (u *upgrade) showLosses(t *testing.T) {
+	t.Log(strings.Join(u.Losses(t.Context()), "\n"))
 	for _, node := range u.Nodes() {
-		page, err := u.Agent(node).Metrics(t.Context())
-		if err != nil {
-			t.Log(err)
-		}
-		for line := range strings.Lines(page) {
-			if strings.Contains(line, "drop_") && !strings.HasPrefix(line, "#") && !strings.HasSuffix(line, " 0\n") {
-				t.Logf("%s: %s", node, strings.TrimSpace(line))
-			}
-		}
 		t.Logf("the log of %s:\n%s", node, strings.Join(u.logOf(t, node), "\n"))
 	}
 }

@@ -47,6 +47,9 @@ func (r *running) runFlow(ctx context.Context, t *testing.T, f flows.Flow) {
 				t.Fatal(err)
 			}
 			r.s.judge(q).report(t, answers)
+			if t.Failed() && slices.ContainsFunc(answers, func(a probe.Answer) bool { return a.Err == probe.Timeout }) {
+				r.s.showLosses(ctx, t)
+			}
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"spillway.dev/spillway/test/flows"
@@ -17,6 +18,8 @@ import (
 type Suite struct {
 	Cluster *cluster.Cluster
 	Loader  *Loader
+
+	showing sync.Once
 }
 
 // New makes a suite on a cluster.
@@ -50,6 +53,11 @@ func (s *Suite) Run(t *testing.T, cases []flows.Case) {
 			r.run(ctx, t)
 		})
 	}
+}
+
+// showLosses logs, for the first question that waited in vain, where packets were lost.
+func (s *Suite) showLosses(ctx context.Context, t *testing.T) {
+	s.showing.Do(func() { t.Logf("packets were lost here:\n%s", strings.Join(s.Cluster.Losses(ctx), "\n")) })
 }
 
 // start gives a case what it needs to run.
