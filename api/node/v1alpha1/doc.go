@@ -2,4 +2,4 @@
 // docs/reference/node-api.md describes how to reach it.
 package nodev1alpha1
 
-//go:generate go tool -modfile=../../../hack/proto/go.mod buf generate ../../proto --template ../../proto/buf.gen.yaml -o ../../..
+//go:generate ../../../hack/proto/generate
