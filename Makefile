@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose peers test test-all test-cluster test-kernels test-xdp bench bench-end-to-end bench-packet demo
+.PHONY: help root repository build docs image image-lock image-push release cluster generate lint lint-prose lint-proto peers test test-all test-cluster test-kernels test-xdp bench bench-end-to-end bench-packet demo
 
 export CGO_ENABLED := 0
 # Tests, linters, the image and hack/peers' programs then share hundreds of compiled packages.
@@ -65,9 +65,11 @@ lint: lint-prose ## check format, golangci-lint with vet and the dependency rule
 	for module in test/deploy test/cluster; do go -C $$module vet ./...; done
 	for module in . lab hack test/browser; do $(call GOLANGCI_LINT,$$module); done
 	$(ACTIONLINT)
-	$(BUF) lint api/proto
 	go test ./test/lint
 	go -C hack test ./reference
+
+lint-proto: ## check the names of api/proto; buf takes two minutes to compile, so only test-all runs it
+	$(BUF) lint api/proto
 
 # Vale parses Go with a library in C and C++.
 lint-prose: ## check the prose of documents and Go comments

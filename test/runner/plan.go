@@ -43,12 +43,16 @@ func (o options) checks() []step {
 		groups = append(groups, "test-all", "cluster", "ui", "docs")
 		peers = append(peers, "otelcol")
 	}
-	return []step{
+	checks := []step{
 		{name: "packages", argv: append([]string{"hack/deps"}, groups...)},
 		{name: "peers", after: []string{"packages"}, argv: append([]string{"hack/peers"}, peers...)},
 		{name: "lint", after: []string{"packages"}, argv: []string{"make", "--no-print-directory", "lint"}},
 		{name: "generated", after: []string{"lint"}, argv: []string{"hack/generated"}},
 	}
+	if o.all {
+		checks = append(checks, step{name: "lint-proto", after: []string{"generated"}, argv: []string{"make", "--no-print-directory", "lint-proto"}})
+	}
+	return checks
 }
 
 // first lists the packages whose tests take longest, the longest first. They begin first, so
