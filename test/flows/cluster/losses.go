@@ -45,6 +45,35 @@ func (c *Cluster) Losses(ctx context.Context) []string {
 	return lines
 }
 
+// Trail lists what each node's agent and conntrack know of a client's socket, ADDRESS:PORT, and
+// the latest drops and refusals.
+func (c *Cluster) Trail(ctx context.Context, client string) []string {
+	_, port, _ := strings.Cut(client[strings.LastIndexByte(client, ':'):], ":")
+	var lines []string
+	for _, node := range c.Nodes() {
+		a := c.agents[node]
+		if a == nil {
+			continue
+		}
+		for _, args := range [][]string{
+			{c.Binary, "flows", "--limit=100000", "-o=wide", "--api-socket=" + a.Socket()},
+			{c.Binary, "flows", "--since=1m", "--event=refused,dropped", "-o=wide", "--api-socket=" + a.Socket()},
+			{"conntrack", "-L"}, {"conntrack", "-L", "-f", "ipv6"},
+		} {
+			out, err := a.host.Command(ctx, args...).CombinedOutput()
+			if err != nil {
+				lines = append(lines, fmt.Sprintf("%s: %v: %v", node, args[1:], err))
+			}
+			for line := range strings.Lines(string(out)) {
+				if strings.Contains(line, client) || strings.Contains(line, "port="+port+" ") {
+					lines = append(lines, node+": "+strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+	return lines
+}
+
 // ownNet reads a file of the network namespace of this thread; "" if there is none.
 func ownNet(name string) string {
 	text, _ := os.ReadFile("/proc/thread-self/net/" + name) // the counters are hints

@@ -47,8 +47,8 @@ func (r *running) runFlow(ctx context.Context, t *testing.T, f flows.Flow) {
 				t.Fatal(err)
 			}
 			r.s.judge(q).report(t, answers)
-			if t.Failed() && slices.ContainsFunc(answers, func(a probe.Answer) bool { return a.Err == probe.Timeout }) {
-				r.s.showLosses(ctx, t)
+			if i := slices.IndexFunc(answers, func(a probe.Answer) bool { return a.Err == probe.Timeout }); t.Failed() && i >= 0 {
+				r.s.showLosses(ctx, t, answers[i])
 			}
 		})
 	}

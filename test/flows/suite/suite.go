@@ -5,6 +5,7 @@ package suite
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
+	"spillway.dev/spillway/test/flows/probe"
 )
 
 // Suite is a list of cases on a running cluster.
@@ -56,9 +58,17 @@ func (s *Suite) Run(t *testing.T, cases []flows.Case) {
 }
 
 // showLosses logs, for the first question that waited in vain, where packets were lost.
-func (s *Suite) showLosses(ctx context.Context, t *testing.T) {
-	s.showing.Do(func() { t.Logf("packets were lost here:\n%s", strings.Join(s.Cluster.Losses(ctx), "\n")) })
+func (s *Suite) showLosses(ctx context.Context, t *testing.T, a probe.Answer) {
+	s.showing.Do(func() {
+		t.Logf("packets were lost here:\n%s", strings.Join(s.Cluster.Losses(ctx), "\n"))
+		if client := asker.FindStringSubmatch(a.Detail); client != nil {
+			t.Logf("known of %s:\n%s", client[1], strings.Join(s.Cluster.Trail(ctx, client[1]), "\n"))
+		}
+	})
 }
+
+// asker finds the socket in the text of a probe's error.
+var asker = regexp.MustCompile(`from (\S+:\d+) at `)
 
 // start gives a case what it needs to run.
 func (s *Suite) start(c flows.Case) *running {
