@@ -8,11 +8,12 @@ import (
 	"strings"
 )
 
-// losses are the counters of /proc/net/snmp and snmp6 that grow when a packet is lost
-// (RFC 4113, RFC 4293; Rcvbuf and Sndbuf are Linux's own). Those of snmp6 have a prefix.
+// losses are the counters of /proc/net/snmp, netstat and snmp6 that grow when a packet is lost
+// (RFC 4113, RFC 4293; net/ipv4/proc.c). Those of snmp6 have a prefix.
 var losses = []string{
 	"InErrors", "RcvbufErrors", "SndbufErrors", "InCsumErrors", "MemErrors", "InDiscards", "OutDiscards",
 	"InHdrErrors", "InAddrErrors", "NoRoutes", "OutNoRoutes", "InNoRoutes", "InTruncatedPkts", "ReasmFails",
+	"ListenOverflows", "ListenDrops", "TCPBacklogDrop", "TCPReqQFullDrop", "TCPTimeWaitOverflow",
 }
 
 // Losses lists, for a test that misses a packet, the counters that are not zero and say
@@ -22,7 +23,7 @@ func (c *Cluster) Losses(ctx context.Context) []string {
 	var lines []string
 	for _, host := range c.Lab.Hosts() {
 		_ = host.Do(func() error {
-			for _, found := range slices.Concat(snmpLosses(), snmp6Losses(), deviceLosses()) {
+			for _, found := range slices.Concat(snmpLosses("snmp"), snmpLosses("netstat"), snmp6Losses(), deviceLosses()) {
 				lines = append(lines, host.Name+": "+found)
 			}
 			return nil
@@ -81,9 +82,9 @@ func ownNet(name string) string {
 }
 
 // snmpLosses reads lines in pairs: "Udp: NAME..." and "Udp: VALUE...".
-func snmpLosses() (found []string) {
+func snmpLosses(file string) (found []string) {
 	names := map[string][]string{}
-	for line := range strings.Lines(ownNet("snmp")) {
+	for line := range strings.Lines(ownNet(file)) {
 		fields := strings.Fields(line)
 		if names[fields[0]] == nil {
 			names[fields[0]] = fields

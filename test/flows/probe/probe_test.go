@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -119,6 +120,8 @@ func checkAnswers(t *testing.T, req Request, answers []Answer) {
 		sources[a.Source] = true
 		if _, port, _ := net.SplitHostPort(a.Source); req.LowPorts != (port < "45000") {
 			t.Errorf("%+v: source port %s is on the wrong side of 45000", req, port)
+		} else if n, _ := strconv.Atoi(port); req.FreshPorts && n%8 == 6 {
+			t.Errorf("%+v: a node may give source port %s to another connection of the client", req, port)
 		}
 	}
 	if one := req.SameSocket || req.Socket != ""; one != (len(sources) == 1) {

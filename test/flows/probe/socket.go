@@ -26,7 +26,12 @@ const highPorts = 45000
 var freshPorts atomic.Int32
 
 // firstLowFreshPort is the first one with Request.LowPorts. The servers have ports below.
-const firstLowFreshPort = 10000
+const firstLowFreshPort = 10007
+
+// freshPort returns the nth port from first, which must be 7 modulo 8, without those that are 6: a
+// node gives them to connections whose own port another one has. With DSR, a client's own socket
+// with that port would not reach the same endpoint meanwhile.
+func freshPort(first, n int) int { return first + n/7*8 + n%7 }
 
 // openSocket makes a socket that can reach dst.
 func openSocket(req Request, dst netip.AddrPort) (*socket, error) {
@@ -60,11 +65,11 @@ func openSocket(req Request, dst netip.AddrPort) (*socket, error) {
 		}
 		err = s.bind(domain, req.LocalPort)
 	case req.FreshPorts:
-		first, last := highPorts, 65535
+		first, last := highPorts+7, 65535
 		if req.LowPorts {
 			first, last = firstLowFreshPort, highPorts-1
 		}
-		port := first - 1 + int(freshPorts.Add(1))
+		port := freshPort(first, int(freshPorts.Add(1))-1)
 		if port > last {
 			err = errors.New("all ports of FreshPorts are used up")
 			break
