@@ -136,10 +136,7 @@ func (s *socket) pendingError() error {
 // wait returns when the socket is ready for events, or has an error stored.
 func (s *socket) wait(events int16, deadline time.Time) error {
 	for {
-		left := time.Until(deadline)
-		if left <= 0 {
-			return errTimeout
-		}
+		left := max(0, time.Until(deadline)) // a process that was not scheduled looks once more
 		fds := []unix.PollFd{{Fd: int32(s.fd), Events: events}}
 		n, err := unix.Poll(fds, int(left/time.Millisecond)+1)
 		if err != nil && err != unix.EINTR {
@@ -147,6 +144,9 @@ func (s *socket) wait(events int16, deadline time.Time) error {
 		}
 		if n > 0 {
 			return nil
+		}
+		if left == 0 {
+			return errTimeout
 		}
 	}
 }
