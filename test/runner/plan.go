@@ -83,22 +83,35 @@ func (o options) tests() ([]step, error) {
 	if o.all {
 		hack = []string{"./..."}
 	}
-	// Two lanes: more packages at once only make each of them late.
-	lane := append(o.dataplanes(),
+	ebpf := []step{o.goTest("ebpf", ".", o.packages, packages...)}
+	netfilter := o.dataplanes()
+	rest := []step{
 		o.goTest("lab", "lab", 1, "./soak", "./..."), // the longest first
 		o.goTest("browser", "test/browser", 1, "./..."),
 		o.goTest("deploy", "test/deploy", 1, "./..."),
-		o.goTest("hack", "hack", 1, hack...))
-	for i := range lane[1:] {
-		lane[i+1].after = []string{lane[i].name}
+		o.goTest("hack", "hack", 1, hack...),
 	}
-	stages := append([]step{o.goTest("ebpf", ".", o.packages, packages...)}, lane...)
+	// Two lanes: more packages at once only make each of them late.
+	if o.all {
+		ebpf = append(ebpf, rest...)
+	} else {
+		netfilter = append(netfilter, rest...)
+	}
+	stages := append(inTurn(ebpf), inTurn(netfilter)...)
 	if o.all {
 		cluster := o.goTest("cluster", "test/cluster", 1, "-short", "./...")
 		cluster.after = append(names(stages), "generated") // it counts losses: nothing runs beside it
 		stages = append(stages, cluster)
 	}
 	return stages, nil
+}
+
+// inTurn makes each step begin after the one before.
+func inTurn(lane []step) []step {
+	for i := range lane[1:] {
+		lane[i+1].after = []string{lane[i].name}
+	}
+	return lane
 }
 
 func names(steps []step) []string {
