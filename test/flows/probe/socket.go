@@ -133,10 +133,15 @@ func (s *socket) pendingError() error {
 	return nil
 }
 
+// lastLook is how long a process still waits after the deadline: it, or the whole machine, may
+// have stood still until then, with the answer on its way.
+const lastLook = 100 * time.Millisecond
+
 // wait returns when the socket is ready for events, or has an error stored.
 func (s *socket) wait(events int16, deadline time.Time) error {
 	for {
-		left := max(0, time.Until(deadline)) // a process that was not scheduled looks once more
+		last := !time.Now().Before(deadline)
+		left := max(lastLook, time.Until(deadline))
 		fds := []unix.PollFd{{Fd: int32(s.fd), Events: events}}
 		n, err := unix.Poll(fds, int(left/time.Millisecond)+1)
 		if err != nil && err != unix.EINTR {
@@ -145,7 +150,7 @@ func (s *socket) wait(events int16, deadline time.Time) error {
 		if n > 0 {
 			return nil
 		}
-		if left == 0 {
+		if last {
 			return errTimeout
 		}
 	}
