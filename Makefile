@@ -80,6 +80,7 @@ lint-prose: ## check the prose of documents and Go comments
 .PHONY: ui
 ui: ## build the page of spillway ui in ui/dist (installs node if it is missing)
 	@command -v npm >/dev/null || hack/deps ui
+	@command -v protoc >/dev/null || hack/deps generate
 	npm --prefix ui ci --ignore-scripts --no-audit --no-fund
 	npm --prefix ui run all
 
