@@ -120,7 +120,7 @@ func Eval[T any](tab *Tab, expression string) T {
 	defer cancel()
 	result, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 	if err != nil {
-		tab.t.Fatalf("evaluate %.200s: %v", expression, err)
+		tab.t.Fatalf("evaluate %.200s: %v: %s", expression, err, tab.state())
 	}
 	return result
 }
@@ -140,8 +140,21 @@ func (tab *Tab) Until(what, expression string) {
 		}
 		return nil
 	}); err != nil {
-		tab.t.Fatalf("the page shows:\n%s\nerrors: %q\n%v", Eval[string](tab, "document.body.innerText.slice(0, 20000)"), tab.Errors(), err)
+		tab.t.Fatalf("the page shows:\n%s\nerrors: %q; %s\n%v", Eval[string](tab, "document.body.innerText.slice(0, 20000)"), tab.Errors(), tab.state(), err)
 	}
+}
+
+// state says whether the page runs and draws: a test may fail because the browser hangs.
+func (tab *Tab) state() string {
+	ctx, cancel := context.WithTimeout(tab.ctx, 20*time.Second)
+	defer cancel()
+	got, err := chromedp.Run(ctx, chromedp.Evaluate[string](`Promise.race([
+		new Promise(done => requestAnimationFrame(() => done("the page draws"))),
+		new Promise(done => setTimeout(() => done("the page draws no frame in 10 s"), 10_000))]).then(s => s + ", it is " + document.visibilityState)`, chromedp.EvalAwaitPromise))
+	if err != nil {
+		return "the page does not run: " + err.Error()
+	}
+	return got
 }
 
 // Text waits until the page shows a text.
