@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os/exec"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 
 	"spillway.dev/spillway/test/await"
@@ -24,8 +26,30 @@ type Tab struct {
 	errors []string
 }
 
+// askAgain is when a question without an answer is asked again: chromium has lost answers.
+const askAgain = 30 * time.Second
+
 // patience limits a step in a page. A step takes well below a second.
 const patience = await.Limit
+
+// startPatience limits a start, which takes about a second and is tried again.
+const startPatience = 30 * time.Second
+
+// framesForSure calls an animation frame's function after a second without a frame: at times, on
+// a busy machine, chromium without a window runs a page and never draws it again.
+const framesForSure = `(() => {
+	const request = window.requestAnimationFrame.bind(window), cancel = window.cancelAnimationFrame.bind(window), timers = new Map();
+	window.requestAnimationFrame = run => {
+		const once = time => {
+			if (timers.delete(frame)) { clearTimeout(timer); cancel(frame); run(time); }
+		};
+		const late = () => { window.missedFrames = (window.missedFrames ?? 0) + 1; once(performance.now()); };
+		const frame = request(once), timer = setTimeout(late, 1000);
+		timers.set(frame, timer);
+		return frame;
+	};
+	window.cancelAnimationFrame = frame => { clearTimeout(timers.get(frame)); timers.delete(frame); cancel(frame); };
+})()`
 
 // Open starts Debian's chromium with one tab of a size in CSS pixels. It ends with the test.
 func Open(t *testing.T, width, height int) *Tab {
@@ -59,11 +83,17 @@ func start(t *testing.T, program string, width, height int) (*Tab, error) {
 	t.Cleanup(endTab)
 	// The first call starts the browser, which ends with that call's context: it has no limit.
 	started := make(chan error, 1)
-	go func() { started <- chromedp.Do(ctx, chromedp.EmulateViewport(int64(width), int64(height))) }()
+	go func() {
+		err := chromedp.Do(ctx, chromedp.EmulateViewport(int64(width), int64(height)))
+		if err == nil {
+			_, err = chromedp.Call(ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: framesForSure})
+		}
+		started <- err
+	}()
 	select {
 	case err := <-started:
 		return &Tab{t: t, ctx: ctx}, err
-	case <-time.After(patience):
+	case <-time.After(startPatience):
 		end()
 		return nil, errors.New("no answer")
 	}
@@ -116,13 +146,17 @@ func Call[P, R any](tab *Tab, command cdp.Command[P, R], params P) R {
 // Eval evaluates an expression in a tab. A promise is awaited.
 func Eval[T any](tab *Tab, expression string) T {
 	tab.t.Helper()
-	ctx, cancel := context.WithTimeout(tab.ctx, patience)
-	defer cancel()
-	result, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
+	result, err := evaluate[T](tab, expression, patience)
 	if err != nil {
 		tab.t.Fatalf("evaluate %.200s: %v: %s", expression, err, tab.state())
 	}
 	return result
+}
+
+func evaluate[T any](tab *Tab, expression string, limit time.Duration) (T, error) {
+	ctx, cancel := context.WithTimeout(tab.ctx, limit)
+	defer cancel()
+	return chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 }
 
 // Run evaluates an expression in the page for its effect.
@@ -135,10 +169,11 @@ func (tab *Tab) Run(expression string) {
 func (tab *Tab) Until(what, expression string) {
 	tab.t.Helper()
 	if err := await.Error(func() error {
-		if !Eval[bool](tab, "!!("+expression+")") {
-			return errors.New(what)
+		is, err := evaluate[bool](tab, "!!("+expression+")", askAgain)
+		if err == nil && !is {
+			err = errors.New(what)
 		}
-		return nil
+		return err
 	}); err != nil {
 		tab.t.Fatalf("the page shows:\n%s\nerrors: %q; %s\n%v", Eval[string](tab, "document.body.innerText.slice(0, 20000)"), tab.Errors(), tab.state(), err)
 	}
@@ -146,15 +181,11 @@ func (tab *Tab) Until(what, expression string) {
 
 // state says whether the page runs and draws: a test may fail because the browser hangs.
 func (tab *Tab) state() string {
-	ctx, cancel := context.WithTimeout(tab.ctx, 20*time.Second)
-	defer cancel()
-	got, err := chromedp.Run(ctx, chromedp.Evaluate[string](`Promise.race([
-		new Promise(done => requestAnimationFrame(() => done("the page draws"))),
-		new Promise(done => setTimeout(() => done("the page draws no frame in 10 s"), 10_000))]).then(s => s + ", it is " + document.visibilityState)`, chromedp.EvalAwaitPromise))
+	missed, err := evaluate[int](tab, "window.missedFrames ?? 0", askAgain)
 	if err != nil {
 		return "the page does not run: " + err.Error()
 	}
-	return got
+	return fmt.Sprintf("%d frames were not drawn within a second", missed)
 }
 
 // Text waits until the page shows a text.
