@@ -2,13 +2,14 @@
 // never import each other:
 //
 //	ebpf       maps that the programs of bpf/ read
-//	  objects    loads programs and maps: imported by the other parts, imports none
-//	  inspect    shows what is in the kernel
-//	  upgrade    takes over from other runs, and leaves to them
-//	  dsr        probes the ways of direct replies
-//	  attach     attaches the programs, and finds pods behind interfaces
-//	  wire       headers of packets that the agent builds
-//	  dsrprobe   finds out what the network between the nodes forwards
+//	  objects      loads programs and maps: imported by the other parts, imports none
+//	  objectstest  what tests of several parts need: maps without programs
+//	  inspect      shows what is in the kernel
+//	  upgrade      takes over from other runs, and leaves to them
+//	  dsr          probes the ways of direct replies
+//	  attach       attaches the programs, and finds pods behind interfaces
+//	  wire         headers of packets that the agent builds
+//	  dsrprobe     finds out what the network between the nodes forwards
 //	nftables   a table with maps, and the table of do-not-track policies
 //	iptables   chains, for iptables-nft and iptables-legacy
 package dataplane

@@ -20,6 +20,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -32,7 +33,7 @@ func TestBackendLife(t *testing.T) {
 	cfg := ownPlace(t)
 	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
 	state := intent.State{
-		Ports: []*intent.ServicePort{simplePort(1, 3), simplePort(2, 2)},
+		Ports: []*intent.ServicePort{objectstest.SimplePort(1, 3), objectstest.SimplePort(2, 2)},
 		Node:  intent.Node{Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}},
 	}
 	noError(t, os.MkdirAll(filepath.Join(cfg.BPFFS, "maps-v0"), 0o700))
@@ -47,11 +48,11 @@ func TestBackendLife(t *testing.T) {
 
 	// No subtests: they would run on another thread, in another namespace.
 	second := runBackend(t, cfg, state, func() {
-		wantSame(t, "restart: programs before Replace", programIDs(t, cfg), first.programs)
+		objectstest.WantSame(t, "restart: programs before Replace", programIDs(t, cfg), first.programs)
 	})
-	wantSame(t, "restart: maps", second.maps, first.maps)
-	wantSame(t, "restart: links", second.links, first.links)
-	wantSame(t, "restart: endpoints", second.endpoints, first.endpoints)
+	objectstest.WantSame(t, "restart: maps", second.maps, first.maps)
+	objectstest.WantSame(t, "restart: links", second.links, first.links)
+	objectstest.WantSame(t, "restart: endpoints", second.endpoints, first.endpoints)
 	for hook, id := range second.programs {
 		if id == first.programs[hook] {
 			t.Errorf("restart: %s still has the program of the run before", hook)
@@ -62,13 +63,13 @@ func TestBackendLife(t *testing.T) {
 	cfg.FlowTableSize *= 2
 	third := runBackend(t, cfg, state, nil)
 	wantChanged(t, third.maps, second.maps, objects.TCMapFlows, objects.TCMapUnconfirmed)
-	wantSame(t, "larger flow table: links", third.links, first.links)
-	wantSame(t, "larger flow table: endpoints", third.endpoints, first.endpoints)
+	objectstest.WantSame(t, "larger flow table: links", third.links, first.links)
+	objectstest.WantSame(t, "larger flow table: endpoints", third.endpoints, first.endpoints)
 	wantUses(t, cfg, third.maps)
 
 	cfg.MaxFrontends *= 2
 	fourth := runBackend(t, cfg, state, func() {
-		wantSame(t, "more Services: programs before Replace", programIDs(t, cfg), third.programs)
+		objectstest.WantSame(t, "more Services: programs before Replace", programIDs(t, cfg), third.programs)
 	})
 	wantChanged(t, fourth.maps, third.maps, append(slices.Clone(objects.PortMaps), objects.TCMapPortFilter)...)
 	wantUses(t, cfg, fourth.maps)
@@ -169,16 +170,16 @@ func TestUnknownPoliciesKeepEverythingInTheStack(t *testing.T) {
 		BypassNever:  objects.TCSettingsFlagsSETTING_BYPASS_NEVER,
 		BypassAlways: objects.TCSettingsFlagsSETTING_BYPASS_NEVER, // whose are not known, is for intent to say
 	} {
-		b := newMapsBackend(t, Config{Bypass: bypass, Timeouts: testTimeouts})
+		b := newMapsBackend(t, Config{Bypass: bypass, Timeouts: objectstest.Timeouts})
 		noError(t, b.node.writeNode(&intent.Node{PoliciesUnknown: true}))
-		if got := objects.TCSettingsFlags(readSettings(t, b).Flags); got != want {
+		if got := objects.TCSettingsFlags(objectstest.Settings(t, b.objects).Flags); got != want {
 			t.Errorf("%s: flags %b, want %b", bypass, got, want)
 		}
 	}
-	b := newMapsBackend(t, Config{Bypass: BypassAuto, Timeouts: testTimeouts})
+	b := newMapsBackend(t, Config{Bypass: BypassAuto, Timeouts: objectstest.Timeouts})
 	noError(t, b.node.writeNode(&intent.Node{PoliciesUnknown: true}))
 	noError(t, b.node.writeNode(&intent.Node{}))
-	if got := readSettings(t, b).Flags; got != 0 {
+	if got := objectstest.Settings(t, b.objects).Flags; got != 0 {
 		t.Errorf("flags %b are left when policies are known", got)
 	}
 }
@@ -189,14 +190,14 @@ func TestSettings(t *testing.T) {
 	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_reserved_ports", "5000,40000-40009"))
 	v4, v6 := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")
 	other := netip.MustParseAddr("192.0.2.9")
-	b := newMapsBackend(t, Config{Bypass: BypassNever, Timeouts: testTimeouts})
+	b := newMapsBackend(t, Config{Bypass: BypassNever, Timeouts: objectstest.Timeouts})
 	node := &intent.Node{
 		Addrs: []netip.Addr{v4, other, v6}, NodePortAddrs: []netip.Addr{other}, MasqueradeAll: true,
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 	}
 	noError(t, b.node.writeNode(node))
 
-	s := readSettings(t, b)
+	s := objectstest.Settings(t, b.objects)
 	if got, want := [6]uint32{s.TimeoutNew, s.TimeoutTcp, s.TimeoutClosing, s.TimeoutClosed, s.TimeoutUdpNew, s.TimeoutUdp},
 		[6]uint32{60, 600, 120, 100, 70, 80}; got != want {
 		t.Errorf("time-outs %v, want %v", got, want)
@@ -208,26 +209,26 @@ func TestSettings(t *testing.T) {
 		t.Errorf("addresses %v %v", s.NodeV4, s.NodeV6)
 	}
 	wantSNATPorts(t, b, s)
-	wantSame(t, "node addresses", readAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)), map[objects.TCAddrKey]uint32{
+	objectstest.WantSame(t, "node addresses", objectstest.ReadAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)), map[objects.TCAddrKey]uint32{
 		objects.AddrKey(v4): 0, objects.AddrKey(v6): 0, objects.AddrKey(other): uint32(objects.TCNodeAddrFlagsNODE_ADDR_NODEPORT),
 	})
 
 	// An address is removed; an external device names the primary one.
 	b.node.onUplinks(map[int]attach.Uplink{3: {V4: other}})
 	noError(t, b.node.writeNode(&intent.Node{Addrs: []netip.Addr{v4, other}}))
-	s = readSettings(t, b)
+	s = objectstest.Settings(t, b.objects)
 	if s.NodeV4 != objects.ToAddr(other) || s.NodeV6 != (objects.TCAddr{}) || objects.TCSettingsFlags(s.Flags) != objects.TCSettingsFlagsSETTING_BYPASS_NEVER {
 		t.Errorf("settings %+v", s)
 	}
-	wantSame(t, "node addresses", readAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)), map[objects.TCAddrKey]uint32{objects.AddrKey(v4): 0, objects.AddrKey(other): 0})
-	wantSame(t, "outward interfaces", readAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)), map[uint32]objects.TCUplink{3: {V4: objects.ToAddr(other)}})
-	if ranges := readAll[objects.TCRangeKey, uint8](t, b.m(objects.TCMapSourceRanges)); len(ranges) > 0 {
+	objectstest.WantSame(t, "node addresses", objectstest.ReadAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)), map[objects.TCAddrKey]uint32{objects.AddrKey(v4): 0, objects.AddrKey(other): 0})
+	objectstest.WantSame(t, "outward interfaces", objectstest.ReadAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)), map[uint32]objects.TCUplink{3: {V4: objects.ToAddr(other)}})
+	if ranges := objectstest.ReadAll[objects.TCRangeKey, uint8](t, b.m(objects.TCMapSourceRanges)); len(ranges) > 0 {
 		t.Errorf("pod ranges %v are left", ranges)
 	}
 
 	// Other interfaces take the place of these.
 	b.node.onUplinks(map[int]attach.Uplink{4: {V6: v6}})
-	wantSame(t, "outward interfaces", readAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)), map[uint32]objects.TCUplink{4: {V6: objects.ToAddr(v6)}})
+	objectstest.WantSame(t, "outward interfaces", objectstest.ReadAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)), map[uint32]objects.TCUplink{4: {V6: objects.ToAddr(v6)}})
 	// Too few ports are an error, not a division by zero in the kernel.
 	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "1024 65535"))
 	if err := b.node.writeNode(node); err == nil || !strings.Contains(err.Error(), "ip_local_port_range") {
@@ -238,7 +239,7 @@ func TestSettings(t *testing.T) {
 func wantSNATPorts(t *testing.T, b *Backend, s objects.TCSettings) {
 	t.Helper()
 	listed := map[uint16]bool{}
-	ports := readAll[uint32, uint16](t, b.m(objects.TCMapSnatPorts))
+	ports := objectstest.ReadAll[uint32, uint16](t, b.m(objects.TCMapSnatPorts))
 	for i := range s.SnatPorts + s.NetworkPorts {
 		listed[ports[i]] = true
 		if (i < s.SnatPorts) == (ports[i]%8 == networkPortOf8) {
@@ -275,7 +276,7 @@ func TestPodsMap(t *testing.T) {
 		for n, p := range pods {
 			byKey[objects.AddrKey(a(n))] = p
 		}
-		wantSame(t, what, readAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)), byKey)
+		objectstest.WantSame(t, what, objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)), byKey)
 	}
 	police := func(ns ...int) {
 		t.Helper()
@@ -319,13 +320,13 @@ func TestPodsMap(t *testing.T) {
 
 func TestCanCarry(t *testing.T) {
 	b := &Backend{}
-	p := simplePort(1, 1)
+	p := objectstest.SimplePort(1, 1)
 	noError(t, b.CanCarry(p))
 	p.ID.Protocol = model.SCTP
 	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "SCTP") || !strings.Contains(err.Error(), "nftables") {
 		t.Errorf("SCTP: error %v, want one that names it and another dataplane", err)
 	}
-	p = simplePort(1, 1)
+	p = objectstest.SimplePort(1, 1)
 	p.Helper = intent.FTP
 	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") || !strings.Contains(err.Error(), intent.HelperAnnotation+"=none") {
 		t.Errorf("FTP: error %v, want one that names another dataplane and a way out", err)
@@ -350,7 +351,7 @@ func runBackend(t *testing.T, cfg Config, state intent.State, beforeReplace func
 	}
 	noError(t, b.Replace(t.Context(), state))
 	wantApplied(t, b, state.Ports)
-	ids := kernelIDs{maps: map[string]ebpf.MapID{}, links: map[string]link.ID{}, endpoints: endpointIDs(t, b.objects.Maps, state.Ports)}
+	ids := kernelIDs{maps: map[string]ebpf.MapID{}, links: map[string]link.ID{}, endpoints: objectstest.EndpointIDs(t, b.objects.Maps, state.Ports)}
 	for name, m := range b.objects.Maps {
 		info, err := m.Info()
 		noError(t, err)
@@ -418,13 +419,6 @@ func wantUses(t *testing.T, cfg Config, want map[string]ebpf.MapID) {
 			m.Close()
 		}
 		p.Close()
-	}
-}
-
-func wantSame[K, V comparable](t *testing.T, what string, have, want map[K]V) {
-	t.Helper()
-	if !maps.Equal(have, want) {
-		t.Errorf("%s: %v, want %v", what, have, want)
 	}
 }
 
@@ -534,29 +528,11 @@ func addOutward(t *testing.T, name, cidr string) (ifindex int) {
 // newMapsBackend is a backend that has all maps and no program.
 func newMapsBackend(t *testing.T, cfg Config) *Backend {
 	t.Helper()
-	cfg.BPFFS, cfg.CgroupRoot, cfg.Log = t.TempDir(), "/", quietLog()
-	noError(t, cfg.Validate())
-	all, err := objects.Specs(&cfg, kernel.Features{})
-	noError(t, err)
-	tc := all[0]
-	o := &objects.Objects{Maps: map[string]*ebpf.Map{}}
-	o.Verdicts, err = objects.VerdictNames(tc)
-	noError(t, err)
-	tc.Maps[objects.IDsMap] = objects.IDsSpec()
-	for name, spec := range tc.Maps {
-		if spec.Pinning != ebpf.PinByName {
-			continue
-		}
-		spec.Pinning = ebpf.PinNone
-		o.Maps[name], err = ebpf.NewMap(spec)
-		noError(t, err)
-	}
-	t.Cleanup(o.Close)
-	o.Filter, err = objects.OpenFilter(o)
-	noError(t, err)
-	b := &Backend{cfg: cfg, objects: o}
+	c, o := objectstest.Objects(t, cfg)
+	b := &Backend{cfg: *c, objects: o}
 	b.makeParts()
-	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS})
+	var err error
+	b.attacher, err = attach.New(attach.Config{PinDir: c.BPFFS})
 	noError(t, err)
 	t.Cleanup(func() { b.attacher.Close() })
 	return b
@@ -566,12 +542,5 @@ func wantApplied(t *testing.T, b *Backend, want []*intent.ServicePort) {
 	t.Helper()
 	have, err := b.Applied(context.Background())
 	noError(t, err)
-	wantPorts(t, have.Ports, want)
-}
-
-func readSettings(t *testing.T, b *Backend) objects.TCSettings {
-	t.Helper()
-	var s objects.TCSettings
-	noError(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
-	return s
+	objectstest.WantPorts(t, have.Ports, want)
 }

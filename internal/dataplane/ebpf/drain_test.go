@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -22,7 +23,7 @@ func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	maps := b.objects.Maps
 	flows, now := maps[objects.TCMapFlows], objects.BootSeconds()
 	put := func(n uint32, proto model.Protocol, state objects.TCFlowState, seen uint32) [2]objects.TCTuple {
-		keys, values := testFlow(n, proto, state, seen)
+		keys, values := objectstest.Flow(n, proto, state, seen)
 		for i := range keys {
 			noError(t, flows.Put(keys[i], values[i]))
 		}
@@ -79,7 +80,7 @@ func TestRepliesToChangedPortsOutliveUDPFlows(t *testing.T) {
 	defer b.Close()
 	flows, now := b.objects.Maps[objects.TCMapFlows], objects.BootSeconds()
 	put := func(n uint32, helper objects.TCFlowHelper) [2]objects.TCTuple {
-		keys, values := testFlow(n, model.UDP, objects.TCFlowStateFLOW_NEW, now)
+		keys, values := objectstest.Flow(n, model.UDP, objects.TCFlowStateFLOW_NEW, now)
 		for i := range keys {
 			values[i].Helper = uint8(helper)
 			noError(t, flows.Put(keys[i], values[i]))

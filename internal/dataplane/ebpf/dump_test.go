@@ -3,16 +3,19 @@ package ebpf
 import (
 	"fmt"
 	"slices"
-	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
-	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"strings"
 	"testing"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // Addresses and ports of a dump are those that people write, of every map.
 func TestADumpIsDecoded(t *testing.T) {
-	m := newPortMaps(t, 1<<10, 1<<10)
-	writeAll(t, openPorts(t, m), manyPorts(3, 2))
+	b := newMapsBackend(t, Config{})
+	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: objectstest.ManyPorts(3, 2)}))
 	spec, err := objects.LoadTC()
 	noError(t, err)
 	names, err := inspect.PinnedMaps()
@@ -27,7 +30,7 @@ func TestADumpIsDecoded(t *testing.T) {
 			t.Errorf("%s is not among %q", name, names)
 		}
 		var all strings.Builder
-		noError(t, inspect.DumpMap(m[name], spec.Maps[name], func(key, value []inspect.Field) error {
+		noError(t, inspect.DumpMap(b.m(name), spec.Maps[name], func(key, value []inspect.Field) error {
 			for _, f := range append(key, value...) {
 				fmt.Fprintf(&all, "%s=%v ", f.Name, f.Value)
 			}

@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -18,14 +19,14 @@ func filterKey(n uint32) objects.TCFrontendKey {
 // others, unless a flow or a socket still uses it.
 func TestFilterTidy(t *testing.T) {
 	ownPlace(t)
-	b := newMapsBackend(t, Config{Timeouts: testTimeouts, FlowTableSize: 1024, MaxFrontends: 1024, MaxEndpoints: 1024})
+	b := newMapsBackend(t, Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024, MaxFrontends: 1024, MaxEndpoints: 1024})
 	f := b.objects.Filter
 	frontends := f.Before(b.m(objects.TCMapFrontends))
 	const gone, withFlow, withReply, withSocket, untracked, added, members = 0, 1, 2, 3, 4, 5, 200
 	for n := range uint32(members) {
 		noError(t, frontends.Put(filterKey(n), objects.TCFrontend{}))
 	}
-	keys, flows := testFlow(9, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
+	keys, flows := objectstest.Flow(9, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 	keys[0].Daddr, keys[0].Dport = filterKey(withFlow).Addr, filterKey(withFlow).Port
 	keys[1].Saddr, keys[1].Sport = filterKey(withReply).Addr, filterKey(withReply).Port
 	for i := range keys {
@@ -93,8 +94,8 @@ func TestFilterGroups(t *testing.T) {
 // A new filter has the members that an older version has left in the other maps.
 func TestFilterOfOlderVersion(t *testing.T) {
 	ownPlace(t)
-	b := newMapsBackend(t, Config{Timeouts: testTimeouts, FlowTableSize: 1024})
-	keys, flows := testFlow(9, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
+	b := newMapsBackend(t, Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024})
+	keys, flows := objectstest.Flow(9, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 	for i := range keys {
 		noError(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
 	}

@@ -12,6 +12,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -63,8 +64,8 @@ func TestFullMapOfPods(t *testing.T) {
 			entry := func(a netip.Addr) (pod objects.TCPod, any bool) {
 				return pod, m.Lookup(objects.AddrKey(a), &pod) == nil
 			}
-			if _, any := entry(known); !any || len(readAll[objects.TCAddrKey, objects.TCPod](t, m)) != room {
-				t.Fatalf("%d entries, and that of a Pod is there: %t; want a full map with it", len(readAll[objects.TCAddrKey, objects.TCPod](t, m)), any)
+			if _, any := entry(known); !any || len(objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, m)) != room {
+				t.Fatalf("%d entries, and that of a Pod is there: %t; want a full map with it", len(objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, m)), any)
 			}
 
 			b.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{later: device}})
@@ -88,10 +89,10 @@ func TestFullMapOfPods(t *testing.T) {
 			noError(t, b.Apply(t.Context(), intent.Changes{Node: &node}))
 			want := map[netip.Addr]bool{known: true, later: true, policed: true}
 			have := map[netip.Addr]bool{}
-			for key := range readAll[objects.TCAddrKey, objects.TCPod](t, m) {
+			for key := range objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, m) {
 				have[objects.FromAddr(key.Addr, uint8(key.Family))] = true
 			}
-			wantSame(t, "pods when there is room", have, want)
+			objectstest.WantSame(t, "pods when there is room", have, want)
 		})
 	}
 }
@@ -120,7 +121,7 @@ func TestFullMapOfNodeAddresses(t *testing.T) {
 			}
 			noError(t, b.Apply(t.Context(), intent.Changes{Node: node(0)}))
 			wantServicesChange(t, b, family, node(3*room))
-			if n := len(readAll[objects.TCAddrKey, uint32](t, m)); n != room || !has(own) {
+			if n := len(objectstest.ReadAll[objects.TCAddrKey, uint32](t, m)); n != room || !has(own) {
 				t.Errorf("%d addresses, with the node's first: %t; want a full map with it", n, has(own))
 			}
 			moved := node(0)

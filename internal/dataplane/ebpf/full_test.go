@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-
 	"testing"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
@@ -157,7 +157,7 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	}
 	wantProtected(t, b, &node)
 	removed := netip.AddrPortFrom(ipOf(family, netEndpoints, 0), 8080)
-	for _, v := range readAll[uint32, objects.TCBackend](t, b.m(objects.TCMapBackends)) {
+	for _, v := range objectstest.ReadAll[uint32, objects.TCBackend](t, b.m(objects.TCMapBackends)) {
 		if at := objects.EndpointOf(v); at == removed || at == old.Endpoints[0].Addr {
 			t.Errorf("the endpoint %s was removed, and gets connections", at)
 		}
@@ -189,7 +189,7 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 // wantProtected fails unless the maps have what a node needs to protect others.
 func wantProtected(t *testing.T, b *Backend, node *intent.Node) {
 	t.Helper()
-	ranges := readAll[objects.TCRangeKey, uint8](t, b.m(objects.TCMapClusterRanges))
+	ranges := objectstest.ReadAll[objects.TCRangeKey, uint8](t, b.m(objects.TCMapClusterRanges))
 	for key := range b.node.clusterRangesOf(node) {
 		if ranges[key] == 0 {
 			t.Errorf("cluster_ranges lacks %s of %#x", objects.RangePrefix(key), key.Scope)
@@ -344,7 +344,7 @@ func TestFullMapsOfPolicies(t *testing.T) {
 				noError(t, errors.Join(b.Revoke(s, c), b.Grant(s, c)))
 			}
 			write(nil)
-			if n := len(readAll[objects.TCUntrackedPodKey, uint8](t, m)); n != 8 {
+			if n := len(objectstest.ReadAll[objects.TCUntrackedPodKey, uint8](t, m)); n != 8 {
 				t.Fatalf("%d entries, want a full map of 8", n)
 			}
 
@@ -354,7 +354,7 @@ func TestFullMapsOfPolicies(t *testing.T) {
 				Targets: []policy.Change[policy.Target, string]{{Key: target(2), Had: "verdict"}},
 				Members: []policy.Change[policy.Member, bool]{{Key: member(netAllowed, 1), Want: true}},
 			})
-			ports := readAll[objects.TCFrontendKey, objects.TCUntrackedPort](t, b.m(objects.TCMapUntrackedPorts))
+			ports := objectstest.ReadAll[objects.TCFrontendKey, objects.TCUntrackedPort](t, b.m(objects.TCMapUntrackedPorts))
 			if _, kept := ports[objects.PortKey(target(1).Addr, model.TCP, 80)]; len(ports) != 1 || !kept {
 				t.Errorf("%d ports bypass netfilter, want one", len(ports))
 			}
@@ -366,7 +366,7 @@ func TestFullMapsOfPolicies(t *testing.T) {
 			}
 			write(&c)
 			want := map[objects.TCUntrackedPodKey]uint8{b.policies.pod(member(netAllowed, 1)): 1}
-			wantSame(t, "peers when there is room", readAll[objects.TCUntrackedPodKey, uint8](t, m), want)
+			objectstest.WantSame(t, "peers when there is room", objectstest.ReadAll[objects.TCUntrackedPodKey, uint8](t, m), want)
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -171,11 +172,11 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, objects.TCMapFlows), nil)
 	noError(t, err)
 	defer m.Close()
-	wantFlows(t, "flows in the previous layout", readAll[objects.TCTuple, upgrade.FlowV2](t, m), toV2(flows))
-	wantSame(t, "links", left.links, first.links)
+	wantFlows(t, "flows in the previous layout", objectstest.ReadAll[objects.TCTuple, upgrade.FlowV2](t, m), toV2(flows))
+	objectstest.WantSame(t, "links", left.links, first.links)
 	wantProgramsOf(t, cfg, dir)
 	wantPinsOfV2(t, dir)
-	wantSame(t, "the cluster's prefixes for the release before", clusterRangesIn(t, dir, objects.TCMapSourceRanges), prefixes)
+	objectstest.WantSame(t, "the cluster's prefixes for the release before", clusterRangesIn(t, dir, objects.TCMapSourceRanges), prefixes)
 
 	// The programs of the release before go on.
 	late := flowsV4(400, 410)
@@ -184,12 +185,12 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 		flows[k] = late[k]
 	}
 	again := runBackend(t, cfg, upgradeState(), nil)
-	wantFlows(t, "flows again", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
-	wantSame(t, "links again", again.links, first.links)
-	wantSame(t, "endpoints again", again.endpoints, first.endpoints)
+	wantFlows(t, "flows again", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	objectstest.WantSame(t, "links again", again.links, first.links)
+	objectstest.WantSame(t, "endpoints again", again.endpoints, first.endpoints)
 	wantOnlyOwnMaps(t, cfg)
-	wantSame(t, "the cluster's prefixes again", clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapClusterRanges), prefixes)
-	wantSame(t, "the cluster's prefixes among those of Services", clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapSourceRanges), map[objects.TCRangeKey]bool{})
+	objectstest.WantSame(t, "the cluster's prefixes again", clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapClusterRanges), prefixes)
+	objectstest.WantSame(t, "the cluster's prefixes among those of Services", clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapSourceRanges), map[objects.TCRangeKey]bool{})
 	// Layout 2 has no maps of the cluster's prefixes, of changes, of events and of pods without hooks: they went with their pins.
 	wantChanged(t, again.maps, first.maps, objects.TCMapFlows, objects.TCMapClusterRanges, objects.TCMapServiceChanges, objects.TCMapEvents, objects.TCMapEventCounts, objects.TCMapEventRates, objects.TCMapFlowBytes, objects.TCMapOutcomes, objects.TCMapDsrPaths, objects.TCMapDsrCarriers, objects.TCMapOneWayNext, objects.TCMapXdpDevices, objects.TCMapRouteMtus, objects.TCMapSynProofs, objects.TCMapSynRates,
 		objects.TCMapHandshakes, objects.TCMapServiceCounters, objects.TCMapServiceRefusals, objects.TCMapSocketBackends, objects.TCMapSocketFlows, objects.TCMapLoads, objects.TCMapUnhookedCgroups)
@@ -258,7 +259,7 @@ func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
 	older, err := ebpf.LoadPinnedMap(filepath.Join(objects.LayoutDir(cfg.BPFFS, upgrade.PreviousVersion), objects.TCMapFlows), nil)
 	noError(t, err)
 	defer older.Close()
-	wantFlows(t, "flows in the previous layout", readAll[objects.TCTuple, upgrade.FlowV2](t, older), toV2(flows))
+	wantFlows(t, "flows in the previous layout", objectstest.ReadAll[objects.TCTuple, upgrade.FlowV2](t, older), toV2(flows))
 
 	cfg.LeavePrevious = false
 	b, err = New(t.Context(), cfg)
@@ -276,7 +277,7 @@ func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
 	noError(t, b.Replace(t.Context(), upgradeState()))
 	noError(t, b.Close())
 	maps.Copy(flows, up)
-	wantFlows(t, "flows again", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantFlows(t, "flows again", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
 }
 
 // An agent that ends before it has served leaves what is there.
@@ -309,7 +310,7 @@ func TestMigrationDownBeforeTheSwitch(t *testing.T) {
 	noError(t, unready.Close())
 	wantProgramsOf(t, cfg, dir)
 	_ = runBackend(t, kept, upgradeState(), nil)
-	wantFlows(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantFlows(t, "flows", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
 	wantOnlyOwnMaps(t, cfg)
 }
 
@@ -345,7 +346,7 @@ func TestMigrationDownGoesOnAfterAKill(t *testing.T) {
 	_ = runBackend(t, cfg, upgradeState(), nil)
 	maps.Copy(flows, ofOlder)
 	maps.Copy(flows, ofNewer)
-	wantFlows(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
+	wantFlows(t, "flows", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
 	wantOnlyOwnMaps(t, cfg)
 }
 

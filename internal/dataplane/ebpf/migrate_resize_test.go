@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -45,16 +46,16 @@ func TestAnotherSizeOfTheFlowTableKeepsItsFlows(t *testing.T) {
 		older := pinnedFlows(t, cfg.BPFFS)
 		late := flowsV4(uint32(1000*(i+1)), uint32(1000*(i+1)+10))
 		after := runBackend(t, cfg, upgradeState(), func() {
-			wantSame(t, "flows before Replace", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
-			wantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
+			objectstest.WantSame(t, "flows before Replace", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+			objectstest.WantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
 			// The old programs go on until then.
 			closeOne(flows, late)
 			putFlows(t, older, late)
 		})
 		maps.Copy(flows, late)
-		wantSame(t, fmt.Sprintf("flows in a table of %d", size), readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
-		wantSame(t, "links", after.links, before.links)
-		wantSame(t, "endpoints", after.endpoints, before.endpoints)
+		objectstest.WantSame(t, fmt.Sprintf("flows in a table of %d", size), objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+		objectstest.WantSame(t, "links", after.links, before.links)
+		objectstest.WantSame(t, "endpoints", after.endpoints, before.endpoints)
 		wantChanged(t, after.maps, before.maps, objects.TCMapFlows, objects.TCMapUnconfirmed)
 		wantUses(t, cfg, after.maps)
 		wantOnlyOwnMaps(t, cfg)
@@ -121,7 +122,7 @@ func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 	}
 
 	_ = runBackend(t, cfg, upgradeState(), nil)
-	wantSame(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+	objectstest.WantSame(t, "flows", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 	wantOnlyOwnMaps(t, cfg)
 }
 
@@ -129,7 +130,7 @@ func TestASmallerTableKeepsAnsweredAndLateFlows(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
-	cfg.FlowTableSize, cfg.Timeouts = 8192, testTimeouts
+	cfg.FlowTableSize, cfg.Timeouts = 8192, objectstest.Timeouts
 	_ = runBackend(t, cfg, upgradeState(), nil)
 	older, now := pinnedFlows(t, cfg.BPFFS), objects.BootSeconds()
 	n := uint32(0)
@@ -137,7 +138,7 @@ func TestASmallerTableKeepsAnsweredAndLateFlows(t *testing.T) {
 		out = map[objects.TCTuple]objects.TCFlow{}
 		for range count {
 			n++
-			keys, flows := testFlow(n, model.TCP, state, now-age)
+			keys, flows := objectstest.Flow(n, model.TCP, state, now-age)
 			for i := range keys {
 				out[keys[i]] = flows[i]
 			}
@@ -155,7 +156,7 @@ func TestASmallerTableKeepsAnsweredAndLateFlows(t *testing.T) {
 	cfg.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	cfg.FlowTableSize = 1024
 	_ = runBackend(t, cfg, upgradeState(), nil)
-	have := readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS))
+	have := objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS))
 	for what, flows := range map[string]map[objects.TCTuple]objects.TCFlow{"answered": answered, "late": late} {
 		lost := 0
 		for k := range flows {
@@ -167,7 +168,7 @@ func TestASmallerTableKeepsAnsweredAndLateFlows(t *testing.T) {
 			t.Errorf("%d of %d entries of %s flows are lost", lost, len(flows), what)
 		}
 	}
-	wantPairs(t, have)
+	objectstest.WantPairs(t, have)
 	if len(have) != 2560-320 {
 		t.Errorf("%d entries, want all that have room", len(have))
 	}

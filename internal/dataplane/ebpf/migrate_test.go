@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -103,7 +104,7 @@ func makeV0(t *testing.T, bpffs string, flows map[objects.TCTuple]objects.TCFlow
 func flowsV4(from, to uint32) map[objects.TCTuple]objects.TCFlow {
 	out := map[objects.TCTuple]objects.TCFlow{}
 	for n := from; n < to; n++ {
-		keys, flows := testFlow(n, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
+		keys, flows := objectstest.Flow(n, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 		flows[0].Daddr.W[0], flows[0].Daddr.W[1] = 1000+n, 0
 		keys[1].Saddr = flows[0].Daddr
 		for i := range keys {
@@ -124,7 +125,7 @@ func pinnedFlows(t *testing.T, bpffs string) *ebpf.Map {
 
 func upgradeState() intent.State {
 	return intent.State{
-		Ports: []*intent.ServicePort{simplePort(1, 3), simplePort(2, 2)},
+		Ports: []*intent.ServicePort{objectstest.SimplePort(1, 3), objectstest.SimplePort(2, 2)},
 		Node: intent.Node{
 			Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}, Peers: []netip.Addr{netip.MustParseAddr("192.0.2.11")},
 			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/48")},
@@ -164,8 +165,8 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 	noError(t, os.MkdirAll(filepath.Join(objects.MapsDir(cfg.BPFFS)+"-new", "half"), 0o700))
 
 	after := runBackend(t, cfg, upgradeState(), func() {
-		wantSame(t, "flows before Replace", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
-		wantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
+		objectstest.WantSame(t, "flows before Replace", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
+		objectstest.WantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
 		// The old programs go on until then.
 		closeOne(running, late)
 		for k, f := range late {
@@ -174,9 +175,9 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 		}
 	})
 	maps.Copy(running, late)
-	wantSame(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
-	wantSame(t, "links", after.links, before.links)
-	wantSame(t, "endpoints", after.endpoints, before.endpoints)
+	objectstest.WantSame(t, "flows", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
+	objectstest.WantSame(t, "links", after.links, before.links)
+	objectstest.WantSame(t, "endpoints", after.endpoints, before.endpoints)
 	wantChanged(t, after.maps, before.maps, objects.TCMapFlows)
 	wantUses(t, cfg, after.maps)
 	for hook, id := range after.programs {
@@ -187,7 +188,7 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 	wantOnlyOwnMaps(t, cfg)
 	// Once is enough: what is there now is of this version.
 	again := runBackend(t, cfg, upgradeState(), nil)
-	wantSame(t, "maps of the next run", again.maps, after.maps)
+	objectstest.WantSame(t, "maps of the next run", again.maps, after.maps)
 }
 
 // An agent that is killed between its first look at the older maps and the end
@@ -223,7 +224,7 @@ func TestUpgradeGoesOnAfterAKill(t *testing.T) {
 	for k, f := range late {
 		flows[k] = f
 	}
-	wantSame(t, "flows", readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+	objectstest.WantSame(t, "flows", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 	wantOnlyOwnMaps(t, cfg)
 }
 
@@ -261,7 +262,7 @@ func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
 		if len(lines) != 1 || !strings.Contains(lines[0], "Running flows are forgotten") || !strings.Contains(lines[0], tt.want) {
 			t.Errorf("%s: said %q, want one line with %q", tt.what, lines, tt.want)
 		}
-		if left := readAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)); len(left) > 0 {
+		if left := objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)); len(left) > 0 {
 			t.Errorf("%s: %d flows", tt.what, len(left))
 		}
 		wantUses(t, cfg, after.maps)
@@ -283,7 +284,7 @@ func TestPacketsOfFlowsCarriedOver(t *testing.T) {
 	for _, proto := range transports {
 		seen[proto] = n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: first(proto)}).v.src
 	}
-	makeV0(t, n.cfg.BPFFS, readAll[objects.TCTuple, objects.TCFlow](t, n.m(objects.TCMapFlows)))
+	makeV0(t, n.cfg.BPFFS, objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, n.m(objects.TCMapFlows)))
 	features, err := kernel.Probe(kernel.Place{BPFFS: n.cfg.BPFFS})
 	ok(t, err)
 	n.onThread(t, func() error {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -35,7 +36,7 @@ func TestProgramsAskWhileNetfilterTranslates(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	state := intent.State{
-		Ports: []*intent.ServicePort{simplePort(1, 1)},
+		Ports: []*intent.ServicePort{objectstest.SimplePort(1, 1)},
 		Node:  intent.Node{Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}},
 	}
 	var log bytes.Buffer

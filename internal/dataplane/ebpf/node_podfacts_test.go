@@ -12,6 +12,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
 )
@@ -26,7 +27,6 @@ func addrList(list ...string) (out []netip.Addr) {
 func TestFactsAboutAddresses(t *testing.T) {
 	ownPlace(t)
 	b := newMapsBackend(t, Config{})
-	b.objects.Maps[objects.IDsMap] = newPortMaps(t, 1, 1)[objects.IDsMap]
 	want := func(what string, facts map[string]attach.Fact) {
 		t.Helper()
 		for a, f := range facts {
@@ -42,9 +42,9 @@ func TestFactsAboutAddresses(t *testing.T) {
 		OtherPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/20"), netip.MustParsePrefix("2001:db8:2::/64")},
 	}
 	// A NodePort is at no address, and an endpoint's is no Service's.
-	first, second := simplePort(1, 1), simplePort(2, 1)
+	first, second := objectstest.SimplePort(1, 1), objectstest.SimplePort(2, 1)
 	first.Frontends = append(first.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30080, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster})
-	third := simplePort(3, 1)
+	third := objectstest.SimplePort(3, 1)
 	noError(t, b.Apply(t.Context(), intent.Changes{Node: &node, Upserts: []*intent.ServicePort{first, second, third}}))
 	want("all", map[string]attach.Fact{
 		"192.0.2.1": attach.NodeAddress, "192.0.2.3": attach.OtherNode, "10.244.1.2": attach.PodHere, "10.244.2.9": attach.PodHere,
@@ -53,8 +53,8 @@ func TestFactsAboutAddresses(t *testing.T) {
 		"10.96.0.3": attach.PodHere, // a user can give a Service any externalIP
 	})
 	// An address moves to another Service, which has it twice; a Service goes.
-	moved := simplePort(2, 1)
-	moved.Frontends = append(moved.Frontends, simplePort(1, 0).Frontends[0])
+	moved := objectstest.SimplePort(2, 1)
+	moved.Frontends = append(moved.Frontends, objectstest.SimplePort(1, 0).Frontends[0])
 	other := moved.Frontends[1]
 	other.Port = 81
 	moved.Frontends = append(moved.Frontends, other)
@@ -76,7 +76,7 @@ func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 	addrs := addrList("10.244.1.2", "10.244.1.3", "10.244.1.4")
 	want := func(what string, flags ...uint32) {
 		t.Helper()
-		have := readAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods))
+		have := objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods))
 		if len(have) != len(flags) {
 			t.Errorf("%s: %d entries: %v", what, len(have), have)
 		}
@@ -107,7 +107,7 @@ func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 	// Several interfaces claim an address.
 	write(intent.Node{})
 	b.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{addrs[2]: {}}, Deletes: addrs[:2]})
-	wantSame(t, "contested", readAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)), map[objects.TCAddrKey]objects.TCPod{objects.AddrKey(addrs[2]): {Flags: policed}})
+	objectstest.WantSame(t, "contested", objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)), map[objects.TCAddrKey]objects.TCPod{objects.AddrKey(addrs[2]): {Flags: policed}})
 }
 
 // addPod makes a pod at a port of the bridge cni0.
@@ -146,7 +146,7 @@ func TestForgedPodAddresses(t *testing.T) {
 	noError(t, err)
 	noError(t, netlink.AddrAdd(cni0, gateway))
 	state := intent.State{
-		Ports: []*intent.ServicePort{simplePort(1, 1)},
+		Ports: []*intent.ServicePort{objectstest.SimplePort(1, 1)},
 		Node: intent.Node{
 			Name: "node", Addrs: addrList("192.0.2.10"), KnownPods: addrList("10.244.1.2"),
 			OtherPodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.128/25")},
@@ -156,7 +156,7 @@ func TestForgedPodAddresses(t *testing.T) {
 	want := func(b *Backend, what string, ifindexes map[string]int) {
 		t.Helper()
 		await.NoError(t, func() error {
-			have := readAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods))
+			have := objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods))
 			if len(have) != len(ifindexes) {
 				return fmt.Errorf("%s: %d entries, want %d: %v", what, len(have), len(ifindexes), have)
 			}
@@ -183,7 +183,7 @@ func TestForgedPodAddresses(t *testing.T) {
 	noError(t, b.Replace(t.Context(), state))
 	want(b, "after a restart", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger, "10.244.1.78": forger})
 	// A Service gets the address that the pod has taken.
-	service := simplePort(2, 1)
+	service := objectstest.SimplePort(2, 1)
 	service.Frontends[0].Addr = netip.MustParseAddr("10.244.1.78")
 	service.Frontends[0].Kind = intent.ExternalIP
 	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{service}}))

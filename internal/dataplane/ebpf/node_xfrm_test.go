@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
@@ -46,7 +47,7 @@ func readXfrm(t *testing.T, b *Backend) xfrmState {
 			dst = append(dst, objects.RangePrefix(key).String())
 		}
 	}
-	return xfrmState{readSettings(t, b).Flags&uint32(objects.TCSettingsFlagsSETTING_XFRM) != 0, sortedWords(src), sortedWords(dst)}
+	return xfrmState{objectstest.Settings(t, b.objects).Flags&uint32(objects.TCSettingsFlagsSETTING_XFRM) != 0, sortedWords(src), sortedWords(dst)}
 }
 
 func waitXfrm(t *testing.T, when string, b *Backend, flag bool, src, dst string) {

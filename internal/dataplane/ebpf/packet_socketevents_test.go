@@ -22,6 +22,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -538,7 +539,7 @@ func (n *eventNode) handshakes(t *testing.T, family int, p *plan, want []string)
 func TestSocketEventHooks(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
-	state := intent.State{Ports: []*intent.ServicePort{simplePort(1, 1)}, Node: intent.Node{Name: "node"}}
+	state := intent.State{Ports: []*intent.ServicePort{objectstest.SimplePort(1, 1)}, Node: intent.Node{Name: "node"}}
 	want := func(tcp, udp int) {
 		t.Helper()
 		dir, err := os.Open(cfg.CgroupRoot)

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -134,14 +135,14 @@ func TestALargePortIsWrittenInBatches(t *testing.T) {
 	const endpoints = chunkEndpoints + 7
 	m := newPortMaps(t, 1<<10, 1<<14)
 	table := openPorts(t, m)
-	large := simplePort(1, 0)
+	large := objectstest.SimplePort(1, 0)
 	for i := range endpoints {
-		large.Endpoints = append(large.Endpoints, intent.Endpoint{Addr: simplePort(i%200, i/200+1).Endpoints[i/200].Addr, ClusterPolicy: true})
+		large.Endpoints = append(large.Endpoints, intent.Endpoint{Addr: objectstest.SimplePort(i%200, i/200+1).Endpoints[i/200].Addr, ClusterPolicy: true})
 	}
 	slices.SortFunc(large.Endpoints, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	calls := &countedBatches{Map: table.backends}
 	table.backends = calls
-	some := []*intent.ServicePort{simplePort(0, 2), large, simplePort(2, 2)}
+	some := []*intent.ServicePort{objectstest.SimplePort(0, 2), large, objectstest.SimplePort(2, 2)}
 	writeAll(t, table, some)
 	wantWritten(t, &serviceWriter{objects: &objects.Objects{Maps: m}, table: table}, some)
 	if want := 2 + endpoints/batchEntries + 1; calls.n != want {
@@ -169,7 +170,7 @@ func TestALargePortIsWrittenInBatches(t *testing.T) {
 // TestASourceRangeIsWrittenOnce, however many addresses of the port share it.
 func TestASourceRangeIsWrittenOnce(t *testing.T) {
 	table := openPorts(t, newPortMaps(t, 64, 64))
-	p := simplePort(1, 1)
+	p := objectstest.SimplePort(1, 1)
 	for i := range 3 {
 		p.Frontends = append(p.Frontends, intent.Frontend{
 			Kind: intent.LoadBalancerIP, Addr: netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), Port: 80,

@@ -9,6 +9,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -29,7 +30,7 @@ func wantAgreement(t *testing.T, table *portTable, m map[string]*ebpf.Map) {
 func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 	m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
 	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: &portTable{}, drifted: make(chan struct{}, 1)}
-	ports := []*intent.ServicePort{simplePort(1, 3), simplePort(2, 3)}
+	ports := []*intent.ServicePort{objectstest.SimplePort(1, 3), objectstest.SimplePort(2, 3)}
 	replace := func() {
 		t.Helper()
 		noError(t, b.reread())

@@ -8,6 +8,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -15,7 +16,7 @@ import (
 func TestDifferencesAreOfOnePort(t *testing.T) {
 	m := newPortMaps(t, 64, 64)
 	b := newServiceWriter(&objects.Objects{Maps: m}, quietLog())
-	ports := []*intent.ServicePort{simplePort(1, 3), simplePort(2, 3)}
+	ports := []*intent.ServicePort{objectstest.SimplePort(1, 3), objectstest.SimplePort(2, 3)}
 	ports[0].Frontends[0].SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	replace := func() {
 		t.Helper()
@@ -94,7 +95,7 @@ func TestAWriteIsNoDifference(t *testing.T) {
 		failed, err := b.table.replace(t.Context(), []*intent.ServicePort{p})
 		noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 	}
-	old, fresh := simplePort(1, 3), simplePort(1, 2)
+	old, fresh := objectstest.SimplePort(1, 3), objectstest.SimplePort(1, 2)
 	write(old)
 	list := b.expectedOf(old.ID)
 	write(fresh)

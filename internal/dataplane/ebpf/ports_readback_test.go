@@ -5,13 +5,15 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 )
 
 // Maps of several batches are read whole, each entry once, as one by one.
 func TestBatchesGiveEveryEntryOnce(t *testing.T) {
 	m := newPortMaps(t, 1<<13, 1<<14)
-	ports := manyPorts(2*objects.ReadBatch+objects.ReadBatch/2, 3)
+	ports := objectstest.ManyPorts(2*objects.ReadBatch+objects.ReadBatch/2, 3)
 	writeAll(t, openPorts(t, m), ports)
 	sameBothWays[uint32, objects.TCService](t, m[objects.TCMapServices], len(ports))
 	sameBothWays[uint32, objects.TCBackend](t, m[objects.TCMapBackends], 3*len(ports))
@@ -34,7 +36,7 @@ func sameBothWays[K, V comparable](t *testing.T, m *ebpf.Map, want int) {
 func BenchmarkCheck(b *testing.B) {
 	m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
 	back := &serviceWriter{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
-	writeAll(b, back.table, manyPorts(5000, 10))
+	writeAll(b, back.table, objectstest.ManyPorts(5000, 10))
 	b.Run("read beside changes", func(b *testing.B) {
 		for b.Loop() {
 			if _, err := readMaps(m); err != nil {

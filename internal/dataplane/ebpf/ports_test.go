@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 )
@@ -79,7 +78,7 @@ func TestPortsAfterCrashAtEveryWrite(t *testing.T) {
 			watch.between(nil, nil)
 			table := watch.open()
 			writeAll(t, table, before)
-			ids := endpointIDs(t, m, before)
+			ids := objectstest.EndpointIDs(t, m, before)
 
 			watch.between(before, after)
 			watch.failFrom = watch.writes + at
@@ -91,7 +90,7 @@ func TestPortsAfterCrashAtEveryWrite(t *testing.T) {
 			crashes++
 			writeAll(t, watch.open(), after)
 			wantSameContents(t, m, fresh)
-			wantIDsKept(t, ids, endpointIDs(t, m, after))
+			wantIDsKept(t, ids, objectstest.EndpointIDs(t, m, after))
 			if t.Failed() {
 				t.Fatalf("killed before write %d", at)
 			}
@@ -145,13 +144,13 @@ func failAnyWrite(t *testing.T, seed uint64) {
 // Ids go on where the last run stopped, even if nothing is left of it.
 func TestIDsAreNeverUsedTwice(t *testing.T) {
 	m := newPortMaps(t, 64, 64)
-	p := simplePort(1, 3)
+	p := objectstest.SimplePort(1, 3)
 	last := uint32(0)
 	for range 3 {
 		table := openPorts(t, m)
 		for range 2 {
 			writeAll(t, table, []*intent.ServicePort{p})
-			for _, id := range endpointIDs(t, m, []*intent.ServicePort{p}) {
+			for _, id := range objectstest.EndpointIDs(t, m, []*intent.ServicePort{p}) {
 				if id <= last {
 					t.Errorf("id %d was given before (%d)", id, last)
 				}
@@ -173,7 +172,7 @@ func TestAddressMovesBetweenServices(t *testing.T) {
 			t.Run(name+", "+how, func(t *testing.T) {
 				m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
 				watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
-				from, to := simplePort(names[0], 2), simplePort(names[1], 3)
+				from, to := objectstest.SimplePort(names[0], 2), objectstest.SimplePort(names[1], 3)
 				without := *from
 				moving := intent.Frontend{Kind: intent.ExternalIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster}
 				with := *to
@@ -205,7 +204,7 @@ func TestFrontendsFull(t *testing.T) {
 	b.table = (&mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}).open()
 	var all []*intent.ServicePort
 	for i := range 6 {
-		all = append(all, simplePort(i, 2))
+		all = append(all, objectstest.SimplePort(i, 2))
 	}
 	wantPortErrors(t, apply(t.Context(), b, intent.Changes{Upserts: all}), all[4:])
 	writeFresh(t, fresh, all[:4])
@@ -226,7 +225,7 @@ func TestEndpointsFull(t *testing.T) {
 	m, fresh := newPortMaps(t, 64, 10), newPortMaps(t, 64, 64)
 	watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
 	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: watch.open()}
-	large, larger, small := simplePort(1, 6), simplePort(2, 8), simplePort(3, 4)
+	large, larger, small := objectstest.SimplePort(1, 6), objectstest.SimplePort(2, 8), objectstest.SimplePort(3, 4)
 	all := []*intent.ServicePort{large, larger, small}
 	// The one that does not fit must not sit on the room of the next.
 	wantPortErrors(t, apply(t.Context(), b, intent.Changes{Upserts: all}), all[1:2])
@@ -235,7 +234,7 @@ func TestEndpointsFull(t *testing.T) {
 
 	// One that grows beyond the room serves on with what it had.
 	grown := *small
-	grown.Endpoints = simplePort(3, 9).Endpoints
+	grown.Endpoints = objectstest.SimplePort(3, 9).Endpoints
 	watch.between([]*intent.ServicePort{large, small}, []*intent.ServicePort{large, &grown})
 	wantPortErrors(t, apply(t.Context(), b, intent.Changes{Upserts: []*intent.ServicePort{&grown}}), []*intent.ServicePort{&grown})
 	wantSameContents(t, m, fresh)
@@ -287,7 +286,7 @@ func TestPortsWithTooLittleRoom(t *testing.T) {
 			noError(t, err)
 			for _, p := range w.state() {
 				i := slices.IndexFunc(have, func(o *intent.ServicePort) bool { return o.ID == p.ID })
-				if !waiting[p.ID] && (i < 0 || portText(have[i]) != portText(p)) {
+				if !waiting[p.ID] && (i < 0 || objectstest.PortText(have[i]) != objectstest.PortText(p)) {
 					t.Fatalf("%s was not reported and is not served as wanted", p.ID)
 				}
 			}
@@ -305,14 +304,14 @@ func TestPortsWithTooLittleRoom(t *testing.T) {
 // The first Apply needs no Replace before it.
 func TestApplyFirst(t *testing.T) {
 	m := newPortMaps(t, 64, 64)
-	p := simplePort(1, 2)
+	p := objectstest.SimplePort(1, 2)
 	writeAll(t, openPorts(t, m), []*intent.ServicePort{p})
-	ids := endpointIDs(t, m, []*intent.ServicePort{p})
+	ids := objectstest.EndpointIDs(t, m, []*intent.ServicePort{p})
 
 	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: &portTable{}}
 	again := *p
 	noError(t, apply(t.Context(), b, intent.Changes{Upserts: []*intent.ServicePort{&again}}))
-	wantIDsKept(t, ids, endpointIDs(t, m, []*intent.ServicePort{p}))
+	wantIDsKept(t, ids, objectstest.EndpointIDs(t, m, []*intent.ServicePort{p}))
 	wantWritten(t, b, []*intent.ServicePort{p})
 }
 
@@ -341,7 +340,7 @@ func BenchmarkApplyEndpointFlip(b *testing.B) {
 		b.Run(fmt.Sprintf("%d Services", n), func(b *testing.B) {
 			m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
 			back := &serviceWriter{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
-			with, without := manyPorts(n, 10), manyPorts(n, 9)
+			with, without := objectstest.ManyPorts(n, 10), objectstest.ManyPorts(n, 9)
 			noError(b, apply(b.Context(), back, intent.Changes{Upserts: with}))
 			times := make([]time.Duration, 0, b.N)
 			i := 0
@@ -364,7 +363,7 @@ func BenchmarkApplyEndpointFlip(b *testing.B) {
 
 // BenchmarkReplaceCold writes a whole cluster into empty maps.
 func BenchmarkReplaceCold(b *testing.B) {
-	ports := manyPorts(5000, 10)
+	ports := objectstest.ManyPorts(5000, 10)
 	for b.Loop() {
 		b.StopTimer()
 		m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
@@ -459,62 +458,5 @@ func wantWritten(t *testing.T, w *serviceWriter, want []*intent.ServicePort) {
 	t.Helper()
 	have, err := w.applied()
 	noError(t, err)
-	wantPorts(t, have, want)
-}
-
-func wantPorts(t *testing.T, have, want []*intent.ServicePort) {
-	t.Helper()
-	lines := func(ports []*intent.ServicePort) []string {
-		var out []string
-		for _, p := range ports {
-			out = append(out, portText(p))
-		}
-		return out
-	}
-	wantLines(t, "applied", lines(have), lines(want))
-}
-
-func wantLines(t *testing.T, what string, have, want []string) {
-	t.Helper()
-	for _, l := range have {
-		if !slices.Contains(want, l) {
-			t.Errorf("%s, unwanted: %s", what, l)
-		}
-	}
-	for _, l := range want {
-		if !slices.Contains(have, l) {
-			t.Errorf("%s, missing: %s", what, l)
-		}
-	}
-	if len(have) != len(want) {
-		t.Errorf("%s: %d, want %d", what, len(have), len(want))
-	}
-}
-
-// portText is all that the maps keep of a decision.
-func portText(p *intent.ServicePort) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s affinity %s helper %s", p.ID, p.Affinity, p.Helper)
-	// The maps do not have the kind of an address.
-	frontends := slices.Clone(p.Frontends)
-	slices.SortFunc(frontends, func(a, b intent.Frontend) int {
-		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port))
-	})
-	for _, f := range frontends {
-		if f.Kind != intent.NodePort {
-			f.Kind = intent.ClusterIP
-		}
-		fmt.Fprintf(&b, " frontend %v", f)
-		if f.SourceRanges != nil {
-			b.WriteString("(ranges)")
-		}
-	}
-	for _, e := range p.Endpoints {
-		fmt.Fprintf(&b, " endpoint %v", e)
-	}
-	for _, e := range p.ServingUnselected {
-		fmt.Fprintf(&b, " unselected %v", e)
-	}
-	fmt.Fprintf(&b, " shares %v %v", p.Shares(intent.ToCluster), p.Shares(intent.ToLocal))
-	return b.String()
+	objectstest.WantPorts(t, have, want)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -208,19 +209,12 @@ type contents struct {
 func readContents(t *testing.T, m map[string]*ebpf.Map) contents {
 	t.Helper()
 	return contents{
-		frontends: readAll[objects.TCFrontendKey, objects.TCFrontend](t, m[objects.TCMapFrontends]),
-		services:  readAll[uint32, objects.TCService](t, m[objects.TCMapServices]),
-		slots:     readAll[objects.TCSlotKey, uint32](t, m[objects.TCMapSlots]),
-		backends:  readAll[uint32, objects.TCBackend](t, m[objects.TCMapBackends]),
-		ranges:    readAll[objects.TCRangeKey, uint8](t, m[objects.TCMapSourceRanges]),
+		frontends: objectstest.ReadAll[objects.TCFrontendKey, objects.TCFrontend](t, m[objects.TCMapFrontends]),
+		services:  objectstest.ReadAll[uint32, objects.TCService](t, m[objects.TCMapServices]),
+		slots:     objectstest.ReadAll[objects.TCSlotKey, uint32](t, m[objects.TCMapSlots]),
+		backends:  objectstest.ReadAll[uint32, objects.TCBackend](t, m[objects.TCMapBackends]),
+		ranges:    objectstest.ReadAll[objects.TCRangeKey, uint8](t, m[objects.TCMapSourceRanges]),
 	}
-}
-
-func readAll[K comparable, V any](tb testing.TB, m *ebpf.Map) map[K]V {
-	tb.Helper()
-	out := map[K]V{}
-	noError(tb, objects.Each(m, func(k K, v V) { out[k] = v }))
-	return out
 }
 
 func (c contents) size() int {
@@ -331,23 +325,7 @@ func (c contents) lines() []string {
 
 func wantSameContents(t *testing.T, have, want map[string]*ebpf.Map) {
 	t.Helper()
-	wantLines(t, "maps", readContents(t, have).lines(), readContents(t, want).lines())
-}
-
-// endpointIDs gives the id of every endpoint of these ports.
-func endpointIDs(t *testing.T, m map[string]*ebpf.Map, ports []*intent.ServicePort) map[string]uint32 {
-	t.Helper()
-	c := readContents(t, m)
-	ids := map[string]uint32{}
-	for _, p := range ports {
-		service := c.frontends[objects.FrontendKey(p.ID, p.Frontends[0])].Service
-		for id, b := range c.backends {
-			if b.Service == service {
-				ids[p.ID.String()+" "+objects.EndpointOf(b).String()] = id
-			}
-		}
-	}
-	return ids
+	objectstest.WantLines(t, "maps", readContents(t, have).lines(), readContents(t, want).lines())
 }
 
 func wantIDsKept(t *testing.T, before, after map[string]uint32) {

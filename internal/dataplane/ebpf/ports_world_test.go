@@ -13,35 +13,6 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// simplePort is a Service with one clusterIP and n endpoints.
-func simplePort(i, n int) *intent.ServicePort {
-	p := &intent.ServicePort{
-		ID: intent.PortID{
-			Service: model.Name{Namespace: "test", Name: fmt.Sprintf("simple-%05d", i)},
-			Number:  80, Protocol: model.TCP, Family: model.IPv4,
-		},
-		Frontends: []intent.Frontend{{
-			Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80,
-			ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster,
-		}},
-	}
-	for j := range n {
-		p.Endpoints = append(p.Endpoints, intent.Endpoint{
-			Addr:          netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(16 + j), byte(i >> 8), byte(i)}), 8080),
-			ClusterPolicy: true,
-		})
-	}
-	return p
-}
-
-func manyPorts(n, endpoints int) []*intent.ServicePort {
-	var out []*intent.ServicePort
-	for i := range n {
-		out = append(out, simplePort(i, endpoints))
-	}
-	return out
-}
-
 // portWorld is a small cluster that changes at random.
 type portWorld struct {
 	rng      *rand.Rand
