@@ -11,6 +11,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/donottrack"
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsr"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
@@ -27,7 +28,7 @@ type Backend struct {
 	node     *nodeWriter
 	services *serviceWriter
 	flows    *flowTable
-	policies *untracked        // used only by the goroutine that writes policies
+	policies *donottrack.Maps  // used only by the goroutine that writes policies
 	carriers *dsr.Carriers     // nil: no endpoint on another node is probed
 	migrator *upgrade.Migrator // nil if there is nothing to migrate
 	rollback *upgrade.Rollback // nil without Config.LeavePrevious
@@ -87,7 +88,7 @@ func (b *Backend) open() (err error) {
 	if err = b.openPolicies(); err != nil {
 		return err
 	}
-	if err = b.node.read(b.policies.any()); err != nil {
+	if err = b.node.read(b.policies.Any()); err != nil {
 		return err
 	}
 	if b.cfg.LeavePrevious {

@@ -16,11 +16,12 @@
 // layout that both sides share. Backend wires these packages, which do not know each other
 // (docs/adr/0058-rooms-of-the-ebpf-dataplane.md):
 //
-//	objects   programs, maps, pins, configuration; imported by all
-//	attach    devices, links: the hooks of the programs
-//	inspect   all that shows and writes nothing
-//	upgrade   layouts, migration, drain, cleanup
-//	dsr       probes of direct replies
+//	objects     programs, maps, pins, configuration; imported by all
+//	attach      devices, links: the hooks of the programs
+//	inspect     all that shows and writes nothing
+//	upgrade     layouts, migration, drain, cleanup
+//	dsr         probes of direct replies
+//	donottrack  the maps of do-not-track policies
 //
 // The agent pins all kernel objects under Config.BPFFS, so that they serve while no
 // agent runs:
@@ -38,6 +39,5 @@
 //	flows_, events_, loads,      flowTable: sweep, counts, events, ends of sockets
 //	outcomes, sockets_end
 //	node_                        nodeWriter: settings, source ports, pods and addresses
-//	untracked                    the maps of do-not-track policies
 //	packet_…_test                single packets through the programs (BPF_PROG_RUN)
 package ebpf

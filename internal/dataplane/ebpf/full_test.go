@@ -365,7 +365,10 @@ func TestFullMapsOfPolicies(t *testing.T) {
 				c.Members = append(c.Members, policy.Change[policy.Member, bool]{Key: member(netGreedy, i), Had: true})
 			}
 			write(&c)
-			want := map[objects.TCUntrackedPodKey]uint8{b.policies.pod(member(netAllowed, 1)): 1}
+			allowed := ipOf(family, netAllowed, 1)
+			want := map[objects.TCUntrackedPodKey]uint8{
+				{Addr: objects.ToAddr(allowed), Family: uint32(objects.FamilyOf(allowed)), Rule: ports[objects.PortKey(target(1).Addr, model.TCP, 80)].Rules[0].Id}: 1,
+			}
 			objectstest.WantSame(t, "peers when there is room", objectstest.ReadAll[objects.TCUntrackedPodKey, uint8](t, m), want)
 		})
 	}

@@ -4,7 +4,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/donottrack"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/policy"
@@ -246,8 +248,12 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	n.passes(t, "netfilter translates none any more", inTun0, proto, far2, cache, nextHopPod, 0)
 	w.set(t)
 	n.stays(t, "no policy", inTun0, proto, far2, cache)
-	if n.node.untracking || len(n.policies.have.ports)+len(n.policies.have.pods)+len(n.policies.have.blocks) > 0 {
-		t.Errorf("without a policy there is left: %+v", n.policies.have)
+	ports := objectstest.ReadAll[objects.TCFrontendKey, objects.TCUntrackedPort](t, n.m(objects.TCMapUntrackedPorts))
+	pods := objectstest.ReadAll[objects.TCUntrackedPodKey, uint8](t, n.m(objects.TCMapUntrackedPods))
+	blocks := objectstest.ReadAll[objects.TCRangeKey, uint8](t, n.m(objects.TCMapUntrackedBlocks))
+	flag := objectstest.Settings(t, n.objects).Flags & uint32(objects.TCSettingsFlagsSETTING_UNTRACKED)
+	if flag != 0 || len(ports)+len(pods)+len(blocks) > 0 {
+		t.Errorf("without a policy there is left: flag %d, %v, %v, %v", flag, ports, pods, blocks)
 	}
 
 	// What a change takes away goes before netfilter's table is written, and what it
@@ -321,11 +327,14 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	w := newPolicyWorld(t, n, p)
 	block := netip.MustParsePrefix("203.0.113.0/24")
 	w.set(t, cachePolicy("a", clientsOnly(), model.PolicyPeer{Block: block, Except: []netip.Prefix{netip.MustParsePrefix("203.0.113.11/32")}}))
-	if len(n.policies.have.blocks) != 8 { // a /24 without one address
-		t.Errorf("a block without an address is %d prefixes", len(n.policies.have.blocks))
+	if blocks := objectstest.ReadAll[objects.TCRangeKey, uint8](t, n.m(objects.TCMapUntrackedBlocks)); len(blocks) != 8 { // a /24 without one address
+		t.Errorf("a block without an address is %d prefixes", len(blocks))
 	}
 	cache, far, far2 := ap(p.pod1, cachePort), ap(p.far, 4000), ap(p.far2, 4000)
-	rule := n.policies.ids["in-a-0"]
+	var rule uint32 // there is one
+	for pod := range objectstest.ReadAll[objects.TCUntrackedPodKey, uint8](t, n.m(objects.TCMapUntrackedPods)) {
+		rule = pod.Rule
+	}
 	foreign := objects.TCUntrackedPodKey{Addr: objects.ToAddr(p.far2), Family: 4, Rule: rule}
 	ok(t, n.m(objects.TCMapUntrackedPods).Put(foreign, uint8(1)))
 	ok(t, n.m(objects.TCMapUntrackedPods).Delete(objects.TCUntrackedPodKey{Addr: objects.ToAddr(p.far), Family: 4, Rule: rule}))
@@ -335,9 +344,9 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
 
 	// The next run takes it over, and numbers rules anew.
-	next, err := openUntracked(n.objects, n.cfg.Log, n.node.setUntracking)
+	next, err := donottrack.Open(n.objects, n.cfg.Log, n.node.setUntracking)
 	ok(t, err)
-	if len(next.have.ports) == 0 {
+	if !next.Any() {
 		t.Error("the next run finds nothing")
 	}
 	n.policies = next
@@ -350,7 +359,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	// Only programs that a run has set up, with Services, and that are not about to go, serve.
 	var s objects.TCSettings
 	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
-	if next.served {
+	if next.Served() {
 		t.Error("it serves no Service, and says that it does")
 	}
 	frontend := objects.PortKey(p.clusterIP, model.TCP, 80)

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/donottrack"
 	"spillway.dev/spillway/internal/decisions/policy"
 )
 
@@ -9,7 +10,7 @@ var _ dataplane.Bypass = (*Backend)(nil)
 
 // Serves reports whether programs of an earlier run served Services at the start of
 // this one.
-func (b *Backend) Serves() bool { return b.policies.served }
+func (b *Backend) Serves() bool { return b.policies.Served() }
 
 // Revoke deletes the entries that this state does not allow to bypass netfilter.
 func (b *Backend) Revoke(s policy.State, c *policy.Changes) error { return b.policies.Revoke(s, c) }
@@ -19,6 +20,6 @@ func (b *Backend) Grant(s policy.State, c *policy.Changes) error { return b.poli
 
 // openPolicies opens the maps of policies.
 func (b *Backend) openPolicies() (err error) {
-	b.policies, err = openUntracked(b.objects, b.cfg.Log, b.node.setUntracking)
+	b.policies, err = donottrack.Open(b.objects, b.cfg.Log, b.node.setUntracking)
 	return err
 }

@@ -1,4 +1,5 @@
-package ebpf
+// Package donottrack writes the maps of do-not-track policies.
+package donottrack
 
 import (
 	"fmt"
@@ -22,37 +23,37 @@ import (
 // entries that do not fit, and everything while there are egress rules, which may deny
 // what others allow.
 
-// untracked is the content of the maps of policies.
-type untracked struct {
+// Maps is the content of the maps of policies. It is their only writer. One goroutine uses it.
+type Maps struct {
 	ports, pods, blocks objects.Map
-	have                untrackedEntries
-	next                *untrackedEntries // of a whole state, between Revoke and Grant
+	have                entries
+	next                *entries          // of a whole state, between Revoke and Grant
 	ids                 map[string]uint32 // of rules, by name
 	lastID              uint32
 	egress              bool // there are egress rules
 	tracked             map[objects.TCFrontendKey]bool
 	unwritten           bool // some entries did not fit, and the log has said so: the next change may make room
-	served              bool // see Serves
+	served              bool // see Served
 	log                 *slog.Logger
 	changed             func(untracking bool) error // receives whether there are ports
 }
 
-type untrackedEntries struct {
+type entries struct {
 	ports  map[objects.TCFrontendKey]objects.TCUntrackedPort
 	pods   map[objects.TCUntrackedPodKey]uint8
 	blocks map[objects.TCRangeKey]uint8
 }
 
-func newUntrackedEntries() untrackedEntries {
-	return untrackedEntries{map[objects.TCFrontendKey]objects.TCUntrackedPort{}, map[objects.TCUntrackedPodKey]uint8{}, map[objects.TCRangeKey]uint8{}}
+func newEntries() entries {
+	return entries{map[objects.TCFrontendKey]objects.TCUntrackedPort{}, map[objects.TCUntrackedPodKey]uint8{}, map[objects.TCRangeKey]uint8{}}
 }
 
-// openUntracked reads the entries of an earlier run. If its programs did not use them,
+// Open reads the entries of an earlier run. If its programs did not use them,
 // an agent in between did not maintain them, and they may be outdated: then it deletes
 // them.
-func openUntracked(o *objects.Objects, log *slog.Logger, changed func(untracking bool) error) (*untracked, error) {
+func Open(o *objects.Objects, log *slog.Logger, changed func(untracking bool) error) (*Maps, error) {
 	m, filter := o.Maps, o.Filter
-	u := &untracked{
+	u := &Maps{
 		ports: filter.Before(m[objects.TCMapUntrackedPorts]), pods: m[objects.TCMapUntrackedPods], blocks: m[objects.TCMapUntrackedBlocks],
 		ids: map[string]uint32{}, log: log, changed: changed,
 	}
@@ -69,13 +70,13 @@ func openUntracked(o *objects.Objects, log *slog.Logger, changed func(untracking
 		}
 	}
 	if s.Flags&uint32(objects.TCSettingsFlagsSETTING_UNTRACKED) == 0 {
-		return u, u.revoke(newUntrackedEntries())
+		return u, u.revoke(newEntries())
 	}
 	return u, nil
 }
 
-func (u *untracked) read() error {
-	u.have = newUntrackedEntries()
+func (u *Maps) read() error {
+	u.have = newEntries()
 	if err := objects.Each(u.ports, func(k objects.TCFrontendKey, v objects.TCUntrackedPort) { u.have.ports[k] = v }); err != nil {
 		return err
 	}
@@ -85,8 +86,11 @@ func (u *untracked) read() error {
 	return objects.Each(u.blocks, func(k objects.TCRangeKey, v uint8) { u.have.blocks[k] = v })
 }
 
+// Served reports whether programs of an earlier run served Services when Open was called.
+func (u *Maps) Served() bool { return u.served }
+
 // id returns the number of a rule, which is never reused.
-func (u *untracked) id(rule string) uint32 {
+func (u *Maps) id(rule string) uint32 {
 	if u.ids[rule] == 0 {
 		u.lastID++
 		u.ids[rule] = u.lastID
@@ -95,7 +99,7 @@ func (u *untracked) id(rule string) uint32 {
 }
 
 // port returns the entry of a target, if there is one.
-func (u *untracked) port(s policy.State, t policy.Target) (k objects.TCFrontendKey, p objects.TCUntrackedPort, ok bool) {
+func (u *Maps) port(s policy.State, t policy.Target) (k objects.TCFrontendKey, p objects.TCUntrackedPort, ok bool) {
 	k = objects.PortKey(t.Addr, t.Protocol, t.First)
 	v := s.Verdicts[s.Targets[t]]
 	if v == nil || v.Track || u.tracked[k] || t.Side != policy.Ingress || t.First != t.Last || t.Protocol == model.SCTP {
@@ -121,13 +125,13 @@ func (u *untracked) port(s policy.State, t policy.Target) (k objects.TCFrontendK
 	return k, p, true
 }
 
-func (u *untracked) pod(m policy.Member) objects.TCUntrackedPodKey {
+func (u *Maps) pod(m policy.Member) objects.TCUntrackedPodKey {
 	return objects.TCUntrackedPodKey{Addr: objects.ToAddr(m.Addr), Family: uint32(objects.FamilyOf(m.Addr)), Rule: u.id(m.Rule)}
 }
 
 // entries returns the entries of a whole state.
-func (u *untracked) entries(s policy.State) untrackedEntries {
-	out := newUntrackedEntries()
+func (u *Maps) entries(s policy.State) entries {
+	out := newEntries()
 	maps.DeleteFunc(u.ids, func(rule string, _ uint32) bool { return s.Rules[rule] == nil })
 	u.egress = false
 	for _, r := range s.Rules {
@@ -160,7 +164,7 @@ func (u *untracked) entries(s policy.State) untrackedEntries {
 }
 
 // revoke removes unwanted entries, ports first.
-func (u *untracked) revoke(want untrackedEntries) error {
+func (u *Maps) revoke(want entries) error {
 	if err := keepOnly(u.ports, u.have.ports, want.ports); err != nil {
 		return err
 	}
@@ -185,7 +189,7 @@ func keepOnly[K, V comparable](m objects.Map, have, want map[K]V) error {
 
 // grant adds wanted entries, ports last. It returns the number of entries that did not
 // fit.
-func (u *untracked) grant(want untrackedEntries) (unwritten int) {
+func (u *Maps) grant(want entries) (unwritten int) {
 	return addTo(u.blocks, u.have.blocks, want.blocks) + addTo(u.pods, u.have.pods, want.pods) + addTo(u.ports, u.have.ports, want.ports)
 }
 
@@ -204,7 +208,7 @@ func addTo[K, V comparable](m objects.Map, have, want map[K]V) (unwritten int) {
 }
 
 // Revoke deletes the entries that this state does not allow to bypass netfilter.
-func (u *untracked) Revoke(s policy.State, c *policy.Changes) error {
+func (u *Maps) Revoke(s policy.State, c *policy.Changes) error {
 	u.next = nil
 	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Tracked) == 0 && !u.unwritten {
 		return u.revokeBy(s, c)
@@ -223,11 +227,11 @@ func (u *untracked) Revoke(s policy.State, c *policy.Changes) error {
 		return err
 	}
 	u.next = &next
-	return u.changed(u.any())
+	return u.changed(u.Any())
 }
 
 // revokeBy deletes the entries of pods and peers that these changes remove.
-func (u *untracked) revokeBy(s policy.State, c *policy.Changes) error {
+func (u *Maps) revokeBy(s policy.State, c *policy.Changes) error {
 	for _, t := range c.Targets {
 		if k, _, _ := u.port(s, t.Key); t.Had != "" && t.Key.Side == policy.Ingress && t.Key.First == t.Key.Last {
 			if err := objects.Remove(u.ports, k); err != nil {
@@ -248,8 +252,8 @@ func (u *untracked) revokeBy(s policy.State, c *policy.Changes) error {
 }
 
 // Grant adds the entries that this state allows to bypass netfilter.
-func (u *untracked) Grant(s policy.State, c *policy.Changes) error {
-	want := newUntrackedEntries()
+func (u *Maps) Grant(s policy.State, c *policy.Changes) error {
+	want := newEntries()
 	switch {
 	case u.next != nil:
 		want = *u.next
@@ -270,11 +274,11 @@ func (u *untracked) Grant(s policy.State, c *policy.Changes) error {
 		u.log.Warn("Some packets that policies leave untracked traverse netfilter: an eBPF map is full", "entries", unwritten)
 	}
 	u.next, u.unwritten = nil, unwritten > 0
-	return u.changed(u.any())
+	return u.changed(u.Any())
 }
 
-// any reports whether some port of a pod bypasses netfilter.
-func (u *untracked) any() bool { return len(u.have.ports) > 0 }
+// Any reports whether some port of a pod bypasses netfilter.
+func (u *Maps) Any() bool { return len(u.have.ports) > 0 }
 
 func differences[K, V comparable](a, b map[K]V) (n int) {
 	for k, v := range a {
