@@ -4,6 +4,7 @@
 //	ebpf       maps that the programs of bpf/ read
 //	  objects      loads programs and maps: imported by the other parts, imports none
 //	  objectstest  what tests of several parts need: maps without programs
+//	  services     writes the maps of Services, and checks them
 //	  donottrack   writes the maps of do-not-track policies
 //	  inspect      shows what is in the kernel
 //	  upgrade      takes over from other runs, and leaves to them

@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/donottrack"
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsr"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/services"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -26,7 +27,7 @@ type Backend struct {
 	objects  *objects.Objects
 	attacher *attach.Attacher
 	node     *nodeWriter
-	services *serviceWriter
+	services *services.Writer
 	flows    *flowTable
 	policies *donottrack.Maps  // used only by the goroutine that writes policies
 	carriers *dsr.Carriers     // nil: no endpoint on another node is probed
@@ -72,11 +73,11 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 
 // makeParts makes the parts that need no more than the maps.
 func (b *Backend) makeParts() {
-	b.services = newServiceWriter(b.objects, b.cfg.Log)
-	b.node = newNodeWriter(&b.cfg, b.objects, b.services.hasAddr)
+	b.services = services.New(b.objects, b.cfg.Log)
+	b.node = newNodeWriter(&b.cfg, b.objects, b.services.HasAddr)
 	b.flows = newFlowTable(&b.cfg, b.objects, b.services)
 	b.node.factsChanged = b.noteFacts
-	b.services.onChanges(b.noteFacts, b.flows.endpointsRemoved)
+	b.services.OnChanges(b.noteFacts, b.flows.endpointsRemoved)
 }
 
 // open opens the parts in the order in which they depend on each other.
@@ -159,7 +160,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	if c.Node != nil {
 		node = b.node.writeNode(c.Node)
 	}
-	failed, err := b.services.update(ctx, c.Upserts, c.Deletes)
+	failed, err := b.services.Update(ctx, c.Upserts, c.Deletes)
 	if err != nil {
 		return errors.Join(node, err)
 	}
@@ -171,8 +172,8 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // of an earlier run serves a Service. Programs that lack what protects are not attached.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	node := b.node.writeNode(&s.Node)
-	defer b.services.askCheck()
-	empty, err := b.services.empty()
+	defer b.services.AskCheck()
+	empty, err := b.services.Empty()
 	if err != nil {
 		return errors.Join(node, err)
 	}
@@ -181,7 +182,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 			return err
 		}
 	}
-	failed, err := b.services.replace(ctx, s.Ports)
+	failed, err := b.services.Replace(ctx, s.Ports)
 	if err != nil {
 		return errors.Join(node, err)
 	}
@@ -243,7 +244,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	})
 	b.running.done.Go(func() { b.flows.run(run) })
 	b.running.done.Go(func() { b.node.run(run) })
-	b.running.done.Go(func() { b.services.run(run) })
+	b.running.done.Go(func() { b.services.Run(run) })
 	b.running.done.Go(func() { b.carriers.Run(run, b.directElsewhere) })
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
 		"cgroup", b.cfg.CgroupRoot, "socketHooks", b.cfg.SocketHooks, "bpffs", b.cfg.BPFFS)

@@ -38,7 +38,7 @@ func (b *Backend) DirectReplies() (out dataplane.DirectReplies, err error) {
 // directPods lists the Pods of this node, without those that have its addresses, behind Services
 // with direct replies.
 func (b *Backend) directPods() (list []netip.AddrPort) {
-	b.services.eachDirectEndpoint(func(e *intent.Endpoint) {
+	b.services.EachDirectEndpoint(func(e *intent.Endpoint) {
 		if e.OnThisNode && !e.HostNetwork {
 			list = append(list, e.Addr)
 		}
@@ -50,7 +50,7 @@ func (b *Backend) directPods() (list []netip.AddrPort) {
 // directElsewhere lists the addresses of endpoints on other nodes behind Services with direct
 // replies.
 func (b *Backend) directElsewhere() (list []netip.Addr) {
-	b.services.eachDirectEndpoint(func(e *intent.Endpoint) {
+	b.services.EachDirectEndpoint(func(e *intent.Endpoint) {
 		if !e.OnThisNode {
 			list = append(list, e.Addr.Addr())
 		}

@@ -21,6 +21,7 @@
 //	inspect     all that shows and writes nothing
 //	upgrade     layouts, migration, drain, cleanup
 //	dsr         probes of direct replies
+//	services    the one writer of the maps of Services
 //	donottrack  the maps of do-not-track policies
 //
 // The agent pins all kernel objects under Config.BPFFS, so that they serve while no
@@ -35,7 +36,6 @@
 //	backend, config, attach      the Backend: Apply and Replace, its settings, its hooks
 //	inspect, directreplies       what it shows, by the parts
 //	metrics                      its metrics
-//	ports_, services             serviceWriter: the one writer of the maps of Services
 //	flows_, events_, loads,      flowTable: sweep, counts, events, ends of sockets
 //	outcomes, sockets_end
 //	node_                        nodeWriter: settings, source ports, pods and addresses

@@ -144,10 +144,9 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	}
 	if restart {
 		write = func(greedy []*intent.ServicePort, _ ...intent.PortID) error {
-			b.services.table, b.services.known, b.node.node, b.node.clusterRanges = &portTable{}, false, nil, nil
-			noError(t, b.services.reread())
+			b.makeParts()
 			node := b.node.writeNode(&node)
-			failed, err := b.services.table.replace(t.Context(), slices.Concat(greedy, honest))
+			failed, err := b.services.Replace(t.Context(), slices.Concat(greedy, honest))
 			return errors.Join(err, dataplane.NodeErrorOf(node, failed))
 		}
 	}
@@ -183,7 +182,19 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	}
 	noError(t, write(nil, ids...))
 	wantApplied(t, b, honest)
-	wantAgreement(t, b.services.table, b.objects.Maps)
+	wantAgreement(t, b)
+}
+
+// wantAgreement fails unless the maps of Services have what was written, no more and no less.
+func wantAgreement(t *testing.T, b *Backend) {
+	t.Helper()
+	noError(t, b.services.Check())
+	select {
+	case <-b.Drifted():
+		_, err := b.services.Empty() // reads the maps
+		t.Errorf("the maps are not what was written: %+v, %v", b.Repaired(), err)
+	default:
+	}
 }
 
 // wantProtected fails unless the maps have what a node needs to protect others.
@@ -248,7 +259,7 @@ func TestCapacityIsThatOfTheMaps(t *testing.T) {
 					t.Helper()
 					c := tr.Apply(d)
 					noError(t, b.Apply(t.Context(), c))
-					wantAgreement(t, b.services.table, b.objects.Maps)
+					wantAgreement(t, b)
 					return c
 				}
 				served := func(namespace string) (n int) {

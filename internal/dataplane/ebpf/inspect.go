@@ -23,7 +23,7 @@ var (
 
 // Tables returns the maps that can be full. The flow table is as at the last sweep.
 func (b *Backend) Tables() []dataplane.Table {
-	return append([]dataplane.Table{b.flows.table()}, b.services.tables()...)
+	return append([]dataplane.Table{b.flows.table()}, b.services.Tables()...)
 }
 
 // Hooks returns the hooks of devices and of the cgroup.
@@ -126,7 +126,7 @@ func (b *Backend) Differences(ctx context.Context, id intent.PortID, limit int) 
 }
 
 // Drifted returns a channel that receives when the maps differ from what was written.
-func (b *Backend) Drifted() <-chan struct{} { return b.services.drifted }
+func (b *Backend) Drifted() <-chan struct{} { return b.services.Drifted() }
 
 // Repaired returns and resets the number of map entries that Replace has repaired.
 func (b *Backend) Repaired() dataplane.Repair { return b.services.Repaired() }
@@ -134,7 +134,7 @@ func (b *Backend) Repaired() dataplane.Repair { return b.services.Repaired() }
 // Applied reads the maps again. The names of ports, and fields that the maps do not
 // have, come from memory.
 func (b *Backend) Applied(context.Context) (s intent.State, err error) {
-	s.Ports, err = b.services.applied()
+	s.Ports, err = b.services.Applied()
 	if err != nil {
 		return intent.State{}, err
 	}

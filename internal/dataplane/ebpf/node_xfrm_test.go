@@ -86,7 +86,7 @@ func TestProgramsKnowIPsecPolicies(t *testing.T) {
 	noError(t, b.Replace(t.Context(), state))
 	noError(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
 	waitXfrm(t, "after a full sync", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16", "10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
-	noError(t, b.services.check())
+	noError(t, b.services.Check())
 	select {
 	case <-b.Drifted():
 		t.Error("what policies select counts as changed by somebody else")

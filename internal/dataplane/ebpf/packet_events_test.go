@@ -23,6 +23,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/services"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
 )
@@ -547,8 +548,8 @@ func TestPacketServiceMetrics(t *testing.T) {
 	}
 	// Counters go with their Service, when its name is forgotten.
 	n.serve(t)
-	n.services.names.ports = nil
-	ok(t, n.flows.sweep(t.Context()))
+	next := newFlowTable(&n.cfg, n.objects, services.New(n.objects, n.cfg.Log)) // a run that knows no names of before
+	ok(t, next.sweep(t.Context()))
 	for _, name := range []string{objects.TCMapServiceCounters, objects.TCMapServiceRefusals} {
 		var key []byte
 		if n.m(name).NextKey(nil, &key) == nil {

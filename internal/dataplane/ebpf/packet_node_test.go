@@ -237,7 +237,8 @@ func (n *packetNode) begin(t testing.TB) {
 	n.objects.Filter, err = objects.OpenFilter(n.objects)
 	ok(t, err)
 	ok(t, n.openPolicies())
-	ok(t, n.services.reread())
+	_, err = n.services.Empty() // reads the maps
+	ok(t, err)
 	n.onThread(t, n.describe)
 }
 
@@ -380,7 +381,7 @@ func (n *packetNode) setNode(t testing.TB, change func(*intent.Node)) {
 // serve makes these the Services of the node.
 func (n *packetNode) serve(t testing.TB, ports ...*intent.ServicePort) {
 	t.Helper()
-	failed, err := n.services.table.replace(context.Background(), ports)
+	failed, err := n.services.Replace(context.Background(), ports)
 	ok(t, err)
 	ok(t, dataplane.PortErrorsOf(failed))
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
@@ -428,7 +429,9 @@ func (n *packetNode) noHelper(t *testing.T, p *plan) {
 	n.serve(t, &without)
 	n.datagram(t, inEth0, client, front)
 	n.untouched(t, "without a helper", inPod1, answer, objects.TCVerdictPASS_OTHER)
-	for key := range n.services.table.endpoints.tftp {
-		t.Errorf("%v is still marked", key)
+	for key, f := range objectstest.ReadAll[objects.TCFrontendKey, objects.TCFrontend](t, n.m(objects.TCMapFrontends)) {
+		if objects.TCFrontendFlags(f.Flags)&objects.TCFrontendFlagsFRONTEND_TFTP != 0 {
+			t.Errorf("%v is still marked", key)
+		}
 	}
 }

@@ -362,18 +362,25 @@ func (n *eventNode) endUnsettled(t *testing.T, p *plan) {
 	n.serve(t, both(p, 8080)...)
 	fd := n.connected(t, domainOf(p), protoUDP, ap(p.clusterIP, 80))
 	n.serve(t, both(p)...)
-	sp := n.services.table.byID[both(p)[1].ID]
-	source := sp.source
-	sp.unsettle()
+	was := n.flows.services
+	n.flows.services = otherServices{was, false}
 	known, err := n.flows.endSockets(context.Background())
 	ok(t, err)
 	if known || aborted(t, fd) {
 		t.Error("a socket has ended although a port is unknown")
 	}
-	sp.settle(source)
+	n.flows.services = was
 	n.endAll(t)
 	wantEnded(t, true, map[string]int{"UDP": fd})
 }
+
+// otherServices knows of no port whether its endpoints are gone.
+type otherServices struct {
+	serviceReader
+	known bool
+}
+
+func (s otherServices) IfGone(func(func(objects.TCFrontendKey) bool)) bool { return s.known }
 
 // endMapped: IPv6 sockets that are connected to an IPv4-mapped address.
 func (n *eventNode) endMapped(t *testing.T) {
@@ -516,9 +523,7 @@ func (n *eventNode) endLoopRuns(t *testing.T) {
 	}()
 	time.Sleep(4 * endGrace) // the first walk is over: the time below is of a running agent
 	began := time.Now()
-	n.services.mu.Lock()
 	n.serve(t, both(p)...)
-	n.services.mu.Unlock()
 	if err := <-read; !errors.Is(err, unix.ECONNABORTED) {
 		t.Errorf("read: %v", err)
 	}

@@ -313,7 +313,7 @@ func (c *Config) OneWay() uint32 {
 // ClientFlowsMax returns the maximum number of confirmed flows of one client: half of all.
 func (c *Config) ClientFlowsMax() uint32 { return max(c.FlowTableSize/2, 1) }
 
-// IDsMap records which ids are in use; see portTable.newID. No program uses it.
+// IDsMap records which ids are in use; see newID of package services. No program uses it.
 const IDsMap = "ids"
 
 // IDsSpec returns the layout of the map of ids.

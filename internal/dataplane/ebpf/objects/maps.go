@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Map is the part of *ebpf.Map that portTable needs. Tests interrupt any call.
+// Map is the part of *ebpf.Map that writers need. Tests interrupt any call.
 type Map interface {
 	Put(key, value any) error
 	Delete(key any) error

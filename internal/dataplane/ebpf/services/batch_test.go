@@ -1,4 +1,4 @@
-package ebpf
+package services
 
 import (
 	"errors"
@@ -144,7 +144,7 @@ func TestALargePortIsWrittenInBatches(t *testing.T) {
 	table.backends = calls
 	some := []*intent.ServicePort{objectstest.SimplePort(0, 2), large, objectstest.SimplePort(2, 2)}
 	writeAll(t, table, some)
-	wantWritten(t, &serviceWriter{objects: &objects.Objects{Maps: m}, table: table}, some)
+	wantWritten(t, &Writer{objects: &objects.Objects{Maps: m}, table: table}, some)
 	if want := 2 + endpoints/batchEntries + 1; calls.n != want {
 		t.Errorf("%d calls wrote %d endpoints, want %d", calls.n, endpoints+4, want)
 	}

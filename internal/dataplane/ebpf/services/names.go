@@ -1,4 +1,4 @@
-package ebpf
+package services
 
 import (
 	"net/netip"
@@ -12,14 +12,14 @@ import (
 // and counters of the last moments still name them. Ids are never used twice.
 const formerServices = 4096
 
-// serviceNames has the Service ports of the ids in the maps. Safe for concurrent use.
-type serviceNames struct {
+// portNames has the Service ports of the ids in the maps. Safe for concurrent use.
+type portNames struct {
 	mu     sync.RWMutex
 	ports  map[uint32]intent.PortID
 	former []uint32 // deleted ids, the oldest first
 }
 
-func (s *serviceNames) set(id uint32, port intent.PortID) {
+func (s *portNames) set(id uint32, port intent.PortID) {
 	if s == nil {
 		return
 	}
@@ -32,7 +32,7 @@ func (s *serviceNames) set(id uint32, port intent.PortID) {
 }
 
 // remove records that the id is no longer in use.
-func (s *serviceNames) remove(id uint32) {
+func (s *portNames) remove(id uint32) {
 	if s == nil {
 		return
 	}
@@ -46,7 +46,7 @@ func (s *serviceNames) remove(id uint32) {
 }
 
 // port returns the Service port of an id.
-func (s *serviceNames) port(id uint32) (port intent.PortID, known bool) {
+func (s *portNames) port(id uint32) (port intent.PortID, known bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	port, known = s.ports[id]
@@ -54,7 +54,7 @@ func (s *serviceNames) port(id uint32) (port intent.PortID, known bool) {
 }
 
 // of returns the ids of Service ports. A port that was deleted and came again has several.
-func (s *serviceNames) of(ports []intent.PortID) map[uint32]intent.PortID {
+func (s *portNames) of(ports []intent.PortID) map[uint32]intent.PortID {
 	wanted := make(map[intent.PortID]bool, len(ports))
 	for _, p := range ports {
 		wanted[p] = true
@@ -70,22 +70,22 @@ func (s *serviceNames) of(ports []intent.PortID) map[uint32]intent.PortID {
 	return ids
 }
 
-// serviceAddrs counts the frontends of each address. It has its own lock, because
-// interfaces change on their own. A nil *serviceAddrs counts nothing.
-type serviceAddrs struct {
+// frontendAddrs counts the frontends of each address. It has its own lock, because
+// interfaces change on their own. A nil *frontendAddrs counts nothing.
+type frontendAddrs struct {
 	mu      sync.RWMutex
 	refs    map[netip.Addr]int
 	changed func() // called when an address is added or removed; nil: not needed
 }
 
-func (s *serviceAddrs) has(a netip.Addr) bool {
+func (s *frontendAddrs) has(a netip.Addr) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.refs[a] > 0
 }
 
 // reset replaces all counts by those of these frontends.
-func (s *serviceAddrs) reset(owners map[objects.TCFrontendKey]uint32) {
+func (s *frontendAddrs) reset(owners map[objects.TCFrontendKey]uint32) {
 	refs := make(map[netip.Addr]int, len(owners))
 	for key := range owners {
 		if a := objects.FromAddr(key.Addr, key.Family); !a.IsUnspecified() {
@@ -99,7 +99,7 @@ func (s *serviceAddrs) reset(owners map[objects.TCFrontendKey]uint32) {
 }
 
 // count adds 1 or -1 to the frontends of an address. NodePorts have no address.
-func (s *serviceAddrs) count(key objects.TCFrontendKey, by int) {
+func (s *frontendAddrs) count(key objects.TCFrontendKey, by int) {
 	a := objects.FromAddr(key.Addr, key.Family)
 	if s == nil || a.IsUnspecified() {
 		return
@@ -115,7 +115,7 @@ func (s *serviceAddrs) count(key objects.TCFrontendKey, by int) {
 	}
 }
 
-func (s *serviceAddrs) notify() {
+func (s *frontendAddrs) notify() {
 	if s.changed != nil {
 		s.changed()
 	}

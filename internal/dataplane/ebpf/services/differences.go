@@ -1,4 +1,4 @@
-package ebpf
+package services
 
 import (
 	"context"
@@ -24,7 +24,7 @@ type expected struct {
 
 // Differences compares the entries of a Service port with the maps. It reads the maps beside
 // writes, and then under the writers' lock only the entries that seemed to differ.
-func (w *serviceWriter) Differences(ctx context.Context, id intent.PortID, limit int) ([]string, error) {
+func (w *Writer) Differences(ctx context.Context, id intent.PortID, limit int) ([]string, error) {
 	suspects, err := suspectsOf(ctx, w.expectedOf(id), limit)
 	if err != nil || len(suspects) == 0 {
 		return nil, err
@@ -54,7 +54,7 @@ func suspectsOf(ctx context.Context, list []expected, limit int) (map[note]bool,
 }
 
 // confirm describes the suspects that differ while no write is possible.
-func (w *serviceWriter) confirm(id intent.PortID, suspects map[note]bool) ([]string, error) {
+func (w *Writer) confirm(id intent.PortID, suspects map[note]bool) ([]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var found []string
@@ -73,7 +73,7 @@ func (w *serviceWriter) confirm(id intent.PortID, suspects map[note]bool) ([]str
 	return found, nil
 }
 
-func (w *serviceWriter) expectedOf(id intent.PortID) []expected {
+func (w *Writer) expectedOf(id intent.PortID) []expected {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.table.expected(w.objects.Maps, id)

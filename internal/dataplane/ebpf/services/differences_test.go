@@ -1,7 +1,8 @@
-package ebpf
+package services
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -15,7 +16,7 @@ import (
 // TestDifferencesAreOfOnePort changes entries of one port, and no other shows it.
 func TestDifferencesAreOfOnePort(t *testing.T) {
 	m := newPortMaps(t, 64, 64)
-	b := newServiceWriter(&objects.Objects{Maps: m}, quietLog())
+	b := New(&objects.Objects{Maps: m}, slog.New(slog.DiscardHandler))
 	ports := []*intent.ServicePort{objectstest.SimplePort(1, 3), objectstest.SimplePort(2, 3)}
 	ports[0].Frontends[0].SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	replace := func() {
@@ -88,7 +89,7 @@ func TestDifferencesAreOfOnePort(t *testing.T) {
 // wanted in the second.
 func TestAWriteIsNoDifference(t *testing.T) {
 	m := newPortMaps(t, 64, 64)
-	b := newServiceWriter(&objects.Objects{Maps: m}, quietLog())
+	b := New(&objects.Objects{Maps: m}, slog.New(slog.DiscardHandler))
 	noError(t, b.reread())
 	write := func(p *intent.ServicePort) {
 		t.Helper()

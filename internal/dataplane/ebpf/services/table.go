@@ -1,4 +1,4 @@
-package ebpf
+package services
 
 import (
 	"cmp"
@@ -33,14 +33,14 @@ type portTable struct {
 	byID  map[intent.PortID]*port
 	// orphans are Services found in the maps at start that no PortID claims yet.
 	orphans map[uint32]*port
-	// endpoints has the addresses of endpoints; see ports_endpointaddrs.go.
+	// endpoints has the addresses of endpoints; see endpointaddrs.go.
 	endpoints endpointAddrs
 	// owners has the Service of each frontend, so that a frontend that moves is not
 	// removed from its new owner.
 	owners map[objects.TCFrontendKey]uint32
-	addrs  *serviceAddrs // counts the keys of owners; nil: not counted
-	names  *serviceNames // nil: not recorded
-	ended  func()        // called when an endpoint is removed; nil: not needed
+	addrs  *frontendAddrs // counts the keys of owners; nil: not counted
+	names  *portNames     // nil: not recorded
+	ended  func()         // called when an endpoint is removed; nil: not needed
 	// last has the last id of a Service and of an endpoint. An id is never reused, not
 	// even by a later run, because flows and sockets store it.
 	last [2]uint32

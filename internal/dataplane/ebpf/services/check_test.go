@@ -1,4 +1,4 @@
-package ebpf
+package services
 
 import (
 	"errors"
@@ -29,7 +29,7 @@ func wantAgreement(t *testing.T, table *portTable, m map[string]*ebpf.Map) {
 // repairs it.
 func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 	m, fresh := newPortMaps(t, 64, 64), newPortMaps(t, 64, 64)
-	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: &portTable{}, drifted: make(chan struct{}, 1)}
+	b := &Writer{objects: &objects.Objects{Maps: m}, table: &portTable{}, drifted: make(chan struct{}, 1)}
 	ports := []*intent.ServicePort{objectstest.SimplePort(1, 3), objectstest.SimplePort(2, 3)}
 	replace := func() {
 		t.Helper()
@@ -39,7 +39,7 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 	}
 	replace()
 	writeFresh(t, fresh, ports)
-	noError(t, b.check())
+	noError(t, b.Check())
 	if !b.known || len(b.drifted) > 0 || b.Repaired().Any() {
 		t.Error("a check without a finding costs the next Replace a reading")
 	}
@@ -59,7 +59,7 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 		}, "belongs to no object"},
 	} {
 		c.change()
-		noError(t, b.check())
+		noError(t, b.Check())
 		if b.known || len(b.drifted) != 1 {
 			t.Fatalf("%s: not found", c.what)
 		}
@@ -72,7 +72,7 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 			t.Errorf("%s: told is %+v", c.what, r)
 		}
 		wantSameContents(t, m, fresh)
-		noError(t, b.check())
+		noError(t, b.Check())
 		if !b.known {
 			t.Errorf("%s: found again after it was put right", c.what)
 		}
@@ -85,7 +85,7 @@ func TestWritesBesideACheckAreNoDifference(t *testing.T) {
 	for seed := range uint64(3) {
 		m := newPortMaps(t, 1<<10, 1<<10)
 		w := newPortWorld(seed)
-		b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: openPorts(t, m)}
+		b := &Writer{objects: &objects.Objects{Maps: m}, table: openPorts(t, m)}
 		writeAll(t, b.table, w.state())
 		seen := 0
 		for range 40 {

@@ -1,4 +1,4 @@
-package ebpf
+package services
 
 import (
 	"fmt"
@@ -138,9 +138,9 @@ func (t *portTable) inherit(earlier *portTable) {
 	}
 }
 
-// applied reads the maps again. The names of ports, and fields that the maps do not
+// Applied reads the maps again. The names of ports, and fields that the maps do not
 // have, come from memory.
-func (w *serviceWriter) applied() (ports []*intent.ServicePort, err error) {
+func (w *Writer) Applied() (ports []*intent.ServicePort, err error) {
 	read, err := readPorts(w.objects.Maps, w.objects.Filter)
 	if err != nil {
 		return nil, err

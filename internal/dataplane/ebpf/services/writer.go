@@ -1,4 +1,5 @@
-package ebpf
+// Package services writes the maps of Services, and checks that they hold what was written.
+package services
 
 import (
 	"context"
@@ -11,12 +12,12 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// serviceWriter is the one writer of the maps of Services. It is safe for concurrent use.
-type serviceWriter struct {
+// Writer is the one writer of the maps of Services. It is safe for concurrent use.
+type Writer struct {
 	objects *objects.Objects
 	log     *slog.Logger
-	names   serviceNames
-	addrs   serviceAddrs
+	names   portNames
+	addrs   frontendAddrs
 	ended   func() // called when an endpoint is removed; nil: not needed
 	checks  chan struct{}
 	drifted chan struct{}
@@ -28,16 +29,17 @@ type serviceWriter struct {
 	repaired dataplane.Repair
 }
 
-func newServiceWriter(o *objects.Objects, log *slog.Logger) *serviceWriter {
-	return &serviceWriter{objects: o, log: log, table: &portTable{}, checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1)}
+// New returns a Writer that has not read the maps yet.
+func New(o *objects.Objects, log *slog.Logger) *Writer {
+	return &Writer{objects: o, log: log, table: &portTable{}, checks: make(chan struct{}, 1), drifted: make(chan struct{}, 1)}
 }
 
-// onChanges has changed called when a Service gets an address or loses one, and ended when an endpoint
+// OnChanges has changed called when a Service gets an address or loses one, and ended when an endpoint
 // is removed. Call it before the first write.
-func (w *serviceWriter) onChanges(changed, ended func()) { w.addrs.changed, w.ended = changed, ended }
+func (w *Writer) OnChanges(changed, ended func()) { w.addrs.changed, w.ended = changed, ended }
 
-// update writes these changes. failed has the errors of single ports.
-func (w *serviceWriter) update(ctx context.Context, upserts []*intent.ServicePort, deletes []intent.PortID) (failed map[intent.PortID]error, err error) {
+// Update writes these changes. failed has the errors of single ports.
+func (w *Writer) Update(ctx context.Context, upserts []*intent.ServicePort, deletes []intent.PortID) (failed map[intent.PortID]error, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.table.byID == nil { // the first call, without a replace before it
@@ -48,8 +50,8 @@ func (w *serviceWriter) update(ctx context.Context, upserts []*intent.ServicePor
 	return w.table.update(ctx, upserts, deletes, false)
 }
 
-// replace writes these ports and removes all others. failed has the errors of single ports.
-func (w *serviceWriter) replace(ctx context.Context, ports []*intent.ServicePort) (failed map[intent.PortID]error, err error) {
+// Replace writes these ports and removes all others. failed has the errors of single ports.
+func (w *Writer) Replace(ctx context.Context, ports []*intent.ServicePort) (failed map[intent.PortID]error, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.reread(); err != nil {
@@ -58,39 +60,42 @@ func (w *serviceWriter) replace(ctx context.Context, ports []*intent.ServicePort
 	return w.table.replace(ctx, ports)
 }
 
-// empty reports whether no Service port was written yet. It reads the maps if necessary.
-func (w *serviceWriter) empty() (bool, error) {
+// Empty reports whether no Service port was written yet. It reads the maps if necessary.
+func (w *Writer) Empty() (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err := w.reread()
 	return len(w.table.byID) == 0, err
 }
 
+// Drifted returns a channel that receives when the maps differ from what was written.
+func (w *Writer) Drifted() <-chan struct{} { return w.drifted }
+
 // Port returns the Service port of an id.
-func (w *serviceWriter) Port(id uint32) (port intent.PortID, known bool) { return w.names.port(id) }
+func (w *Writer) Port(id uint32) (port intent.PortID, known bool) { return w.names.port(id) }
 
 // IDsOf returns the ids of Service ports. A port that was deleted and came again has several.
-func (w *serviceWriter) IDsOf(ports []intent.PortID) map[uint32]intent.PortID {
+func (w *Writer) IDsOf(ports []intent.PortID) map[uint32]intent.PortID {
 	return w.names.of(ports)
 }
 
-// hasAddr reports whether an address is that of a Service.
-func (w *serviceWriter) hasAddr(a netip.Addr) bool { return w.addrs.has(a) }
+// HasAddr reports whether an address is that of a Service.
+func (w *Writer) HasAddr(a netip.Addr) bool { return w.addrs.has(a) }
 
 // IfRemoved calls use with a function that reports whether no port has an endpoint. known is false
 // after a restart, before the first update: then use is not called.
-func (w *serviceWriter) IfRemoved(use func(removed func(objects.TCFrontendKey) bool)) (known bool) {
+func (w *Writer) IfRemoved(use func(removed func(objects.TCFrontendKey) bool)) (known bool) {
 	return w.judge((*portTable).removed, use)
 }
 
 // IfGone calls use with a function that reports whether an endpoint neither serves nor terminates, in
 // any port. known is false while the decision about a port is unknown, as after a restart or after a
 // failed write: then use is not called.
-func (w *serviceWriter) IfGone(use func(gone func(objects.TCFrontendKey) bool)) (known bool) {
+func (w *Writer) IfGone(use func(gone func(objects.TCFrontendKey) bool)) (known bool) {
 	return w.judge((*portTable).gone, use)
 }
 
-func (w *serviceWriter) judge(by func(*portTable) (func(objects.TCFrontendKey) bool, bool), use func(func(objects.TCFrontendKey) bool)) bool {
+func (w *Writer) judge(by func(*portTable) (func(objects.TCFrontendKey) bool, bool), use func(func(objects.TCFrontendKey) bool)) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	is, known := by(w.table)
@@ -100,8 +105,8 @@ func (w *serviceWriter) judge(by func(*portTable) (func(objects.TCFrontendKey) b
 	return known
 }
 
-// tables returns the maps of Services that can be full.
-func (w *serviceWriter) tables() (tables []dataplane.Table) {
+// Tables returns the maps of Services that can be full.
+func (w *Writer) Tables() (tables []dataplane.Table) {
 	var services, slots, backends, frontends int
 	w.mu.Lock()
 	services, frontends = len(w.table.byID)+len(w.table.orphans), len(w.table.owners)
@@ -130,7 +135,7 @@ func (w *serviceWriter) tables() (tables []dataplane.Table) {
 // reread reads the maps if their content is unknown, or a check found a difference.
 // Only this agent writes them, but Replace must not depend on that: hence the checks.
 // The caller holds mu.
-func (w *serviceWriter) reread() error {
+func (w *Writer) reread() error {
 	if w.known {
 		return nil
 	}
@@ -183,8 +188,8 @@ func (t *portTable) gone() (gone func(objects.TCFrontendKey) bool, known bool) {
 	}, true
 }
 
-// eachDirectEndpoint calls f with each endpoint of Service ports with direct replies.
-func (w *serviceWriter) eachDirectEndpoint(f func(*intent.Endpoint)) {
+// EachDirectEndpoint calls f with each endpoint of Service ports with direct replies.
+func (w *Writer) EachDirectEndpoint(f func(*intent.Endpoint)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.table.byID {

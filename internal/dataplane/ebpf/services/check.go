@@ -1,4 +1,4 @@
-package ebpf
+package services
 
 import (
 	"context"
@@ -126,8 +126,8 @@ func (m notedMap[K]) BatchDelete(keys any, opts *ebpf.BatchOptions) (int, error)
 	return m.Map.BatchDelete(keys, opts)
 }
 
-// check reads the maps and compares them. Other writes continue meanwhile.
-func (w *serviceWriter) check() error {
+// Check reads the maps and compares them. Other writes continue meanwhile.
+func (w *Writer) Check() error {
 	w.mu.Lock()
 	table, known := w.table, w.known
 	if known {
@@ -163,22 +163,22 @@ func (w *serviceWriter) check() error {
 	return nil
 }
 
-// run compares the maps on request, until ctx is done.
-func (w *serviceWriter) run(ctx context.Context) {
+// Run compares the maps on request, until ctx is done.
+func (w *Writer) Run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.checks:
 		}
-		if err := w.check(); err != nil {
+		if err := w.Check(); err != nil {
 			w.log.Warn("Compare eBPF maps with what was written", "err", err)
 		}
 	}
 }
 
-// askCheck requests a check and does not wait for it.
-func (w *serviceWriter) askCheck() {
+// AskCheck requests a check and does not wait for it.
+func (w *Writer) AskCheck() {
 	select {
 	case w.checks <- struct{}{}:
 	default: // already requested
@@ -186,7 +186,7 @@ func (w *serviceWriter) askCheck() {
 }
 
 // Repaired returns and resets the number of map entries that Replace has repaired.
-func (w *serviceWriter) Repaired() dataplane.Repair {
+func (w *Writer) Repaired() dataplane.Repair {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.repaired

@@ -1,11 +1,9 @@
-package ebpf
+package services
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -29,7 +27,7 @@ func TestPortsFollowIntent(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			m := newPortMaps(t, 1<<10, 1<<10)
 			w := newPortWorld(seed)
-			b := &serviceWriter{objects: &objects.Objects{Maps: m}}
+			b := &Writer{objects: &objects.Objects{Maps: m}}
 			watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
 			b.table = watch.open()
 			writeAll(t, b.table, w.state())
@@ -200,7 +198,7 @@ func TestAddressMovesBetweenServices(t *testing.T) {
 
 func TestFrontendsFull(t *testing.T) {
 	m, fresh := newPortMaps(t, 4, 64), newPortMaps(t, 64, 64)
-	b := &serviceWriter{objects: &objects.Objects{Maps: m}}
+	b := &Writer{objects: &objects.Objects{Maps: m}}
 	b.table = (&mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}).open()
 	var all []*intent.ServicePort
 	for i := range 6 {
@@ -224,7 +222,7 @@ func TestFrontendsFull(t *testing.T) {
 func TestEndpointsFull(t *testing.T) {
 	m, fresh := newPortMaps(t, 64, 10), newPortMaps(t, 64, 64)
 	watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
-	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: watch.open()}
+	b := &Writer{objects: &objects.Objects{Maps: m}, table: watch.open()}
 	large, larger, small := objectstest.SimplePort(1, 6), objectstest.SimplePort(2, 8), objectstest.SimplePort(3, 4)
 	all := []*intent.ServicePort{large, larger, small}
 	// The one that does not fit must not sit on the room of the next.
@@ -281,8 +279,8 @@ func TestPortsWithTooLittleRoom(t *testing.T) {
 			}
 			failures += len(failed)
 			wantAgreement(t, table, m)
-			b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: table}
-			have, err := b.applied()
+			b := &Writer{objects: &objects.Objects{Maps: m}, table: table}
+			have, err := b.Applied()
 			noError(t, err)
 			for _, p := range w.state() {
 				i := slices.IndexFunc(have, func(o *intent.ServicePort) bool { return o.ID == p.ID })
@@ -308,7 +306,7 @@ func TestApplyFirst(t *testing.T) {
 	writeAll(t, openPorts(t, m), []*intent.ServicePort{p})
 	ids := objectstest.EndpointIDs(t, m, []*intent.ServicePort{p})
 
-	b := &serviceWriter{objects: &objects.Objects{Maps: m}, table: &portTable{}}
+	b := &Writer{objects: &objects.Objects{Maps: m}, table: &portTable{}}
 	again := *p
 	noError(t, apply(t.Context(), b, intent.Changes{Upserts: []*intent.ServicePort{&again}}))
 	wantIDsKept(t, ids, objectstest.EndpointIDs(t, m, []*intent.ServicePort{p}))
@@ -339,7 +337,7 @@ func BenchmarkApplyEndpointFlip(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprintf("%d Services", n), func(b *testing.B) {
 			m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
-			back := &serviceWriter{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
+			back := &Writer{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
 			with, without := objectstest.ManyPorts(n, 10), objectstest.ManyPorts(n, 9)
 			noError(b, apply(b.Context(), back, intent.Changes{Upserts: with}))
 			times := make([]time.Duration, 0, b.N)
@@ -379,7 +377,7 @@ func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Ma
 	if os.Geteuid() != 0 {
 		tb.Skip("needs root: makes eBPF maps")
 	}
-	all, err := objects.Specs(&Config{FlowTableSize: 1, MaxFrontends: frontends, MaxEndpoints: endpoints}, kernel.Features{})
+	all, err := objects.Specs(&objects.Config{FlowTableSize: 1, MaxFrontends: frontends, MaxEndpoints: endpoints}, kernel.Features{})
 	noError(tb, err)
 	tc := all[0]
 	m := map[string]*ebpf.Map{}
@@ -416,15 +414,6 @@ func writeFresh(tb testing.TB, m map[string]*ebpf.Map, ports []*intent.ServicePo
 	writeAll(tb, openPorts(tb, m), ports)
 }
 
-func noError(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
-func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
-
 func deleteAny(t *testing.T, m *ebpf.Map) {
 	t.Helper()
 	key := make([]byte, m.KeySize())
@@ -449,14 +438,14 @@ func wantPortErrors(t *testing.T, err error, ports []*intent.ServicePort) {
 }
 
 // apply writes these changes. An error is one of single ports.
-func apply(ctx context.Context, w *serviceWriter, c intent.Changes) error {
-	failed, err := w.update(ctx, c.Upserts, c.Deletes)
+func apply(ctx context.Context, w *Writer, c intent.Changes) error {
+	failed, err := w.Update(ctx, c.Upserts, c.Deletes)
 	return errors.Join(err, dataplane.PortErrorsOf(failed))
 }
 
-func wantWritten(t *testing.T, w *serviceWriter, want []*intent.ServicePort) {
+func wantWritten(t *testing.T, w *Writer, want []*intent.ServicePort) {
 	t.Helper()
-	have, err := w.applied()
+	have, err := w.Applied()
 	noError(t, err)
 	objectstest.WantPorts(t, have, want)
 }

@@ -1,4 +1,4 @@
-package ebpf
+package services
 
 import (
 	"maps"
@@ -35,7 +35,7 @@ func sameBothWays[K, V comparable](t *testing.T, m *ebpf.Map, want int) {
 // BenchmarkCheck reads 5,000 Services of 10 endpoints back and compares them.
 func BenchmarkCheck(b *testing.B) {
 	m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
-	back := &serviceWriter{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
+	back := &Writer{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
 	writeAll(b, back.table, objectstest.ManyPorts(5000, 10))
 	b.Run("read beside changes", func(b *testing.B) {
 		for b.Loop() {
@@ -46,7 +46,7 @@ func BenchmarkCheck(b *testing.B) {
 	})
 	b.Run("Applied", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := back.applied(); err != nil {
+			if _, err := back.Applied(); err != nil {
 				b.Fatal(err)
 			}
 		}
