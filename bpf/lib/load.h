@@ -3,7 +3,7 @@
  * The load of endpoints, for Services that choose by it: how many flows through this node are
  * active, and how long an endpoint takes to answer the first packet. Flows that the kernel
  * evicts, or that time out, end unseen: the agent's sweep counts again, and writes the difference
- * to lost_flows and lost_sockets (internal/dataplane/ebpf/loads.go).
+ * to lost_flows and lost_sockets (internal/dataplane/ebpf/flows/loads.go).
  *
  * An endpoint has the place of its id, modulo the size of the map. Ids are never reused, so two
  * endpoints share a place only if as many others were made between them.

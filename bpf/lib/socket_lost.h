@@ -3,7 +3,7 @@
  * Sockets whose endpoint was removed. A connect hook stores the endpoint's id on the socket,
  * and ids are never reused: a socket of a later endpoint with the same address differs. An
  * iterator reports the sockets of all network namespaces, and the agent ends them
- * (internal/dataplane/ebpf/sockets_end.go).
+ * (internal/dataplane/ebpf/flows/sockets_end.go).
  */
 #ifndef SPILLWAY_SOCKET_LOST_H
 #define SPILLWAY_SOCKET_LOST_H

@@ -5,6 +5,7 @@
 //	  objects      loads programs and maps: imported by the other parts, imports none
 //	  objectstest  what tests of several parts need: maps without programs
 //	  services     writes the maps of Services, and checks them
+//	  flows        sweeps, counts and reports flows, and ends sockets
 //	  donottrack   writes the maps of do-not-track policies
 //	  inspect      shows what is in the kernel
 //	  upgrade      takes over from other runs, and leaves to them

@@ -13,6 +13,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/donottrack"
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsr"
+	"spillway.dev/spillway/internal/dataplane/ebpf/flows"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/services"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
@@ -28,7 +29,7 @@ type Backend struct {
 	attacher *attach.Attacher
 	node     *nodeWriter
 	services *services.Writer
-	flows    *flowTable
+	flows    *flows.Table
 	policies *donottrack.Maps  // used only by the goroutine that writes policies
 	carriers *dsr.Carriers     // nil: no endpoint on another node is probed
 	migrator *upgrade.Migrator // nil if there is nothing to migrate
@@ -75,9 +76,9 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 func (b *Backend) makeParts() {
 	b.services = services.New(b.objects, b.cfg.Log)
 	b.node = newNodeWriter(&b.cfg, b.objects, b.services.HasAddr)
-	b.flows = newFlowTable(&b.cfg, b.objects, b.services)
+	b.flows = flows.New(&b.cfg, b.objects, b.services)
 	b.node.factsChanged = b.noteFacts
-	b.services.OnChanges(b.noteFacts, b.flows.endpointsRemoved)
+	b.services.OnChanges(b.noteFacts, b.flows.EndpointsRemoved)
 }
 
 // open opens the parts in the order in which they depend on each other.
@@ -104,7 +105,7 @@ func (b *Backend) open() (err error) {
 		_ = b.attacher.Close()
 		return err
 	}
-	b.flows.open()
+	b.flows.Open()
 	return nil
 }
 
@@ -242,7 +243,7 @@ func (b *Backend) attach(ctx context.Context) error {
 			b.cfg.Log.Error("Follow network interfaces", "err", err)
 		}
 	})
-	b.running.done.Go(func() { b.flows.run(run) })
+	b.running.done.Go(func() { b.flows.Run(run) })
 	b.running.done.Go(func() { b.node.run(run) })
 	b.running.done.Go(func() { b.services.Run(run) })
 	b.running.done.Go(func() { b.carriers.Run(run, b.directElsewhere) })
@@ -274,13 +275,13 @@ func (b *Backend) Close() error {
 		b.running.stop()
 	}
 	b.running.done.Wait()
-	err := errors.Join(b.flows.stopEvents(), b.attacher.Close())
+	err := errors.Join(b.flows.StopEvents(), b.attacher.Close())
 	if b.rollback != nil {
 		// The release before has no XDP program, and would not keep its maps.
 		err = errors.Join(err, attach.UnpinXDP(b.cfg.BPFFS), b.rollback.Leave(b.attached.Load(), b.attachPrevious))
 		b.rollback.Close()
 	}
-	b.flows.close()
+	b.flows.Close()
 	b.objects.Close()
 	return err
 }

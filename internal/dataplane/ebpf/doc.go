@@ -22,6 +22,7 @@
 //	upgrade     layouts, migration, drain, cleanup
 //	dsr         probes of direct replies
 //	services    the one writer of the maps of Services
+//	flows       sweep, counts, events, ends of sockets
 //	donottrack  the maps of do-not-track policies
 //
 // The agent pins all kernel objects under Config.BPFFS, so that they serve while no
@@ -36,8 +37,6 @@
 //	backend, config, attach      the Backend: Apply and Replace, its settings, its hooks
 //	inspect, directreplies       what it shows, by the parts
 //	metrics                      its metrics
-//	flows_, events_, loads,      flowTable: sweep, counts, events, ends of sockets
-//	outcomes, sockets_end
 //	node_                        nodeWriter: settings, source ports, pods and addresses
 //	packet_…_test                single packets through the programs (BPF_PROG_RUN)
 package ebpf

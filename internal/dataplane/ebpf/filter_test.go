@@ -38,12 +38,12 @@ func TestFilterTidy(t *testing.T) {
 	for n := range uint32(members / 2) {
 		noError(t, frontends.Delete(filterKey(n)))
 	}
-	noError(t, b.flows.sweep(t.Context()))
+	noError(t, b.flows.Sweep(t.Context()))
 	if !f.Has(filterKey(gone)) {
 		t.Error("a member left after the first sweep, when a program may just be storing its flow")
 	}
 	noError(t, frontends.Put(filterKey(added), objects.TCFrontend{}))
-	noError(t, b.flows.sweep(t.Context()))
+	noError(t, b.flows.Sweep(t.Context()))
 	left := 0
 	for n := range uint32(members) {
 		switch has := f.Has(filterKey(n)); {

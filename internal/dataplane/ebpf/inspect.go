@@ -23,7 +23,7 @@ var (
 
 // Tables returns the maps that can be full. The flow table is as at the last sweep.
 func (b *Backend) Tables() []dataplane.Table {
-	return append([]dataplane.Table{b.flows.table()}, b.services.Tables()...)
+	return append([]dataplane.Table{b.flows.Use()}, b.services.Tables()...)
 }
 
 // Hooks returns the hooks of devices and of the cgroup.

@@ -16,7 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
@@ -84,7 +86,7 @@ func TestVerdictNames(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	ownPlace(t)
-	b := newMapsBackend(t, Config{FlowTableSize: 1024})
+	b := newMapsBackend(t, Config{FlowTableSize: 1024, Timeouts: objectstest.Timeouts})
 	perCPU := make([]uint64, ebpf.MustPossibleCPU())
 	for i := range perCPU {
 		perCPU[i] = uint64(i + 1)
@@ -93,9 +95,19 @@ func TestMetrics(t *testing.T) {
 	for _, name := range []string{"flow_created", "drop_no_route"} {
 		noError(t, b.m(objects.TCMapVerdicts).Put(uint32(slices.Index(verdicts, name)), perCPU))
 	}
-	b.flows.counts.tcp.Store(5)
-	b.flows.counts.udp.Store(6)
-	b.flows.counts.swept.Store(7)
+	for n := range uint32(5 + 6 + 7) {
+		proto, seen := model.TCP, objects.BootSeconds()
+		if n >= 5 && n < 5+6 {
+			proto = model.UDP
+		} else if n >= 5 {
+			seen -= 10_000 // dead
+		}
+		keys, values := objectstest.Flow(n, proto, objects.TCFlowStateFLOW_ESTABLISHED, seen)
+		for i := range keys {
+			noError(t, b.m(objects.TCMapFlows).Put(keys[i], values[i]))
+		}
+	}
+	noError(t, b.flows.Sweep(t.Context()))
 
 	registry := prometheus.NewPedanticRegistry()
 	noError(t, registry.Register(b))

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/flows"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/services"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -61,7 +62,7 @@ func (n *eventNode) events(t testing.TB) (out []dataplane.FlowEvent) {
 			return out
 		}
 		ok(t, err)
-		out = n.flows.decodeEvent(out, record.RawSample, newEventClock())
+		out = n.flows.Decode(out, record.RawSample)
 	}
 }
 
@@ -69,7 +70,7 @@ func (n *eventNode) events(t testing.TB) (out []dataplane.FlowEvent) {
 func (n *eventNode) restart(t testing.TB) {
 	t.Helper()
 	n.events(t)
-	n.flows.events.open.flows = nil
+	n.flows = flows.New(&n.cfg, n.objects, n.services)
 }
 
 // want fails unless these events were stored, as "kind reason".
@@ -213,12 +214,12 @@ func (n *eventNode) eventsOfTransfer(t *testing.T, p *plan) {
 	n.want(t)
 	n.datagram(t, inTun0, ap(p.far, tid+1), seen) // another transfer, but no second answer
 	wantFlow(t, n.want(t, "opened")[0], protoUDP, client, ap(p.clusterIP, tid+1), ap(p.far, tid+1))
-	ok(t, n.flows.sweep(context.Background()))
-	n.flows.events.takeSwept(nil)
+	ok(t, n.flows.Sweep(context.Background()))
+	n.flows.TakeSwept(nil)
 	n.ageFlows(t, 48*3600)
-	ok(t, n.flows.sweep(context.Background()))
+	ok(t, n.flows.Sweep(context.Background()))
 	var packets [2]uint64
-	ends := n.flows.events.takeSwept(nil)
+	ends := n.flows.TakeSwept(nil)
 	for _, e := range ends {
 		if e.Reason == dataplane.EndTimeout && e.Flow.ServiceAddress.Port() == tid {
 			packets = [2]uint64{e.Flow.PacketsToEndpoint, e.Flow.PacketsToClient}
@@ -311,8 +312,8 @@ func (n *eventNode) eventsOfSweep(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
 	swept := func(want ...string) {
 		t.Helper()
-		ok(t, n.flows.sweep(context.Background()))
-		events := n.flows.events.takeSwept(nil)
+		ok(t, n.flows.Sweep(context.Background()))
+		events := n.flows.TakeSwept(nil)
 		slices.SortFunc(events, func(a, b dataplane.FlowEvent) int { return cmp.Compare(a.Reason, b.Reason) })
 		var have []string
 		for _, e := range events {
@@ -340,9 +341,7 @@ func (n *eventNode) eventsOfSweep(t *testing.T, p *plan, proto uint8) {
 	swept()
 	swept("evicted")
 	swept()
-	if open := len(n.flows.events.open.flows); open != 0 {
-		t.Errorf("%d flows are left", open)
-	}
+	swept() // a flow that is left would be evicted now
 }
 
 // eventsOfDeletedService: its name is still known.
@@ -459,7 +458,7 @@ func TestPacketEventsOff(t *testing.T) {
 			}
 			n.want(t, "refused rejected_icmp")
 			// The agent has ended, and no program reads.
-			ok(t, n.flows.stopEvents())
+			ok(t, n.flows.StopEvents())
 			n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80)})
 			n.want(t)
 		})
@@ -486,10 +485,10 @@ func TestPacketServiceMetrics(t *testing.T) {
 		n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80)})
 	}
 	n.send(t, inEth0, frame{proto: protoUDP, src: ap(plans["IPv6"].client, 40000), dst: ap(plans["IPv6"].clusterIP, 80)})
-	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.flows.Sweep(t.Context()))
 
 	registry := prometheus.NewPedanticRegistry()
-	ok(t, registry.Register(servicesOnly{n.flows}))
+	ok(t, registry.Register(n.flows))
 	families, err := registry.Gather()
 	ok(t, err)
 	problems, err := promlint.NewWithMetricFamilies(families).Lint()
@@ -548,8 +547,8 @@ func TestPacketServiceMetrics(t *testing.T) {
 	}
 	// Counters go with their Service, when its name is forgotten.
 	n.serve(t)
-	next := newFlowTable(&n.cfg, n.objects, services.New(n.objects, n.cfg.Log)) // a run that knows no names of before
-	ok(t, next.sweep(t.Context()))
+	next := flows.New(&n.cfg, n.objects, services.New(n.objects, n.cfg.Log)) // a run that knows no names of before
+	ok(t, next.Sweep(t.Context()))
 	for _, name := range []string{objects.TCMapServiceCounters, objects.TCMapServiceRefusals} {
 		var key []byte
 		if n.m(name).NextKey(nil, &key) == nil {
@@ -600,15 +599,10 @@ func TestPacketFullServiceCounters(t *testing.T) {
 	if connections, refused := counted(); connections != 0 || refused != 0 || uncounted() < 2 {
 		t.Errorf("%d connections and %d refusals are counted, %d are reported as not counted; want none and all", connections, refused, uncounted())
 	}
-	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.flows.Sweep(t.Context()))
 	before := uncounted()
 	ask(40001)
 	if connections, refused := counted(); connections != 1 || refused != 1 || uncounted() != before {
 		t.Errorf("%d connections and %d refusals are counted when there is room, %d more are not; want one each", connections, refused, uncounted()-before)
 	}
 }
-
-// servicesOnly collects the metrics of Services.
-type servicesOnly struct{ *flowTable }
-
-func (s servicesOnly) Collect(ch chan<- prometheus.Metric) { s.collectServices(ch) }

@@ -11,7 +11,6 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
-
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -643,7 +642,7 @@ func (n *packetNode) gsoTooBig(t *testing.T, p *plan) {
 func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
 	key := tupleOf(protoTCP, ap(p.client, 1), ap(p.clusterIP, 80))
-	index := clientHash(n.objects.Seed, &key) % objects.Sources
+	index := objects.ClientHash(n.objects.Seed, &key) % objects.Sources
 	ok(t, n.m(objects.TCMapSources).Put(index, uint32(0)))
 	n.openHere(t, p, 40000)
 	var count uint32
@@ -674,13 +673,13 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		t.Error("another client does not get its own share")
 	}
 	if p.eth0.Is6() {
-		ok(t, n.m(objects.TCMapSources).Put(clientNetworkHash(n.objects.Seed, &key)%objects.Sources, n.cfg.ClientFlowsMax()*3/2))
+		ok(t, n.m(objects.TCMapSources).Put(objects.ClientNetworkHash(n.objects.Seed, &key)%objects.Sources, n.cfg.ClientFlowsMax()*3/2))
 		if !full(p.client2, 40003) {
 			t.Error("a network with its share of flows gets one more that is confirmed")
 		}
 	}
 	// The sweep counts anew.
-	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.flows.Sweep(t.Context()))
 	ok(t, n.m(objects.TCMapSources).Lookup(index, &count))
 	if count != 1 {
 		t.Errorf("after the sweep one confirmed connection counts %d", count)
@@ -689,14 +688,14 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		t.Error("after the sweep the share still counts as full")
 	}
 	// A sweep writes the counts only if a flow may have changed them.
-	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.flows.Sweep(t.Context()))
 	ok(t, n.m(objects.TCMapSources).Put(index, uint32(77)))
-	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.flows.Sweep(t.Context()))
 	if ok(t, n.m(objects.TCMapSources).Lookup(index, &count)); count != 77 {
 		t.Error("the sweep of an idle node writes all counts again")
 	}
 	n.openHere(t, p, 40004)
-	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.flows.Sweep(t.Context()))
 	if ok(t, n.m(objects.TCMapSources).Lookup(index, &count)); count == 77 {
 		t.Error("after a new flow the sweep does not write the counts")
 	}

@@ -27,8 +27,8 @@ func newLoadNode(t *testing.T, socketHooks bool) (n *eventNode) {
 		n = newEventNode(t, byLoad)
 	}
 	n.checksComplete = false // see TestPacketAnswers
-	n.flows.loads = n.flows.openLoads()
-	t.Cleanup(n.flows.loads.close)
+	n.onThread(t, func() error { n.flows.Open(); return nil })
+	t.Cleanup(n.flows.Close)
 	return n
 }
 
@@ -41,9 +41,7 @@ func balanced(sp *intent.ServicePort, by intent.Balance) *intent.ServicePort {
 // loadOf returns what the programs take for the load of an endpoint.
 func (n *eventNode) loadOf(t *testing.T, a netip.AddrPort) (active int, l objects.TCLoad) {
 	t.Helper()
-	table, err := n.flows.loads.read()
-	ok(t, err)
-	l = table[n.idOf(t, a)%uint32(len(table))]
+	ok(t, n.m(objects.TCMapLoads).Lookup(n.idOf(t, a)%objects.MaxLoads, &l))
 	return int(int32(l.Flows - l.LostFlows + l.Sockets - l.LostSockets)), l
 }
 
@@ -114,7 +112,7 @@ func TestPacketLeastConnections(t *testing.T) {
 
 func (n *eventNode) sweepNow(t *testing.T) {
 	t.Helper()
-	ok(t, n.flows.sweep(t.Context()))
+	ok(t, n.flows.Sweep(t.Context()))
 }
 
 // TestPacketLeastAmongMany: the endpoint with most flows of many gets a new one only if both
@@ -261,7 +259,9 @@ func TestSocketLoadsAreCorrected(t *testing.T) {
 		at := ap(p.eth0, 8080)
 		n.serve(t, balanced(service(p, protoTCP, endpoint(p.eth0, 8080, here)), intent.LeastConnections))
 		n.dial(t, domainOf(p), n.listen(t, p), ap(p.clusterIP, 80))
-		n.flows.loads.correct(int(n.idOf(t, at)%objects.MaxLoads), lostSocketsOffset, 0, 7)
+		_, l := n.loadOf(t, at)
+		l.LostSockets = 7
+		ok(t, n.m(objects.TCMapLoads).Put(n.idOf(t, at)%objects.MaxLoads, l))
 		n.wantLoads(t, "a wrong count", map[netip.AddrPort]int{at: -6})
 		n.sweepNow(t)
 		n.wantLoads(t, "a sweep after it", map[netip.AddrPort]int{at: 1})

@@ -383,7 +383,7 @@ func (n *eventNode) socketOff(t *testing.T) {
 	listener := n.listen(t, p)
 	before := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
 	n.want(t, "opened", "answered")
-	ok(t, n.flows.stopEvents())
+	ok(t, n.flows.StopEvents())
 	after := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
 	for _, d := range []dialed{before, after} {
 		d.closeServer()

@@ -10,16 +10,17 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unsafe"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/flows"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
@@ -29,18 +30,39 @@ import (
 func newEndNode(t *testing.T) *eventNode {
 	t.Helper()
 	n := newSocketNode(t, func(c *Config) { c.EndSockets = true })
-	n.onThread(t, func() (err error) {
-		n.flows.ends, err = newSocketEnds(n.objects, n.cfg.Log)
-		return err
-	})
-	t.Cleanup(n.flows.ends.close)
+	n.openFlows(t)
 	return n
+}
+
+// openFlows has the node end sockets.
+func (n *eventNode) openFlows(t *testing.T) {
+	t.Helper()
+	n.onThread(t, func() error { n.flows.Open(); return nil })
+	t.Cleanup(n.flows.Close)
+}
+
+// outcomes returns the numbers of sockets by protocol and outcome, as in the metric.
+func (n *eventNode) outcomes(t *testing.T) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	ok(t, registry.Register(n.flows))
+	families, err := registry.Gather()
+	ok(t, err)
+	all := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "spillway_sockets_ended_total" {
+				all[m.GetLabel()[1].GetValue()+" "+m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+			}
+		}
+	}
+	return all
 }
 
 // endAll makes one walk.
 func (n *eventNode) endAll(t *testing.T) {
 	t.Helper()
-	known, err := n.flows.endSockets(context.Background())
+	known, err := n.flows.EndSockets(context.Background())
 	ok(t, err)
 	if !known {
 		t.Error("the walk was not complete")
@@ -124,11 +146,7 @@ func TestEndSockets(t *testing.T) {
 func TestEndHandshakes(t *testing.T) {
 	needSocketIterators(t)
 	n := newSocketNode(t)
-	n.onThread(t, func() (err error) {
-		n.flows.ends, err = newSocketEnds(n.objects, n.cfg.Log)
-		return err
-	})
-	t.Cleanup(n.flows.ends.close)
+	n.openFlows(t)
 	eachFamily(t, n.packetNode, func(t *testing.T, p *plan) {
 		silent, other := endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere)
 		heard := endpoint(p.eth0, 8080, here)
@@ -180,12 +198,12 @@ func (n *eventNode) endInnocent(t *testing.T, p *plan) {
 	n.endAll(t)
 	wantEnded(t, false, lost)
 	n.serve(t, both(p, 8081)...)
-	before := n.flows.ends.counts[0][endDone].Load()
+	before := n.outcomes(t)["TCP ended"]
 	n.endAll(t)
 	wantEnded(t, true, lost)
 	wantEnded(t, false, innocent)
-	if more := n.flows.ends.counts[0][endDone].Load() - before; more != 1 {
-		t.Errorf("%d TCP sockets were counted", more)
+	if more := n.outcomes(t)["TCP ended"] - before; more != 1 {
+		t.Errorf("%v TCP sockets were counted", more)
 	}
 }
 
@@ -198,21 +216,11 @@ func (n *eventNode) endAddressReused(t *testing.T, p *plan) {
 	n.serve(t, both(p)...)
 	n.serve(t, both(p, 8080)...)
 	newer := n.connected(t, domainOf(p), protoUDP, to)
-	lost, all, err := listSockets(n.flows.ends.sockets)
-	ok(t, err)
-	if !all || !slices.ContainsFunc(lost, isSocket(t, older)) || slices.ContainsFunc(lost, isSocket(t, newer)) {
-		t.Fatalf("lost sockets %+v, want the older one", lost)
+	if !n.endWith(t, otherServices{Services: n.services, gone: true}) {
+		t.Error("the walk was not complete")
 	}
-	ok(t, n.flows.ends.end(context.Background(), lost))
 	wantEnded(t, true, map[string]int{"older": older})
 	wantEnded(t, false, map[string]int{"newer": newer})
-}
-
-func isSocket(t *testing.T, fd int) func(objects.SockLostSocket) bool {
-	t.Helper()
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
-	ok(t, err)
-	return func(s objects.SockLostSocket) bool { return s.Cookie == cookie }
 }
 
 // endLingering: an endpoint that terminates keeps its sockets until it is gone.
@@ -228,16 +236,7 @@ func (n *eventNode) endLingering(t *testing.T, p *plan) {
 	n.serve(t, terminating...)
 	n.endAll(t)
 	wantEnded(t, false, sockets)
-	select {
-	case <-n.flows.ends.wanted:
-	default:
-	}
 	n.serve(t, both(p, 8081)...)
-	select {
-	case <-n.flows.ends.wanted:
-	default:
-		t.Error("the end of a terminating endpoint asks for no walk")
-	}
 	n.endAll(t)
 	wantEnded(t, true, sockets)
 }
@@ -362,25 +361,37 @@ func (n *eventNode) endUnsettled(t *testing.T, p *plan) {
 	n.serve(t, both(p, 8080)...)
 	fd := n.connected(t, domainOf(p), protoUDP, ap(p.clusterIP, 80))
 	n.serve(t, both(p)...)
-	was := n.flows.services
-	n.flows.services = otherServices{was, false}
-	known, err := n.flows.endSockets(context.Background())
-	ok(t, err)
-	if known || aborted(t, fd) {
+	if n.endWith(t, otherServices{Services: n.services, unknown: true}) || aborted(t, fd) {
 		t.Error("a socket has ended although a port is unknown")
 	}
-	n.flows.services = was
 	n.endAll(t)
 	wantEnded(t, true, map[string]int{"UDP": fd})
 }
 
-// otherServices knows of no port whether its endpoints are gone.
+// otherServices has another answer about endpoints: it is unknown, or all are gone.
 type otherServices struct {
-	serviceReader
-	known bool
+	flows.Services
+	unknown, gone bool
 }
 
-func (s otherServices) IfGone(func(func(objects.TCFrontendKey) bool)) bool { return s.known }
+func (s otherServices) IfGone(use func(func(objects.TCFrontendKey) bool)) (known bool) {
+	if s.unknown {
+		return false
+	}
+	use(func(objects.TCFrontendKey) bool { return s.gone })
+	return true
+}
+
+// endWith makes one walk of an agent that has these answers. known is false if another is necessary.
+func (n *eventNode) endWith(t *testing.T, answers flows.Services) (known bool) {
+	t.Helper()
+	other := flows.New(&n.cfg, n.objects, answers)
+	n.onThread(t, func() error { other.Open(); return nil })
+	defer other.Close()
+	known, err := other.EndSockets(context.Background())
+	ok(t, err)
+	return known
+}
 
 // endMapped: IPv6 sockets that are connected to an IPv4-mapped address.
 func (n *eventNode) endMapped(t *testing.T) {
@@ -399,7 +410,7 @@ func (n *eventNode) endMany(t *testing.T) {
 	p := plans["IPv4"]
 	n.serve(t, both(p, 8080)...)
 	var all []int
-	for range 3 * endBatch {
+	for range 1500 { // three times endBatch
 		all = append(all, n.connected(t, unix.AF_INET, protoUDP, ap(p.clusterIP, 80)))
 	}
 	n.serve(t, both(p, 8081)...)
@@ -411,7 +422,7 @@ func (n *eventNode) endMany(t *testing.T) {
 		}
 	}
 	if len(remain) > 0 {
-		t.Fatalf("%d sockets remain: %v, outcomes %v", len(remain), remain, &n.flows.ends.counts[1])
+		t.Fatalf("%d sockets remain: %v, outcomes %v", len(remain), remain, n.outcomes(t))
 	}
 }
 
@@ -491,14 +502,14 @@ func (n *eventNode) endHundredThousand(t *testing.T) {
 			done, longest = done+1, max(longest, time.Since(began))
 		}
 	}()
-	before, began := n.flows.ends.counts[1][endDone].Load(), time.Now()
+	before, began := n.outcomes(t)["UDP ended"], time.Now()
 	n.endAll(t)
 	took := time.Since(began)
 	close(stop)
 	text := <-connects
 	t.Logf("%d sockets ended in %v; %s", count, took, text)
-	if ended := n.flows.ends.counts[1][endDone].Load() - before; ended != uint64(count) {
-		t.Errorf("%d of %d sockets ended; outcomes %v", ended, count, &n.flows.ends.counts[1])
+	if ended := n.outcomes(t)["UDP ended"] - before; ended != float64(count) {
+		t.Errorf("%v of %d sockets ended; outcomes %v", ended, count, n.outcomes(t))
 	}
 	if strings.HasPrefix(text, "0 of 0 ") || !strings.HasPrefix(text, "0 of ") {
 		t.Errorf("while the sockets ended, %s", text)
@@ -514,14 +525,14 @@ func (n *eventNode) endLoopRuns(t *testing.T) {
 	fd := n.connected(t, unix.AF_INET, protoTCP, ap(p.clusterIP, 80))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); n.flows.endLoop(ctx) }()
+	go func() { defer close(done); n.flows.Run(ctx) }()
 	defer func() { cancel(); <-done }()
 	read := make(chan error)
 	go func() {
 		_, err := unix.Read(fd, make([]byte, 1))
 		read <- err
 	}()
-	time.Sleep(4 * endGrace) // the first walk is over: the time below is of a running agent
+	time.Sleep(200 * time.Millisecond) // four times endGrace: the first walk is over, and the time below is of a running agent
 	began := time.Now()
 	n.serve(t, both(p)...)
 	if err := <-read; !errors.Is(err, unix.ECONNABORTED) {

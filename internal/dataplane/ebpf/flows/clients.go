@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"fmt"
@@ -27,9 +27,9 @@ func newClientFlows(seed uint32) *clientFlows {
 // count counts a flow by its forward entry.
 func (c *clientFlows) count(k *objects.TCTuple, f *objects.TCFlow) {
 	if objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_CONFIRMED != 0 && objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED {
-		c.counts[clientHash(c.seed, k)%objects.Sources]++
+		c.counts[objects.ClientHash(c.seed, k)%objects.Sources]++
 		if k.Family == uint8(model.IPv6) {
-			c.counts[clientNetworkHash(c.seed, k)%objects.Sources]++
+			c.counts[objects.ClientNetworkHash(c.seed, k)%objects.Sources]++
 		}
 	}
 }
@@ -51,28 +51,4 @@ func (c *clientFlows) write(m *ebpf.Map) error {
 		return fmt.Errorf("write flows by client: %w", err)
 	}
 	return nil
-}
-
-// clientHash mirrors client_hash of bpf/lib/flow/client_share.h.
-func clientHash(seed uint32, k *objects.TCTuple) uint32 {
-	h := seed
-	for _, w := range k.Saddr.W {
-		h = mix(h, w)
-	}
-	return h
-}
-
-// clientNetworkHash mirrors client_network_hash there.
-func clientNetworkHash(seed uint32, k *objects.TCTuple) uint32 {
-	return mix(mix(^seed, k.Saddr.W[0]), k.Saddr.W[1])
-}
-
-// mix mirrors mix of bpf/lib/base.h.
-func mix(h, v uint32) uint32 {
-	h ^= v
-	h *= 0x85ebca6b
-	h ^= h >> 13
-	h *= 0xc2b2ae35
-	h ^= h >> 16
-	return h
 }

@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"context"
@@ -72,7 +72,7 @@ type socketEnds struct {
 }
 
 // openSocketEnds returns nil, and logs the reason, if the kernel lacks support.
-func (t *flowTable) openSocketEnds() *socketEnds {
+func (t *Table) openSocketEnds() *socketEnds {
 	if t.cfg.SocketHooks == objects.HooksOff {
 		return nil
 	}
@@ -148,7 +148,7 @@ func (e *socketEnds) want() {
 }
 
 // endLoop ends sockets of removed endpoints. Walks take a tenth of its time at most.
-func (t *flowTable) endLoop(ctx context.Context) {
+func (t *Table) endLoop(ctx context.Context) {
 	if t.ends == nil {
 		return
 	}
@@ -165,7 +165,7 @@ func (t *flowTable) endLoop(ctx context.Context) {
 		default:
 		}
 		began := time.Now()
-		known, err := t.endSockets(ctx)
+		known, err := t.EndSockets(ctx)
 		if err != nil && ctx.Err() == nil {
 			t.cfg.Log.Warn("End sockets of removed endpoints", "err", err)
 		}
@@ -186,10 +186,10 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// endSockets ends the node's sockets in a handshake with an endpoint that no Service has any more,
+// EndSockets ends the node's sockets in a handshake with an endpoint that no Service has any more,
 // and with Config.EndSockets all connected sockets of such an endpoint. known is false if another
 // walk is necessary.
-func (t *flowTable) endSockets(ctx context.Context) (known bool, err error) {
+func (t *Table) EndSockets(ctx context.Context) (known bool, err error) {
 	known, err = t.endThose(ctx, t.ends.handshakes, t.services.IfRemoved)
 	if err != nil || t.ends.sockets == nil {
 		return known, err
@@ -199,7 +199,7 @@ func (t *flowTable) endSockets(ctx context.Context) (known bool, err error) {
 }
 
 // endThose ends the sockets that an iterator lists and whose endpoint is gone.
-func (t *flowTable) endThose(ctx context.Context, list *link.Iter, lookup func(use func(gone func(objects.TCFrontendKey) bool)) (known bool)) (known bool, err error) {
+func (t *Table) endThose(ctx context.Context, list *link.Iter, lookup func(use func(gone func(objects.TCFrontendKey) bool)) (known bool)) (known bool, err error) {
 	lost, all, err := listSockets(list)
 	if err != nil || len(lost) == 0 {
 		return true, err

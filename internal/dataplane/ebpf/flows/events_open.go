@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"net/netip"

@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"encoding/binary"
@@ -23,7 +23,7 @@ type loadTable struct {
 }
 
 // openLoads returns nil without Config.BalanceByLoad, or if the kernel lacks support.
-func (f *flowTable) openLoads() *loadTable {
+func (f *Table) openLoads() *loadTable {
 	if !f.cfg.BalanceByLoad {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"errors"
@@ -12,11 +12,11 @@ import (
 	"spillway.dev/spillway/internal/decisions/outlier"
 )
 
-var _ dataplane.HandshakeWatcher = (*flowTable)(nil)
+var _ dataplane.HandshakeWatcher = (*Table)(nil)
 
 // Outcomes implements dataplane.HandshakeWatcher. Its cost follows the number of watched
 // endpoints that had a connection.
-func (t *flowTable) Outcomes() ([]outlier.Outcome, error) {
+func (t *Table) Outcomes() ([]outlier.Outcome, error) {
 	m, backends := t.m(objects.TCMapOutcomes), t.m(objects.TCMapBackends)
 	var out []outlier.Outcome
 	var gone []uint32

@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"context"
@@ -13,14 +13,14 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// flowCounts has the numbers of flows of the last sweep.
-type flowCounts struct {
+// sweepCounts has the numbers of flows of the last sweep.
+type sweepCounts struct {
 	tcp, udp, swept atomic.Uint64
 }
 
 // sweepLoop removes dead flows. It takes at most a twentieth of one core, for any size
 // of the table.
-func (t *flowTable) sweepLoop(ctx context.Context) {
+func (t *Table) sweepLoop(ctx context.Context) {
 	wait := t.cfg.SweepInterval
 	for {
 		select {
@@ -29,15 +29,15 @@ func (t *flowTable) sweepLoop(ctx context.Context) {
 		case <-time.After(wait):
 		}
 		start := time.Now()
-		if err := t.sweep(ctx); err != nil && ctx.Err() == nil {
+		if err := t.Sweep(ctx); err != nil && ctx.Err() == nil {
 			t.cfg.Log.Error("Sweep flow table", "err", err)
 		}
 		wait = max(t.cfg.SweepInterval, 20*time.Since(start))
 	}
 }
 
-// sweep walks through the table once.
-func (t *flowTable) sweep(ctx context.Context) error {
+// Sweep walks through the table once.
+func (t *Table) Sweep(ctx context.Context) error {
 	var tcp, udp uint64
 	clients, filter := newClientFlows(t.objects.Seed), t.objects.Filter
 	clients.created, clients.swept = objects.FlowsCreated(t.m(objects.TCMapVerdicts)), t.counts.swept.Load()
@@ -91,7 +91,7 @@ func (t *flowTable) sweep(ctx context.Context) error {
 // delete, a first packet may store a new flow under the same key, which would lose this
 // direction. So the kernel returns the deleted entry, and a live one is stored again at
 // once.
-func (t *flowTable) sweepOne(key objects.TCTuple, now uint32, ends *sweptEnds) error {
+func (t *Table) sweepOne(key objects.TCTuple, now uint32, ends *sweptEnds) error {
 	var f objects.TCFlow
 	flows := t.m(objects.TCMapFlows)
 	// The batch is some time old: an entry that is live by now is not touched.
@@ -102,7 +102,7 @@ func (t *flowTable) sweepOne(key objects.TCTuple, now uint32, ends *sweptEnds) e
 }
 
 // deleteDead deletes the entry if it is dead at that moment.
-func (t *flowTable) deleteDead(key objects.TCTuple, now uint32, ends *sweptEnds) error {
+func (t *Table) deleteDead(key objects.TCTuple, now uint32, ends *sweptEnds) error {
 	var f objects.TCFlow
 	flows := t.m(objects.TCMapFlows)
 	if err := flows.LookupAndDelete(key, &f); err != nil { // 5.14

@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"context"
@@ -28,8 +28,8 @@ const (
 	maxEventsInterval = 400 * time.Millisecond
 )
 
-// flowEvents are the events on their path from the kernel to the reporter.
-type flowEvents struct {
+// eventQueue are the events on their path from the kernel to the reporter.
+type eventQueue struct {
 	open     openFlows
 	received [dataplane.FlowDropped + 1]atomic.Uint64 // by kind
 
@@ -37,10 +37,10 @@ type flowEvents struct {
 	swept []dataplane.FlowEvent // of finished sweeps
 }
 
-var _ dataplane.FlowReporter = (*flowTable)(nil)
+var _ dataplane.FlowReporter = (*Table)(nil)
 
 // ReportFlows implements dataplane.FlowReporter. With EventsOff it waits for ctx.
-func (t *flowTable) ReportFlows(ctx context.Context, report func([]dataplane.FlowEvent)) error {
+func (t *Table) ReportFlows(ctx context.Context, report func([]dataplane.FlowEvent)) error {
 	if t.cfg.FlowEvents == objects.EventsOff {
 		<-ctx.Done()
 		return ctx.Err()
@@ -80,7 +80,7 @@ func (t *flowTable) ReportFlows(ctx context.Context, report func([]dataplane.Flo
 	return ctx.Err()
 }
 
-func (e *flowEvents) count(batch []dataplane.FlowEvent) {
+func (e *eventQueue) count(batch []dataplane.FlowEvent) {
 	for i := range batch {
 		if kind := batch[i].Kind; int(kind) < len(e.received) {
 			e.received[kind].Add(1)
@@ -89,7 +89,7 @@ func (e *flowEvents) count(batch []dataplane.FlowEvent) {
 }
 
 // addSwept stores the events of a finished sweep for the reader, if there is one.
-func (e *flowEvents) addSwept(events []dataplane.FlowEvent) {
+func (e *eventQueue) addSwept(events []dataplane.FlowEvent) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	room := max(openFlowsMax-len(e.swept), 0)
@@ -98,7 +98,7 @@ func (e *flowEvents) addSwept(events []dataplane.FlowEvent) {
 }
 
 // takeSwept appends the events of finished sweeps.
-func (e *flowEvents) takeSwept(batch []dataplane.FlowEvent) []dataplane.FlowEvent {
+func (e *eventQueue) takeSwept(batch []dataplane.FlowEvent) []dataplane.FlowEvent {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	batch = append(batch, e.swept...)
@@ -106,9 +106,9 @@ func (e *flowEvents) takeSwept(batch []dataplane.FlowEvent) []dataplane.FlowEven
 	return batch
 }
 
-// decode appends the event of a record, and the end of the flow that it replaces. A record of
+// decodeEvent appends the event of a record, and the end of the flow that it replaces. A record of
 // another layout, which an older program has written, is left out.
-func (t *flowTable) decodeEvent(batch []dataplane.FlowEvent, raw []byte, clock eventClock) []dataplane.FlowEvent {
+func (t *Table) decodeEvent(batch []dataplane.FlowEvent, raw []byte, clock eventClock) []dataplane.FlowEvent {
 	var e objects.TCEvent
 	if len(raw) < len(objects.Bytes(&e)) {
 		return batch
@@ -131,12 +131,22 @@ func (t *flowTable) decodeEvent(batch []dataplane.FlowEvent, raw []byte, clock e
 	return append(batch, event)
 }
 
+// Decode appends the event of a record of the ring, and the end of the flow that it replaces.
+func (t *Table) Decode(batch []dataplane.FlowEvent, record []byte) []dataplane.FlowEvent {
+	return t.decodeEvent(batch, record, newEventClock())
+}
+
+// TakeSwept appends the events of finished sweeps, which the reader has not taken yet.
+func (t *Table) TakeSwept(batch []dataplane.FlowEvent) []dataplane.FlowEvent {
+	return t.events.takeSwept(batch)
+}
+
 func ended(f dataplane.EventFlow, reason string, at time.Time) dataplane.FlowEvent {
 	return dataplane.FlowEvent{Kind: dataplane.FlowClosed, Time: at, Reason: reason, Flow: f}
 }
 
 // flowEvent converts an event. The names of verdicts are those of the counters.
-func (t *flowTable) flowEvent(e *objects.TCEvent, clock eventClock) dataplane.FlowEvent {
+func (t *Table) flowEvent(e *objects.TCEvent, clock eventClock) dataplane.FlowEvent {
 	addr := func(a objects.TCAddr, port uint16) netip.AddrPort {
 		if a == (objects.TCAddr{}) && port == 0 {
 			return netip.AddrPort{}
@@ -213,7 +223,7 @@ func (c eventClock) coarse(seconds uint32) time.Time {
 }
 
 // FlowEventCounts implements dataplane.FlowReporter.
-func (t *flowTable) FlowEventCounts() dataplane.FlowEventCounts {
+func (t *Table) FlowEventCounts() dataplane.FlowEventCounts {
 	counts := objects.SumPerCPU(t.m(objects.TCMapEventCounts), int(objects.TCEventCountEVENT_COUNTS))
 	received := map[dataplane.FlowEventKind]uint64{}
 	for _, kind := range dataplane.FlowEventKinds {
@@ -228,8 +238,8 @@ func (t *flowTable) FlowEventCounts() dataplane.FlowEventCounts {
 	}
 }
 
-// stopEvents clears the settings, since no agent reads the ring from now on.
-func (t *flowTable) stopEvents() error {
+// StopEvents clears the settings, since no agent reads the ring from now on.
+func (t *Table) StopEvents() error {
 	var s objects.TCSettings
 	settings := t.m(objects.TCMapNodeSettings)
 	if err := settings.Lookup(uint32(0), &s); err != nil {

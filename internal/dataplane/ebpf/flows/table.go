@@ -1,4 +1,5 @@
-package ebpf
+// Package flows sweeps the flow table, and reads what the programs count and report about flows.
+package flows
 
 import (
 	"context"
@@ -11,21 +12,21 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// flowTable sweeps the flow table, and reads what the programs count and report about flows.
-type flowTable struct {
+// Table sweeps the flow table, and reads what the programs count and report about flows.
+type Table struct {
 	cfg      *objects.Config
 	objects  *objects.Objects
-	services serviceReader
-	counts   flowCounts
+	services Services
+	counts   sweepCounts
 	clients  *clientFlows // of the last sweep
 	ends     *socketEnds  // nil: no socket is ended
 	loads    *loadTable   // nil: no Service chooses by load
-	events   flowEvents
-	active   serviceFlows
+	events   eventQueue
+	active   activeFlows
 }
 
-// serviceReader is what flowTable needs to know about Service ports.
-type serviceReader interface {
+// Services is what a Table needs to know about Service ports.
+type Services interface {
 	// Port returns the Service port of an id.
 	Port(id uint32) (port intent.PortID, known bool)
 	// IDsOf returns the ids of Service ports.
@@ -36,34 +37,35 @@ type serviceReader interface {
 	IfGone(use func(gone func(objects.TCFrontendKey) bool)) (known bool)
 }
 
-func newFlowTable(cfg *objects.Config, o *objects.Objects, services serviceReader) *flowTable {
-	return &flowTable{cfg: cfg, objects: o, services: services}
+// New returns a Table that ends no socket and corrects no load before Open.
+func New(cfg *objects.Config, o *objects.Objects, services Services) *Table {
+	return &Table{cfg: cfg, objects: o, services: services}
 }
 
-// open opens the iterators over sockets. Missing support of the kernel is no error.
-func (t *flowTable) open() { t.ends, t.loads = t.openSocketEnds(), t.openLoads() }
+// Open opens the iterators over sockets. Missing support of the kernel is no error.
+func (t *Table) Open() { t.ends, t.loads = t.openSocketEnds(), t.openLoads() }
 
-// run sweeps the table and ends sockets until ctx is done.
-func (t *flowTable) run(ctx context.Context) {
+// Run sweeps the table and ends sockets until ctx is done.
+func (t *Table) Run(ctx context.Context) {
 	var ends sync.WaitGroup
 	ends.Go(func() { t.endLoop(ctx) })
 	t.sweepLoop(ctx)
 	ends.Wait()
 }
 
-// endpointsRemoved has the sockets of removed endpoints end soon.
-func (t *flowTable) endpointsRemoved() { t.ends.want() }
+// EndpointsRemoved has the sockets of removed endpoints end soon.
+func (t *Table) EndpointsRemoved() { t.ends.want() }
 
-// close frees what open has opened.
-func (t *flowTable) close() {
+// Close frees what Open has opened.
+func (t *Table) Close() {
 	t.ends.close()
 	t.loads.close()
 }
 
 // m returns a map by its name in bpf/maps.h.
-func (t *flowTable) m(name string) *ebpf.Map { return t.objects.Maps[name] }
+func (t *Table) m(name string) *ebpf.Map { return t.objects.Maps[name] }
 
-// table returns the flow table's use, as at the last sweep.
-func (t *flowTable) table() dataplane.Table {
+// Use returns the flow table's use, as at the last sweep.
+func (t *Table) Use() dataplane.Table {
 	return dataplane.Table{Name: objects.TCMapFlows, Used: t.counts.tcp.Load() + t.counts.udp.Load(), Size: uint64(t.cfg.FlowTableSize)}
 }

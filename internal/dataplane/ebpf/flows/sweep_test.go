@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"context"
@@ -11,9 +11,22 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
+// newTable returns a Table with all maps and no program. Of no Service anything is known.
+func newTable(t *testing.T, cfg objects.Config) *Table {
+	t.Helper()
+	c, o := objectstest.Objects(t, cfg)
+	return New(c, o, nil)
+}
+
+func noError(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 func TestSweep(t *testing.T) {
-	ownPlace(t)
-	b := newMapsBackend(t, Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024})
+	b := newTable(t, objects.Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024})
 	limits := []struct {
 		proto   model.Protocol
 		state   objects.TCFlowState
@@ -45,7 +58,7 @@ func TestSweep(t *testing.T) {
 		}
 	}
 	for range 2 {
-		noError(t, b.flows.sweep(t.Context()))
+		noError(t, b.Sweep(t.Context()))
 		left := objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, b.m(objects.TCMapFlows))
 		for key, name := range keep {
 			if _, ok := left[key]; !ok {
@@ -58,7 +71,7 @@ func TestSweep(t *testing.T) {
 			}
 		}
 		objectstest.WantPairs(t, left)
-		if tcp, udp, swept := b.flows.counts.tcp.Load(), b.flows.counts.udp.Load(), b.flows.counts.swept.Load(); tcp != 16 || udp != 8 || swept != 12 {
+		if tcp, udp, swept := b.counts.tcp.Load(), b.counts.udp.Load(), b.counts.swept.Load(); tcp != 16 || udp != 8 || swept != 12 {
 			t.Errorf("counted %d TCP, %d UDP, %d swept; want 16, 8, 12", tcp, udp, swept)
 		}
 	}
@@ -67,23 +80,22 @@ func TestSweep(t *testing.T) {
 // A first packet may put a new flow under a dead one's key just when the sweeper
 // is about to delete that.
 func TestSweepKeepsWhatIsRevived(t *testing.T) {
-	ownPlace(t)
-	b := newMapsBackend(t, Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024})
+	b := newTable(t, objects.Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024})
 	flows, now := b.m(objects.TCMapFlows), objects.BootSeconds()
 	keys, alive := objectstest.Flow(1, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, now)
 	_, dead := objectstest.Flow(1, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, now-10_000)
 
 	// Between the sweeper's look and its delete.
 	noError(t, flows.Put(keys[0], alive[0]))
-	noError(t, b.flows.deleteDead(keys[0], now, nil))
+	noError(t, b.deleteDead(keys[0], now, nil))
 	var f objects.TCFlow
 	if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
 		t.Fatalf("the revived entry is %+v, %v", f, err)
 	}
 	// Another agent was faster.
 	noError(t, flows.Delete(keys[0]))
-	noError(t, b.flows.deleteDead(keys[0], now, nil))
-	if n := b.flows.counts.swept.Load(); n != 0 {
+	noError(t, b.deleteDead(keys[0], now, nil))
+	if n := b.counts.swept.Load(); n != 0 {
 		t.Errorf("%d swept", n)
 	}
 
@@ -92,7 +104,7 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 		noError(t, flows.Put(keys[0], dead[0]))
 		revived := make(chan error, 1)
 		go func() { revived <- flows.Put(keys[0], alive[0]) }()
-		err := b.flows.sweepOne(keys[0], now, nil)
+		err := b.sweepOne(keys[0], now, nil)
 		noError(t, <-revived)
 		noError(t, err)
 		if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
@@ -102,8 +114,7 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 }
 
 func TestSweepLargeTable(t *testing.T) {
-	ownPlace(t)
-	b := newMapsBackend(t, Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1 << 18})
+	b := newTable(t, objects.Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1 << 18})
 	const flowsMade = 150_000
 	now := objects.BootSeconds()
 	var keys []objects.TCTuple
@@ -121,11 +132,11 @@ func TestSweepLargeTable(t *testing.T) {
 
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
-	if err := b.flows.sweep(stopped); !errors.Is(err, context.Canceled) || b.flows.counts.swept.Load() != 0 {
-		t.Errorf("a sweep that is stopped: error %v, %d swept", err, b.flows.counts.swept.Load())
+	if err := b.Sweep(stopped); !errors.Is(err, context.Canceled) || b.counts.swept.Load() != 0 {
+		t.Errorf("a sweep that is stopped: error %v, %d swept", err, b.counts.swept.Load())
 	}
-	noError(t, b.flows.sweep(t.Context()))
-	if tcp, swept := b.flows.counts.tcp.Load(), b.flows.counts.swept.Load(); tcp != flowsMade*2/3 || swept != flowsMade/3 {
+	noError(t, b.Sweep(t.Context()))
+	if tcp, swept := b.counts.tcp.Load(), b.counts.swept.Load(); tcp != flowsMade*2/3 || swept != flowsMade/3 {
 		t.Errorf("%d flows and %d swept, want %d and %d", tcp, swept, flowsMade*2/3, flowsMade/3)
 	}
 	left := 0

@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"net/netip"
@@ -11,13 +11,13 @@ import (
 // sweptEnds collects the ends of reported flows that one sweep finds: those that time out,
 // and those that the kernel has evicted. Nil collects nothing.
 type sweptEnds struct {
-	table  *flowTable
+	table  *Table
 	clock  eventClock
 	events []dataplane.FlowEvent
 }
 
 // beginEnds returns nil if flows are not reported.
-func (t *flowTable) beginEnds() *sweptEnds {
+func (t *Table) beginEnds() *sweptEnds {
 	if t.cfg.FlowEvents != objects.EventsAll {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"slices"
@@ -40,7 +40,7 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (t *flowTable) Describe(ch chan<- *prometheus.Desc) {
+func (t *Table) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{flowsDesc, flowsMaxDesc, sweptDesc,
 		eventsDesc, eventsLostDesc, eventsLeftOutDesc, serviceConnectionsDesc, serviceActiveDesc, serviceRefusedDesc, serviceDroppedDesc, serviceBytesDesc,
 		servicePacketsDesc, serviceHandshakeDesc, servicesOmittedDesc, serviceUncountedDesc, socketsEndedDesc} {
@@ -49,7 +49,7 @@ func (t *flowTable) Describe(ch chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (t *flowTable) Collect(ch chan<- prometheus.Metric) {
+func (t *Table) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(t.counts.tcp.Load()), "tcp")
 	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(t.counts.udp.Load()), "udp")
 	ch <- prometheus.MustNewConstMetric(flowsMaxDesc, prometheus.GaugeValue, float64(t.cfg.FlowTableSize))
@@ -66,7 +66,7 @@ func serviceDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("spillway_service_"+name, help, slices.Concat(serviceLabels, labels), nil)
 }
 
-func (t *flowTable) collectEvents(ch chan<- prometheus.Metric) {
+func (t *Table) collectEvents(ch chan<- prometheus.Metric) {
 	if t.cfg.FlowEvents == objects.EventsOff {
 		return
 	}
@@ -80,7 +80,7 @@ func (t *flowTable) collectEvents(ch chan<- prometheus.Metric) {
 
 // collectServices exports the counters of Services. Ports that differ only in their family
 // are added up.
-func (t *flowTable) collectServices(ch chan<- prometheus.Metric) {
+func (t *Table) collectServices(ch chan<- prometheus.Metric) {
 	all, err := t.ServiceCounters()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(serviceConnectionsDesc, err)

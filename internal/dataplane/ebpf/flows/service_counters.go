@@ -1,4 +1,4 @@
-package ebpf
+package flows
 
 import (
 	"errors"
@@ -15,15 +15,15 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-var _ dataplane.ServiceCounter = (*flowTable)(nil)
+var _ dataplane.ServiceCounter = (*Table)(nil)
 
-// serviceFlows has the number of flows by Service id at the last sweep.
-type serviceFlows struct {
+// activeFlows has the number of flows by Service id at the last sweep.
+type activeFlows struct {
 	counts atomic.Pointer[map[uint32]uint64]
 }
 
 // ServiceCounters implements dataplane.ServiceCounter. It reads the kernel's counters.
-func (t *flowTable) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCounters, error) {
+func (t *Table) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCounters, error) {
 	if !t.cfg.ServiceMetrics {
 		return nil, nil
 	}
@@ -44,7 +44,7 @@ func (t *flowTable) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCount
 
 // ServiceCountersOf implements dataplane.ServiceCounter. It looks up the counters of these
 // ports. It looks at all refusals: only Services that refused or dropped have some.
-func (t *flowTable) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dataplane.ServiceCounters, error) {
+func (t *Table) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dataplane.ServiceCounters, error) {
 	if !t.cfg.ServiceMetrics {
 		return nil, nil
 	}
@@ -153,7 +153,7 @@ func verdictRefuses(v objects.TCVerdict) bool {
 }
 
 // forgetServices deletes the counters of Services that were deleted a while ago.
-func (t *flowTable) forgetServices() error {
+func (t *Table) forgetServices() error {
 	if !t.cfg.ServiceMetrics {
 		return nil
 	}
