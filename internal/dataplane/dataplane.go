@@ -6,6 +6,7 @@
 //	  objectstest  what tests of several parts need: maps without programs
 //	  services     writes the maps of Services, and checks them
 //	  flows        sweeps, counts and reports flows, and ends sockets
+//	  node         writes settings, source ports, pods and ranges
 //	  donottrack   writes the maps of do-not-track policies
 //	  inspect      shows what is in the kernel
 //	  upgrade      takes over from other runs, and leaves to them

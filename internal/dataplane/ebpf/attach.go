@@ -3,7 +3,6 @@ package ebpf
 import (
 	"context"
 	"fmt"
-	"maps"
 
 	"github.com/cilium/ebpf"
 
@@ -66,13 +65,13 @@ func (b *Backend) newAttacher() (*attach.Attacher, error) {
 		PinDir:      b.cfg.BPFFS,
 		Programs:    programsOf(b.objects),
 		ForceClsact: b.cfg.ForceClsact,
-		XDP:         xdpProgram(b.objects, &b.cfg, b.node.onXDPDevices),
-		OnUplinks:   b.node.onUplinks,
-		OnRouteMTUs: b.node.onRouteMTUs,
-		OnPods:      b.node.onPods,
-		Facts:       b.node.fact,
-		Owners:      maps.Clone(b.node.pods),
-		OnRefused:   b.node.onRefused,
+		XDP:         xdpProgram(b.objects, &b.cfg, b.node.OnXDPDevices),
+		OnUplinks:   b.node.OnUplinks,
+		OnRouteMTUs: b.node.OnRouteMTUs,
+		OnPods:      b.node.OnPods,
+		Facts:       b.node.Fact,
+		Owners:      b.node.Pods(),
+		OnRefused:   b.node.OnRefused,
 		OnError:     b.onInterfaceError,
 
 		MaxRouteMTUs: int(b.m(objects.TCMapRouteMtus).MaxEntries()),

@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/donottrack"
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsr"
 	"spillway.dev/spillway/internal/dataplane/ebpf/flows"
+	"spillway.dev/spillway/internal/dataplane/ebpf/node"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/services"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
@@ -27,7 +28,7 @@ type Backend struct {
 	cfg      Config
 	objects  *objects.Objects
 	attacher *attach.Attacher
-	node     *nodeWriter
+	node     *node.Writer
 	services *services.Writer
 	flows    *flows.Table
 	policies *donottrack.Maps  // used only by the goroutine that writes policies
@@ -75,9 +76,8 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 // makeParts makes the parts that need no more than the maps.
 func (b *Backend) makeParts() {
 	b.services = services.New(b.objects, b.cfg.Log)
-	b.node = newNodeWriter(&b.cfg, b.objects, b.services.HasAddr)
+	b.node = node.New(&b.cfg, b.objects, b.services.HasAddr, b.noteFacts)
 	b.flows = flows.New(&b.cfg, b.objects, b.services)
-	b.node.factsChanged = b.noteFacts
 	b.services.OnChanges(b.noteFacts, b.flows.EndpointsRemoved)
 }
 
@@ -90,7 +90,7 @@ func (b *Backend) open() (err error) {
 	if err = b.openPolicies(); err != nil {
 		return err
 	}
-	if err = b.node.read(b.policies.Any()); err != nil {
+	if err = b.node.Read(b.policies.Any()); err != nil {
 		return err
 	}
 	if b.cfg.LeavePrevious {
@@ -101,7 +101,7 @@ func (b *Backend) open() (err error) {
 	if b.attacher, err = b.newAttacher(); err != nil {
 		return err
 	}
-	if err = b.node.watch(); err != nil {
+	if err = b.node.Watch(); err != nil {
 		_ = b.attacher.Close()
 		return err
 	}
@@ -159,7 +159,7 @@ func (b *Backend) PartEndpoints() int { return 1 << 15 }
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 	var node error
 	if c.Node != nil {
-		node = b.node.writeNode(c.Node)
+		node = b.node.Write(c.Node)
 	}
 	failed, err := b.services.Update(ctx, c.Upserts, c.Deletes)
 	if err != nil {
@@ -172,7 +172,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // also attaches the programs: after the maps are written, or before that if no program
 // of an earlier run serves a Service. Programs that lack what protects are not attached.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
-	node := b.node.writeNode(&s.Node)
+	node := b.node.Write(&s.Node)
 	defer b.services.AskCheck()
 	empty, err := b.services.Empty()
 	if err != nil {
@@ -190,7 +190,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	if node != nil && !b.attached.Load() {
 		return node
 	}
-	if err := errors.Join(b.node.serves(), b.attach(ctx)); err != nil {
+	if err := errors.Join(b.node.EndDraining(), b.attach(ctx)); err != nil {
 		return errors.Join(node, err)
 	}
 	return dataplane.NodeErrorOf(node, failed)
@@ -244,7 +244,7 @@ func (b *Backend) attach(ctx context.Context) error {
 		}
 	})
 	b.running.done.Go(func() { b.flows.Run(run) })
-	b.running.done.Go(func() { b.node.run(run) })
+	b.running.done.Go(func() { b.node.Run(run) })
 	b.running.done.Go(func() { b.services.Run(run) })
 	b.running.done.Go(func() { b.carriers.Run(run, b.directElsewhere) })
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
@@ -270,7 +270,7 @@ func (b *Backend) migrate(when upgrade.Phase) {
 // Close closes maps, programs and links. The pinned ones go on serving: with
 // Config.LeavePrevious those of the release before.
 func (b *Backend) Close() error {
-	b.node.close()
+	b.node.Close()
 	if b.running.stop != nil {
 		b.running.stop()
 	}

@@ -23,6 +23,7 @@
 //	dsr         probes of direct replies
 //	services    the one writer of the maps of Services
 //	flows       sweep, counts, events, ends of sockets
+//	node        settings, source ports, pods, addresses and ranges of the node
 //	donottrack  the maps of do-not-track policies
 //
 // The agent pins all kernel objects under Config.BPFFS, so that they serve while no
@@ -37,6 +38,5 @@
 //	backend, config, attach      the Backend: Apply and Replace, its settings, its hooks
 //	inspect, directreplies       what it shows, by the parts
 //	metrics                      its metrics
-//	node_                        nodeWriter: settings, source ports, pods and addresses
 //	packet_…_test                single packets through the programs (BPF_PROG_RUN)
 package ebpf

@@ -20,6 +20,6 @@ func (b *Backend) Grant(s policy.State, c *policy.Changes) error { return b.poli
 
 // openPolicies opens the maps of policies.
 func (b *Backend) openPolicies() (err error) {
-	b.policies, err = donottrack.Open(b.objects, b.cfg.Log, b.node.setUntracking)
+	b.policies, err = donottrack.Open(b.objects, b.cfg.Log, b.node.SetUntracking)
 	return err
 }

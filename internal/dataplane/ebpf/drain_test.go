@@ -126,7 +126,7 @@ func TestDrainingEndsWhenServicesAreWritten(t *testing.T) {
 		noError(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 		return s.Flags&uint32(objects.TCSettingsFlagsSETTING_DRAINS) != 0
 	}
-	noError(t, b.node.writeNode(&intent.Node{}))
+	noError(t, b.node.Write(&intent.Node{}))
 	if !drains() {
 		t.Error("the settings say that Services are there before they are written")
 	}

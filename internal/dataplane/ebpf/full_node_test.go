@@ -60,7 +60,7 @@ func TestFullMapOfPods(t *testing.T) {
 			for i := range 2 * room {
 				taken[ipOf(family, netGreedy, i)] = device
 			}
-			b.node.onPods(attach.PodChanges{Full: true, Upserts: taken})
+			b.node.OnPods(attach.PodChanges{Full: true, Upserts: taken})
 			entry := func(a netip.Addr) (pod objects.TCPod, any bool) {
 				return pod, m.Lookup(objects.AddrKey(a), &pod) == nil
 			}
@@ -68,7 +68,7 @@ func TestFullMapOfPods(t *testing.T) {
 				t.Fatalf("%d entries, and that of a Pod is there: %t; want a full map with it", len(objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, m)), any)
 			}
 
-			b.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{later: device}})
+			b.node.OnPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{later: device}})
 			node.MustTraverseNetfilter = []netip.Addr{known, policed}
 			wantServicesChange(t, b, family, &node)
 			if pod, _ := entry(known); objects.TCPodFlags(pod.Flags)&objects.TCPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
@@ -78,14 +78,14 @@ func TestFullMapOfPods(t *testing.T) {
 			delete(taken, known)
 			gone := slices.SortedFunc(maps.Keys(taken), netip.Addr.Compare)
 			here := slices.DeleteFunc(slices.Clone(gone), func(a netip.Addr) bool { _, any := entry(a); return !any })
-			b.node.onPods(attach.PodChanges{Deletes: here[:2]})
+			b.node.OnPods(attach.PodChanges{Deletes: here[:2]})
 			if pod, _ := entry(later); pod.Ifindex != 7 {
 				t.Error("a Pod that did not fit is not reached when there is room")
 			}
 			if pod, _ := entry(policed); objects.TCPodFlags(pod.Flags)&objects.TCPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
 				t.Error("packets of a Pod that did not fit may bypass netfilter when there is room")
 			}
-			b.node.onPods(attach.PodChanges{Deletes: gone})
+			b.node.OnPods(attach.PodChanges{Deletes: gone})
 			noError(t, b.Apply(t.Context(), intent.Changes{Node: &node}))
 			want := map[netip.Addr]bool{known: true, later: true, policed: true}
 			have := map[netip.Addr]bool{}

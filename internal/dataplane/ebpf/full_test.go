@@ -145,7 +145,7 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	if restart {
 		write = func(greedy []*intent.ServicePort, _ ...intent.PortID) error {
 			b.makeParts()
-			node := b.node.writeNode(&node)
+			node := b.node.Write(&node)
 			failed, err := b.services.Replace(t.Context(), slices.Concat(greedy, honest))
 			return errors.Join(err, dataplane.NodeErrorOf(node, failed))
 		}
@@ -201,7 +201,14 @@ func wantAgreement(t *testing.T, b *Backend) {
 func wantProtected(t *testing.T, b *Backend, node *intent.Node) {
 	t.Helper()
 	ranges := objectstest.ReadAll[objects.TCRangeKey, uint8](t, b.m(objects.TCMapClusterRanges))
-	for key := range b.node.clusterRangesOf(node) {
+	var want []objects.TCRangeKey
+	for _, c := range node.ClusterCIDRs {
+		want = append(want, objects.RangeKey(objects.RangePods, c))
+	}
+	for _, a := range node.Peers {
+		want = append(want, objects.RangeKey(objects.RangePeers, netip.PrefixFrom(a, a.BitLen())))
+	}
+	for _, key := range want {
 		if ranges[key] == 0 {
 			t.Errorf("cluster_ranges lacks %s of %#x", objects.RangePrefix(key), key.Scope)
 		}

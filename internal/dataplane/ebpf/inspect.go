@@ -138,7 +138,7 @@ func (b *Backend) Applied(context.Context) (s intent.State, err error) {
 	if err != nil {
 		return intent.State{}, err
 	}
-	if node := b.node.current(); node != nil {
+	if node := b.node.Current(); node != nil {
 		s.Node = *node
 	}
 	return s, nil

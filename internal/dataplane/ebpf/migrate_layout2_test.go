@@ -266,12 +266,12 @@ func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
 	noError(t, err)
 	noError(t, b.attacher.Close())
 	up := switchMeanwhile(flows, 300)
-	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS, Programs: programsOf(b.objects), OnPods: b.node.onPods, Facts: b.node.fact,
+	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS, Programs: programsOf(b.objects), OnPods: b.node.OnPods, Facts: b.node.Fact,
 		OnUplinks: func(ups map[int]attach.Uplink) {
 			for k, f := range toV2(up) {
 				noError(t, older.Put(k, f))
 			}
-			b.node.onUplinks(ups)
+			b.node.OnUplinks(ups)
 		}})
 	noError(t, err)
 	noError(t, b.Replace(t.Context(), upgradeState()))

@@ -51,8 +51,7 @@ func (n *packetNode) track(t *testing.T, p *plan, proto uint8, src, dst, server,
 // netfilter translates connections of its own.
 func (n *packetNode) asking(t *testing.T) {
 	set := func(asking bool) {
-		n.node.askConntrack = asking
-		n.setNode(t, func(*intent.Node) {})
+		n.onThread(t, func() error { n.node.OnNAT(asking, "a test"); return nil })
 	}
 	set(true)
 	t.Cleanup(func() { set(false) })

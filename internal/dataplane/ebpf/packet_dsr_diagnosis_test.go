@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -146,8 +147,8 @@ func TestPacketDSRThroughStack(t *testing.T) {
 	}
 	for i, through := range []bool{false, true} {
 		if through {
-			d.home.node.traversing = map[netip.Addr]traversal{p.far: traversesForPolicy}
-			d.home.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{p.far: pod}})
+			d.home.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.far} })
+			d.home.node.OnPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{p.far: pod}})
 		}
 		r := syn(d.home, 40000+uint16(i))
 		replies, err := d.home.DirectReplies()

@@ -34,7 +34,7 @@ func newDSRHome(t testing.TB, keys ...DSRKey) *packetNode {
 		pods[p.far] = attach.Pod{Ifindex: n.ifindex["pod1"], PodMAC: podMAC("pod1"), HostMAC: n.mac["pod1"]}
 		n.routeTo(t, p.far, "pod1")
 	}
-	n.node.onPods(attach.PodChanges{Full: true, Upserts: pods})
+	n.node.OnPods(attach.PodChanges{Full: true, Upserts: pods})
 	return n
 }
 
@@ -748,12 +748,7 @@ func TestPacketDSRFalseSlice(t *testing.T) {
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		c := d.conn(p, 40000)
 		c.establish(t)
-		claim := func(now map[netip.Addr]traversal) {
-			d.first.node.traversing = now
-			d.first.node.onPods(attach.PodChanges{Deletes: []netip.Addr{p.far}}) // writes its entry
-		}
-		claim(map[netip.Addr]traversal{p.far: traversesForPolicy})
-		t.Cleanup(func() { claim(nil) })
+		d.first.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.far} })
 		c.later(t, d.first, 1)
 		c.ask(t, d.first, "P.", 'x')
 		c.answer(t, "P.", 'y')

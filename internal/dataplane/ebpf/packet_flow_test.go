@@ -361,6 +361,7 @@ func (n *packetNode) setSNATPorts(t *testing.T, ports ...uint16) {
 	var s objects.TCSettings
 	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	was := s
+	all := n.snatPorts(t)
 	for i, p := range ports {
 		ok(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), p))
 	}
@@ -368,7 +369,7 @@ func (n *packetNode) setSNATPorts(t *testing.T, ports ...uint16) {
 	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
 		for i := range ports {
-			ok(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), n.node.snatPorts[i]))
+			ok(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), all[i]))
 		}
 		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
 	})

@@ -782,7 +782,7 @@ func (n *packetNode) directConnection(t *testing.T, p *plan, proto uint8) {
 		for _, front := range []netip.AddrPort{ap(p.clusterIP, 80), ap(p.eth0, 30080)} {
 			r := n.send(t, inTun0, frame{proto: proto, src: client, dst: front, flags: "S"})
 			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
-			if r.v.src.Addr() != src || r.v.src.Port()%8 != networkPortOf8 {
+			if r.v.src.Addr() != src || r.v.src.Port()%8 != 6 { // networkPortOf8 of package node
 				t.Errorf("goes to the endpoint as %s, want another port of the list, and the address", r.v.src)
 			}
 			n.send(t, inPod1, answer).wantPath(t, pod, client)
@@ -823,7 +823,7 @@ func (n *packetNode) addressOfAnotherPod(t *testing.T, p *plan) {
 func (n *packetNode) movePod(t *testing.T, a netip.Addr, dev string) {
 	t.Helper()
 	move := func(dev string) {
-		n.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{
+		n.node.OnPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{
 			a: {Ifindex: n.ifindex[dev], PodMAC: podMAC(dev), HostMAC: n.mac[dev]},
 		}})
 	}

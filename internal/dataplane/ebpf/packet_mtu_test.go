@@ -20,8 +20,8 @@ func (n *packetNode) setRouteMTUs(t *testing.T, dev string, mtus map[string]uint
 	for dst, mtu := range mtus {
 		routes[attach.RouteKey{Dst: netip.MustParsePrefix(dst), Ifindex: n.ifindex[dev]}] = mtu
 	}
-	ok(t, n.node.writeRouteMTUs(routes))
-	t.Cleanup(func() { ok(t, n.node.writeRouteMTUs(nil)) })
+	n.node.OnRouteMTUs(attach.RouteMTUs{MTUs: routes})
+	t.Cleanup(func() { n.node.OnRouteMTUs(attach.RouteMTUs{}) })
 }
 
 // lengthen returns the frame with a payload that makes its packet so many bytes long.
@@ -197,7 +197,7 @@ func TestRouteMTUsAreReplaced(t *testing.T) {
 		},
 		{nil, map[objects.TCRangeKey]uint32{}},
 	} {
-		ok(t, n.node.writeRouteMTUs(tt.told))
+		n.node.OnRouteMTUs(attach.RouteMTUs{MTUs: tt.told})
 		got := map[objects.TCRangeKey]uint32{}
 		ok(t, objects.Each(n.m(objects.TCMapRouteMtus), func(k objects.TCRangeKey, v uint32) { got[k] = v }))
 		if !maps.Equal(got, tt.want) {

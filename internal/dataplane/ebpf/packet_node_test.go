@@ -23,6 +23,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -342,7 +343,7 @@ func podMAC(name string) net.HardwareAddr {
 // describe writes the maps about the node.
 func (n *packetNode) describe() error {
 	v4, v6 := plans["IPv4"], plans["IPv6"]
-	n.node.onUplinks(map[int]attach.Uplink{
+	n.node.OnUplinks(map[int]attach.Uplink{
 		n.ifindex["eth0"]: {Name: "eth0", V4: v4.eth0, V6: v6.eth0},
 		n.ifindex["tun0"]: {Name: "tun0", V4: v4.tun0, V6: v6.tun0},
 	})
@@ -351,9 +352,9 @@ func (n *packetNode) describe() error {
 		pods[p.pod1] = attach.Pod{Ifindex: n.ifindex["pod1"], PodMAC: podMAC("pod1"), HostMAC: n.mac["pod1"]}
 		pods[p.pod2] = attach.Pod{Ifindex: n.ifindex["pod2"], PodMAC: podMAC("pod2"), HostMAC: n.mac["pod2"]}
 	}
-	n.node.onPods(attach.PodChanges{Full: true, Upserts: pods})
+	n.node.OnPods(attach.PodChanges{Full: true, Upserts: pods})
 	node := defaultNode()
-	return n.node.writeNode(&node)
+	return n.node.Write(&node)
 }
 
 func defaultNode() intent.Node {
@@ -371,11 +372,22 @@ func (n *packetNode) setNode(t testing.TB, change func(*intent.Node)) {
 	t.Helper()
 	node := defaultNode()
 	change(&node)
-	n.onThread(t, func() error { return n.node.writeNode(&node) })
+	n.onThread(t, func() error { return n.node.Write(&node) })
 	t.Cleanup(func() {
 		node := defaultNode()
-		n.onThread(t, func() error { return n.node.writeNode(&node) })
+		n.onThread(t, func() error { return n.node.Write(&node) })
 	})
+}
+
+// snatPorts returns the ports that may replace a client's.
+func (n *packetNode) snatPorts(t testing.TB) []uint16 {
+	t.Helper()
+	s, ports := objectstest.Settings(t, n.objects), objectstest.ReadAll[uint32, uint16](t, n.m(objects.TCMapSnatPorts))
+	list := make([]uint16, s.SnatPorts+s.NetworkPorts)
+	for i := range list {
+		list[i] = ports[uint32(i)]
+	}
+	return list
 }
 
 // serve makes these the Services of the node.

@@ -213,7 +213,7 @@ func (n *packetNode) spread(t *testing.T, p *plan, proto uint8) {
 // noSNATAddress: better no packet than one from nowhere.
 func (n *packetNode) noSNATAddress(t *testing.T, p *plan, proto uint8) {
 	n.onThread(t, func() error {
-		n.node.onUplinks(map[int]attach.Uplink{n.ifindex["eth0"]: {Name: "eth0"}, n.ifindex["tun0"]: {Name: "tun0"}})
+		n.node.OnUplinks(map[int]attach.Uplink{n.ifindex["eth0"]: {Name: "eth0"}, n.ifindex["tun0"]: {Name: "tun0"}})
 		return nil
 	})
 	t.Cleanup(func() { n.onThread(t, n.describe) })

@@ -22,7 +22,7 @@ type synNode struct {
 func eachSYNFilter(t *testing.T, run func(t *testing.T, n *synNode)) {
 	n := newXDPNode(t)
 	eachFamily(t, n, func(t *testing.T, p *plan) {
-		n.onThread(t, n.node.beat)
+		n.onThread(t, n.describe) // an agent runs
 		sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
 		sp.SYNLimit = synLimit
 		n.serve(t, sp)

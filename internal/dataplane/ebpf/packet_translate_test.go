@@ -283,13 +283,14 @@ func (n *packetNode) setNeighbour(t *testing.T, iface string, ip netip.Addr, mac
 // leads there, with a port of the list.
 func (n *packetNode) endpointElsewhere(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
+	ports := n.snatPorts(t)
 	for kind, front := range frontends(p) {
 		for size := range 4 {
 			client, pod := ap(p.client, uint16(40000+size)), ap(p.far, 8080)
 			in := frame{proto: proto, src: client, dst: front, flags: first(proto), payload: []byte("odd")[:size]}
 			r := n.send(t, inEth0, in)
 			r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
-			if port := r.v.src.Port(); r.v.src.Addr() != p.tun0 || !slices.Contains(n.node.snatPorts, port) {
+			if port := r.v.src.Port(); r.v.src.Addr() != p.tun0 || !slices.Contains(ports, port) {
 				t.Errorf("%s: source %s, want %s and a port of the list", kind, r.v.src, p.tun0)
 			}
 			r.wantPath(t, r.v.src, pod)

@@ -344,7 +344,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
 
 	// The next run takes it over, and numbers rules anew.
-	next, err := donottrack.Open(n.objects, n.cfg.Log, n.node.setUntracking)
+	next, err := donottrack.Open(n.objects, n.cfg.Log, n.node.SetUntracking)
 	ok(t, err)
 	if !next.Any() {
 		t.Error("the next run finds nothing")

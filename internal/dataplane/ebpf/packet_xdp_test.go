@@ -44,7 +44,7 @@ func (n *packetNode) setXDPDevices(redirect ...string) {
 	for _, name := range []string{"eth0", "tun0"} {
 		devices[n.ifindex[name]] = attach.XDPDevice{MAC: [6]byte(n.mac[name]), Redirects: slices.Contains(redirect, name)}
 	}
-	n.node.onXDPDevices(devices)
+	n.node.OnXDPDevices(devices)
 }
 
 // early gives a frame to the XDP program, right after tc has seen one of the same flow in the same
@@ -186,7 +186,7 @@ func TestPacketXDPPasses(t *testing.T) {
 func TestPacketXDPDrops(t *testing.T) {
 	n := newXDPNode(t)
 	eachFamily(t, n, func(t *testing.T, p *plan) {
-		n.onThread(t, n.node.beat)
+		n.onThread(t, n.describe) // an agent runs
 		sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
 		for i := range sp.Frontends {
 			sp.Frontends[i].SourceRanges = []netip.Prefix{netip.PrefixFrom(p.client2, p.client2.BitLen())}
@@ -226,7 +226,7 @@ func TestPacketXDPWithoutAgent(t *testing.T) {
 	s.AgentSeen -= 61
 	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	n.send(t, xdpEth0, syn).want(t, xdpPass)
-	n.onThread(t, n.node.beat)
+	n.onThread(t, n.describe) // an agent runs
 	n.send(t, xdpEth0, syn).want(t, xdpDrop, objects.TCVerdictDROP_POLICY_LOCAL)
 }
 
@@ -235,8 +235,7 @@ func TestPacketXDPWithoutAgent(t *testing.T) {
 func TestPacketXDPBesideNAT(t *testing.T) {
 	n := newXDPNode(t)
 	p := plans["IPv4"]
-	n.node.askConntrack = true
-	n.setNode(t, func(*intent.Node) {})
+	n.onThread(t, func() error { n.node.OnNAT(true, "a test"); return nil })
 	sp := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
 	sp.SYNLimit = 1
 	n.serve(t, sp)

@@ -18,6 +18,11 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
+const (
+	uidA = "6f1d3c1e-0c0b-4c4e-9a55-2f6f1a1b0001"
+	uidB = "6f1d3c1e-0c0b-4c4e-9a55-2f6f1a1b0002"
+)
+
 // kernelPeer has a process of a cgroup connect a UDP socket, and returns whether the kernel
 // has the address itself as the other end. A pod has a network namespace of its own.
 func kernelPeer(t *testing.T, cgroup string, pod bool, dst netip.AddrPort) (same bool) {

@@ -1,4 +1,4 @@
-package ebpf
+package node
 
 import (
 	"context"
@@ -23,7 +23,7 @@ const (
 )
 
 // askUnhook wakes unhookLoop.
-func (w *nodeWriter) askUnhook() {
+func (w *Writer) askUnhook() {
 	select {
 	case w.unhook <- struct{}{}:
 	default: // it is about to look
@@ -32,7 +32,7 @@ func (w *nodeWriter) askUnhook() {
 
 // unhookLoop looks for the cgroups of pods without socket hooks until ctx is done. It
 // reports a pod without a cgroup once, when it has looked for some seconds.
-func (w *nodeWriter) unhookLoop(ctx context.Context) {
+func (w *Writer) unhookLoop(ctx context.Context) {
 	wait, reported := unhookLater, false
 	timer := time.NewTimer(unhookFirst)
 	defer timer.Stop()
@@ -64,7 +64,7 @@ func (w *nodeWriter) unhookLoop(ctx context.Context) {
 
 // writeUnhooked writes the cgroups of the pods without socket hooks, and returns the UIDs
 // of those that have none. The caller holds mu.
-func (w *nodeWriter) writeUnhooked() (missing []string, err error) {
+func (w *Writer) writeUnhooked() (missing []string, err error) {
 	if w.node == nil || w.cfg.SocketHooks != objects.HooksAll {
 		return nil, nil
 	}

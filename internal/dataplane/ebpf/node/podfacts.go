@@ -1,4 +1,4 @@
-package ebpf
+package node
 
 import (
 	"fmt"
@@ -18,8 +18,8 @@ type podFacts struct {
 	otherRanges prefixSet
 }
 
-// fact returns what the cluster says about an address; see attach.Config.Facts.
-func (w *nodeWriter) fact(a netip.Addr) attach.Fact {
+// Fact returns what the cluster says about an address; see attach.Config.Facts.
+func (w *Writer) Fact(a netip.Addr) attach.Fact {
 	f := w.facts.Load()
 	if f == nil {
 		return attach.Unknown
@@ -44,7 +44,7 @@ func (w *nodeWriter) fact(a netip.Addr) attach.Fact {
 
 // setFacts makes fact use this node, and requests a new decision of claims if the facts
 // differ.
-func (w *nodeWriter) setFacts(n *intent.Node) {
+func (w *Writer) setFacts(n *intent.Node) {
 	f := &podFacts{node: n}
 	old := w.facts.Load()
 	if old != nil && slices.Equal(old.node.OtherPodCIDRs, n.OtherPodCIDRs) {
@@ -60,14 +60,14 @@ func (w *nodeWriter) setFacts(n *intent.Node) {
 	}
 }
 
-func (w *nodeWriter) noteFacts() {
+func (w *Writer) noteFacts() {
 	if w.factsChanged != nil {
 		w.factsChanged()
 	}
 }
 
-// onRefused reports a claim in the log and to Config.Refused.
-func (w *nodeWriter) onRefused(r attach.Refusal) {
+// OnRefused reports a claim in the log and to Config.Refused.
+func (w *Writer) OnRefused(r attach.Refusal) {
 	w.cfg.Log.Warn("pod address refused: packets for it do not use this interface",
 		"address", r.Addr, "interface", r.Interface, "reason", r.Reason.String(), "moreIgnored", r.Last)
 	if w.cfg.Refused != nil {

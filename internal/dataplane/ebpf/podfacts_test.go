@@ -30,7 +30,7 @@ func TestFactsAboutAddresses(t *testing.T) {
 	want := func(what string, facts map[string]attach.Fact) {
 		t.Helper()
 		for a, f := range facts {
-			if got := b.node.fact(netip.MustParseAddr(a)); got != f {
+			if got := b.node.Fact(netip.MustParseAddr(a)); got != f {
 				t.Errorf("%s: %s: fact %d, want %d", what, a, got, f)
 			}
 		}
@@ -63,53 +63,10 @@ func TestFactsAboutAddresses(t *testing.T) {
 	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{second}}))
 	want("gone", map[string]attach.Fact{"10.96.0.1": attach.Unknown, "10.96.0.2": attach.ServiceAddress})
 	b.makeParts() // as in the next run
-	noError(t, b.node.writeNode(&node))
+	noError(t, b.node.Write(&node))
 	_, err := b.services.Empty()
 	noError(t, err)
 	want("read from the maps", map[string]attach.Fact{"10.96.0.1": attach.Unknown, "10.96.0.2": attach.ServiceAddress})
-}
-
-// A pod that no Pod object claims may be one that a NetworkPolicy selects.
-func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
-	ownPlace(t)
-	b := newMapsBackend(t, Config{})
-	const policed, guarded = uint32(objects.TCPodFlagsPOD_TRAVERSES_NETFILTER), uint32(objects.TCPodFlagsPOD_DENY_RULE_ONLY)
-	mac := []byte{2, 0, 0, 0, 0, 1}
-	addrs := addrList("10.244.1.2", "10.244.1.3", "10.244.1.4")
-	want := func(what string, flags ...uint32) {
-		t.Helper()
-		have := objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods))
-		if len(have) != len(flags) {
-			t.Errorf("%s: %d entries: %v", what, len(have), have)
-		}
-		for i, f := range flags {
-			p := have[objects.AddrKey(addrs[i])]
-			if got := p.Flags &^ uint32(objects.TCPodFlagsPOD_REACHABLE); got != f || p.Ifindex != uint32(10+i) {
-				t.Errorf("%s: %s has flags %d and interface %d, want %d and %d", what, addrs[i], got, p.Ifindex, f, 10+i)
-			}
-		}
-	}
-	pods := map[netip.Addr]attach.Pod{}
-	for i, a := range addrs {
-		pods[a] = attach.Pod{Ifindex: 10 + i, PodMAC: mac, HostMAC: mac}
-	}
-	write := func(n intent.Node) { t.Helper(); noError(t, b.node.writeNode(&n)) }
-	write(intent.Node{PoliciesExist: true, KnownPods: addrs[:1]})
-	b.node.onPods(attach.PodChanges{Full: true, Upserts: pods})
-	want("policies first", 0, policed, policed)
-	write(intent.Node{PoliciesExist: true, KnownPods: addrs[:2], DenyRuleOnlyPods: addrs[:1], MustTraverseNetfilter: addrs[:1]})
-	want("a Pod object comes", policed|guarded, 0, policed)
-	write(intent.Node{PoliciesExist: true, KnownPods: addrs[1:], DenyRuleOnlyPods: addrs[:1], MustTraverseNetfilter: addrs[:1]})
-	want("another one goes", policed, 0, 0)
-	write(intent.Node{KnownPods: addrs[1:]})
-	want("no policies", 0, 0, 0)
-	write(intent.Node{PoliciesExist: true})
-	want("no Pod objects at all", policed, policed, policed)
-
-	// Several interfaces claim an address.
-	write(intent.Node{})
-	b.node.onPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{addrs[2]: {}}, Deletes: addrs[:2]})
-	objectstest.WantSame(t, "contested", objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)), map[objects.TCAddrKey]objects.TCPod{objects.AddrKey(addrs[2]): {Flags: policed}})
 }
 
 // addPod makes a pod at a port of the bridge cni0.
@@ -196,7 +153,7 @@ func TestForgedPodAddresses(t *testing.T) {
 	want(b, "with Pod objects", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger})
 
 	wantGauge(t, b, map[string]float64{"node_address": 1, "range_of_other_node": 1, "service_address": 1, "other_pod": 1, "in_use": 0})
-	b.node.onRefused(b.attacher.Refused()[0])
+	b.node.OnRefused(b.attacher.Refused()[0])
 	if len(notes) != 1 || !strings.Contains(notes[0], "10.244.1.1 ") || !strings.Contains(notes[0], "veth2") || !strings.Contains(notes[0], "address of this node") {
 		t.Errorf("notes %q", notes)
 	}

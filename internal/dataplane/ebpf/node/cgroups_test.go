@@ -1,4 +1,4 @@
-package ebpf
+package node
 
 import (
 	"maps"
@@ -73,7 +73,7 @@ func inodeOf(t *testing.T, dir string) uint64 {
 // TestUnhookedCgroups follows a pod without socket hooks from before its cgroup exists until
 // the pod is deleted.
 func TestUnhookedCgroups(t *testing.T) {
-	b := newMapsBackend(t, Config{})
+	b := newWriter(t, objects.Config{})
 	b.cfg.CgroupRoot = t.TempDir()
 	check := func(when string, want ...uint64) {
 		t.Helper()
@@ -84,20 +84,20 @@ func TestUnhookedCgroups(t *testing.T) {
 		}
 	}
 	node := intent.Node{UnhookedPods: []string{uidA}}
-	noError(t, b.node.writeNode(&node))
+	noError(t, b.Write(&node))
 	check("before the pod's cgroup")
-	if missing, err := b.node.writeUnhooked(); err != nil || !slices.Equal(missing, []string{uidA}) {
+	if missing, err := b.writeUnhooked(); err != nil || !slices.Equal(missing, []string{uidA}) {
 		t.Errorf("missing %v, %v; want %s", missing, err, uidA)
 	}
 	dir := filepath.Join(b.cfg.CgroupRoot, "kubepods", "pod"+uidA)
 	noError(t, os.MkdirAll(dir, 0o755))
-	if missing, err := b.node.writeUnhooked(); err != nil || len(missing) > 0 {
+	if missing, err := b.writeUnhooked(); err != nil || len(missing) > 0 {
 		t.Errorf("missing %v, %v; want none", missing, err)
 	}
 	check("pod", inodeOf(t, dir))
-	if s := b.node.settings(&node); s.Flags&uint32(objects.TCSettingsFlagsSETTING_HOOKS_EXCEPT) == 0 {
+	if s := b.settings(&node); s.Flags&uint32(objects.TCSettingsFlagsSETTING_HOOKS_EXCEPT) == 0 {
 		t.Error("the programs do not read the map")
 	}
-	noError(t, b.node.writeNode(&intent.Node{}))
+	noError(t, b.Write(&intent.Node{}))
 	check("pod deleted")
 }

@@ -1,4 +1,4 @@
-package ebpf
+package node
 
 import (
 	"fmt"
@@ -7,8 +7,8 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
-// onRouteMTUs receives the MTUs of this node's routes.
-func (w *nodeWriter) onRouteMTUs(routes attach.RouteMTUs) {
+// OnRouteMTUs receives the MTUs of this node's routes.
+func (w *Writer) OnRouteMTUs(routes attach.RouteMTUs) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.writeRouteMTUs(routes.MTUs); err != nil {
@@ -28,7 +28,7 @@ func (w *nodeWriter) onRouteMTUs(routes attach.RouteMTUs) {
 
 // writeRouteMTUs writes the map route_mtus. At no moment does a wider route's MTU count for one
 // without an MTU that both states have: a sender keeps an MTU that it was told for minutes.
-func (w *nodeWriter) writeRouteMTUs(routes map[attach.RouteKey]uint32) error {
+func (w *Writer) writeRouteMTUs(routes map[attach.RouteKey]uint32) error {
 	m := w.m(objects.TCMapRouteMtus)
 	have, want := map[objects.TCRangeKey]uint32{}, map[objects.TCRangeKey]uint32{}
 	if err := objects.Each(m, func(k objects.TCRangeKey, v uint32) { have[k] = v }); err != nil {

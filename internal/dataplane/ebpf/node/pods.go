@@ -1,4 +1,4 @@
-package ebpf
+package node
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/decisions/intent"
 )
 
 // traversal says why a pod's packets must traverse netfilter.
@@ -24,8 +25,8 @@ const (
 	traversesForDenyRule           // a deny rule of a do-not-track policy alone
 )
 
-// onPods receives the changes of the pods of this node.
-func (w *nodeWriter) onPods(c attach.PodChanges) {
+// OnPods receives the changes of the pods of this node.
+func (w *Writer) OnPods(c attach.PodChanges) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	changed := slices.Collect(maps.Keys(c.Upserts))
@@ -48,7 +49,7 @@ func (w *nodeWriter) onPods(c attach.PodChanges) {
 }
 
 // forgetPods removes the pods of an earlier run that are unknown to this one.
-func (w *nodeWriter) forgetPods(known map[netip.Addr]attach.Pod) error {
+func (w *Writer) forgetPods(known map[netip.Addr]attach.Pod) error {
 	var key objects.TCAddrKey
 	var pod objects.TCPod
 	var gone []objects.TCAddrKey
@@ -69,7 +70,7 @@ func (w *nodeWriter) forgetPods(known map[netip.Addr]attach.Pod) error {
 
 // writePods writes the entries of addresses, and those that did not fit before. Removals make
 // room. The addresses of Pods come before those that pods have taken.
-func (w *nodeWriter) writePods(changed iter.Seq[netip.Addr]) error {
+func (w *Writer) writePods(changed iter.Seq[netip.Addr]) error {
 	var errs []error
 	puts := maps.Clone(w.unwritten)
 	if puts == nil {
@@ -102,7 +103,7 @@ func (w *nodeWriter) writePods(changed iter.Seq[netip.Addr]) error {
 // podEntry returns the entry of one pod address: its device, its MACs, and whether its
 // packets must traverse netfilter; zero for none. The entry has the device even without the
 // MACs, because the programs check the device of a source address.
-func (w *nodeWriter) podEntry(a netip.Addr) (pod objects.TCPod) {
+func (w *Writer) podEntry(a netip.Addr) (pod objects.TCPod) {
 	var flags objects.TCPodFlags
 	p, known := w.pods[a]
 	contested := known && p.Ifindex == 0
@@ -124,4 +125,31 @@ func (w *nodeWriter) podEntry(a netip.Addr) (pod objects.TCPod) {
 	}
 	pod.Flags = uint32(flags)
 	return pod
+}
+
+// writeTraversing writes which pods' packets must traverse netfilter.
+func (w *Writer) writeTraversing(before, n *intent.Node) error {
+	traversing := map[netip.Addr]traversal{}
+	for _, a := range n.MustTraverseNetfilter {
+		traversing[a] = traversesForPolicy
+	}
+	for _, a := range n.DenyRuleOnlyPods {
+		traversing[a] = traversesForDenyRule
+	}
+	changed := maps.Clone(w.traversing)
+	maps.Copy(changed, traversing)
+	w.traversing = traversing
+	for a := range w.pods {
+		if unclaimed(before, a) != unclaimed(n, a) {
+			changed[a] = traversing[a]
+		}
+	}
+	return w.writePods(maps.Keys(changed))
+}
+
+// unclaimed reports whether a pod's address may belong to a pod that a NetworkPolicy
+// selects but whose Pod object is unknown: the pod starts, or its object is deleted.
+// Without any Pod objects, as in manifests, that is every pod.
+func unclaimed(n *intent.Node, a netip.Addr) bool {
+	return n != nil && n.PoliciesExist && !hasAddr(n.KnownPods, a)
 }

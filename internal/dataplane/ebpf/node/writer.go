@@ -1,9 +1,13 @@
-package ebpf
+// Package node writes the maps about the node itself: settings, addresses, pods and ranges.
+package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -15,12 +19,12 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// nodeWriter writes the maps about the node itself: settings, source ports, addresses, pods,
+// Writer writes the maps about the node itself: settings, source ports, addresses, pods,
 // external devices, and what IPsec policies select. It is safe for concurrent use.
-type nodeWriter struct {
+type Writer struct {
 	cfg           *objects.Config
 	objects       *objects.Objects
-	factsChanged  func() // called when fact may answer differently; nil: not needed
+	factsChanged  func() // called when Fact may answer differently; nil: not needed
 	isServiceAddr func(netip.Addr) bool
 	facts         atomic.Pointer[podFacts] // nil before the first node
 	ipsec         *kernel.XfrmWatch        // watches IPsec policies
@@ -40,18 +44,20 @@ type nodeWriter struct {
 	xfrm          []kernel.XfrmPolicy // IPsec policies of this network namespace
 	routesLeftOut bool                // route_mtus has no room for all routes
 	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
-	draining      bool                // an earlier run drained, and no Services are written yet: see serves
+	draining      bool                // an earlier run drained, and no Services are written yet: see EndDraining
 }
 
-func newNodeWriter(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr) bool) *nodeWriter {
-	return &nodeWriter{
-		cfg: cfg, objects: o, isServiceAddr: isServiceAddr, stopNAT: func() {}, unhook: make(chan struct{}, 1),
+// New returns a Writer that has not read the maps yet. It calls factsChanged, if not nil, when Fact may
+// answer differently.
+func New(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr) bool, factsChanged func()) *Writer {
+	return &Writer{
+		cfg: cfg, objects: o, isServiceAddr: isServiceAddr, factsChanged: factsChanged, stopNAT: func() {}, unhook: make(chan struct{}, 1),
 		pods: map[netip.Addr]attach.Pod{}, traversing: map[netip.Addr]traversal{},
 	}
 }
 
-// read reads what an earlier run has written. untracking says that untracked_ports has entries.
-func (w *nodeWriter) read(untracking bool) (err error) {
+// Read reads what an earlier run has written. untracking says that untracked_ports has entries.
+func (w *Writer) Read(untracking bool) (err error) {
 	if w.pods, err = readPods(w.m(objects.TCMapPods)); err != nil {
 		return err
 	}
@@ -65,9 +71,36 @@ func (w *nodeWriter) read(untracking bool) (err error) {
 	return err
 }
 
-// serves ends the draining of an earlier run: the Services are written. Until then the programs
+// Write updates the maps about the node itself: first what protects, of which an error
+// holds up nothing else.
+func (w *Writer) Write(n *intent.Node) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.node
+	w.node = n
+	w.setFacts(n)
+	errs := []error{w.addClusterRanges(n), w.writeTraversing(before, n)}
+	if before == nil || !slices.Equal(before.UnhookedPods, n.UnhookedPods) {
+		w.askUnhook()
+		_, err := w.writeUnhooked()
+		errs = append(errs, err)
+	}
+	want := map[objects.TCAddrKey]uint32{}
+	for _, a := range n.Addrs {
+		want[objects.AddrKey(a)] = 0
+	}
+	for _, a := range n.NodePortAddrs {
+		want[objects.AddrKey(a)] = uint32(objects.TCNodeAddrFlagsNODE_ADDR_NODEPORT)
+	}
+	if err := objects.ReplaceMap(w.m(objects.TCMapNodeAddrs), want); err != nil {
+		errs = append(errs, fmt.Errorf("write node addresses: %w", err))
+	}
+	return errors.Join(append(errs, w.writeSettings(n), w.removeClusterRanges(n))...)
+}
+
+// EndDraining ends the draining of an earlier run: the Services are written. Until then the programs
 // would refuse the datagrams of sockets that they have translated, since no Service has the address.
-func (w *nodeWriter) serves() error {
+func (w *Writer) EndDraining() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.draining || w.node == nil {
@@ -77,8 +110,8 @@ func (w *nodeWriter) serves() error {
 	return w.writeSettings(w.node)
 }
 
-// watch follows IPsec policies and netfilter's rules until close.
-func (w *nodeWriter) watch() (err error) {
+// Watch follows IPsec policies and netfilter's rules until Close.
+func (w *Writer) Watch() (err error) {
 	w.ipsec, err = kernel.WatchXfrm(w.onXfrm, func(err error) { w.cfg.Log.Error("Read IPsec policies", "err", err) })
 	if err == nil {
 		w.followNAT()
@@ -86,25 +119,33 @@ func (w *nodeWriter) watch() (err error) {
 	return err
 }
 
-func (w *nodeWriter) close() {
+// Close stops what Watch has started.
+func (w *Writer) Close() {
 	w.stopNAT()
 	_ = w.ipsec.Close()
 }
 
-// run keeps the settings and the cgroups of pods current until ctx is done.
-func (w *nodeWriter) run(ctx context.Context) {
+// Run keeps the settings and the cgroups of pods current until ctx is done.
+func (w *Writer) Run(ctx context.Context) {
 	var beats sync.WaitGroup
 	beats.Go(func() { w.beatLoop(ctx) })
 	w.unhookLoop(ctx)
 	beats.Wait()
 }
 
-// current returns the node that was written last, nil if there was none.
-func (w *nodeWriter) current() *intent.Node {
+// Current returns the node that was written last, nil if there was none.
+func (w *Writer) Current() *intent.Node {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.node
 }
 
+// Pods returns the pods of this node with their devices.
+func (w *Writer) Pods() map[netip.Addr]attach.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return maps.Clone(w.pods)
+}
+
 // m returns a map by its name in bpf/maps.h.
-func (w *nodeWriter) m(name string) *ebpf.Map { return w.objects.Maps[name] }
+func (w *Writer) m(name string) *ebpf.Map { return w.objects.Maps[name] }

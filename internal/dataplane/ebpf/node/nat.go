@@ -1,26 +1,26 @@
-package ebpf
+package node
 
 // followNAT makes the programs look up packets of endpoints in conntrack while
 // netfilter may translate destinations here. Netfilter must see both directions of a
 // connection that it translates: if an endpoint is also a pod with a hostPort,
 // netfilter must translate its replies back.
-func (w *nodeWriter) followNAT() {
+func (w *Writer) followNAT() {
 	w.stopNAT = func() {}
 	if w.cfg.WatchNAT == nil {
 		return
 	}
-	stop, err := w.cfg.WatchNAT(w.onNAT)
+	stop, err := w.cfg.WatchNAT(w.OnNAT)
 	if err != nil {
 		// A lookup for each packet is slower, but correct.
 		w.cfg.Log.Error("Follow netfilter's rules", "err", err)
-		w.onNAT(true, "rules are not followed")
+		w.OnNAT(true, "rules are not followed")
 		return
 	}
 	w.stopNAT = stop
 }
 
-// onNAT is called when netfilter starts or stops translating destinations.
-func (w *nodeWriter) onNAT(may bool, reason string) {
+// OnNAT is called when netfilter starts or stops translating destinations.
+func (w *Writer) OnNAT(may bool, reason string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if may != w.askConntrack {

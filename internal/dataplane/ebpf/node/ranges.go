@@ -1,0 +1,87 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
+)
+
+// clusterRangesOf returns the entries of cluster_ranges: prefixes of pods, addresses of other
+// nodes, and selectors of IPsec policies.
+func (w *Writer) clusterRangesOf(n *intent.Node) map[objects.TCRangeKey]bool {
+	want := map[objects.TCRangeKey]bool{}
+	for _, c := range n.ClusterCIDRs {
+		want[objects.RangeKey(objects.RangePods, c)] = true
+	}
+	for _, a := range n.Peers {
+		want[objects.RangeKey(objects.RangePeers, netip.PrefixFrom(a, a.BitLen()))] = true
+	}
+	for _, p := range w.xfrm {
+		want[objects.RangeKey(objects.RangeXfrmSrc, p.Src)], want[objects.RangeKey(objects.RangeXfrmDst, p.Dst)] = true, true
+		if p.Dir == kernel.XfrmIn { // replies have the mirror image of the selector
+			want[objects.RangeKey(objects.RangeXfrmSrc, p.Dst)], want[objects.RangeKey(objects.RangeXfrmDst, p.Src)] = true, true
+		}
+	}
+	return want
+}
+
+// addClusterRanges writes new entries. It runs before writeSettings, so that no setting
+// refers to missing entries.
+func (w *Writer) addClusterRanges(n *intent.Node) error {
+	if w.clusterRanges == nil {
+		w.clusterRanges = map[objects.TCRangeKey]bool{}
+	}
+	var errs []error
+	for key := range w.clusterRangesOf(n) {
+		if w.clusterRanges[key] {
+			continue
+		}
+		if err := w.m(objects.TCMapClusterRanges).Put(key, uint8(1)); err != nil {
+			errs = append(errs, fmt.Errorf("write cluster's addresses %s: %w", objects.RangePrefix(key), err))
+			continue
+		}
+		w.clusterRanges[key] = true
+	}
+	return objects.FirstOf(errs)
+}
+
+// removeClusterRanges removes old entries. It runs after writeSettings.
+func (w *Writer) removeClusterRanges(n *intent.Node) error {
+	want := w.clusterRangesOf(n)
+	var errs []error
+	for key := range w.clusterRanges {
+		if want[key] {
+			continue
+		}
+		if err := objects.Remove(w.m(objects.TCMapClusterRanges), key); err != nil {
+			errs = append(errs, fmt.Errorf("remove cluster's addresses %s: %w", objects.RangePrefix(key), err))
+			continue
+		}
+		delete(w.clusterRanges, key)
+	}
+	return objects.FirstOf(errs)
+}
+
+// onXfrm receives the IPsec policies of this network namespace. The programs leave
+// packets that a policy may select to the stack: from a source of any policy to a
+// destination of any policy, for all ports.
+func (w *Writer) onXfrm(policies []kernel.XfrmPolicy) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(policies) > 0 && len(w.xfrm) == 0 {
+		w.cfg.Log.Warn("IPsec policies exist: packets that they select are left to the stack, "+
+			"and connections to Services that are forwarded to endpoints on other nodes are dropped where a policy selects them; "+
+			"use --proxy-mode nftables if that is not wanted", "policies", len(policies))
+	}
+	w.xfrm = policies
+	if w.node == nil {
+		return // the first Replace writes them
+	}
+	if err := errors.Join(w.addClusterRanges(w.node), w.writeSettings(w.node), w.removeClusterRanges(w.node)); err != nil {
+		w.cfg.Log.Error("Write IPsec policies", "err", err)
+	}
+}
