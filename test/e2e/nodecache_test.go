@@ -74,9 +74,12 @@ func TestACacheThatHasTheClusterIP(t *testing.T) {
 	e.Output(t, "a", "nft", "table inet nodelocal { chain pre { type filter hook prerouting priority raw; }; chain out { type filter hook output priority raw; }; }; "+rules)
 	expect("with rules", "cache")
 	for node, want := range map[string]bool{"a": true, "b": false} {
-		if text := oneLine(e.spillway(t, node, "status", "-o", "wide")); strings.Contains(text, intent.LocalRedirectAnnotation) != want {
-			t.Errorf("status of node %s names the annotation: %v, want %v: %s", node, !want, want, text)
-		}
+		await.NoError(t, func() error { // the status has a problem a moment after the programs
+			if text := oneLine(e.spillway(t, node, "status", "-o", "wide")); strings.Contains(text, intent.LocalRedirectAnnotation) != want {
+				return fmt.Errorf("status of node %s names the annotation: %v, want %v: %s", node, !want, want, text)
+			}
+			return nil
+		})
 	}
 
 	e.Output(t, "a", "nft", "delete table inet nodelocal") // as the cache does when it ends
