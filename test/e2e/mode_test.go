@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
@@ -239,4 +241,56 @@ func (e *env) expectNew(t *testing.T, s *suite.File) {
 			}
 		}
 	}
+}
+
+// TestAPortOfADrainingConnectionServesAnotherAddress keeps a connection that the eBPF programs
+// translate, and asks another address of its Service from the same local port after the switch:
+// netfilter must not give the two the same tuple towards the endpoint.
+func TestAPortOfADrainingConnectionServesAnotherAddress(t *testing.T) {
+	e := start(t, "e2e-drainport")
+	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, ExternalLocal: true, Via: []string{"a"}, Endpoints: flows.On("a0")})
+	client := e.MustProbe(t, "client0")
+	const port = 41007
+	for _, combo := range flows.AllCombos {
+		if combo.Protocol() != "tcp" {
+			continue
+		}
+		st := stream{fmt.Sprintf("tcp to the NodePort, %s", combo), client}
+		_, err := client.Do(t.Context(), probe.Request{
+			Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.MustAddress(t, flows.NodePort("a"), combo), PauseMS: 20, TimeoutMS: patienceMS, LocalPort: port,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.streams = append(e.streams, st)
+	}
+	e.askMore(t, 3)
+	ask := func(when string) {
+		for _, combo := range flows.AllCombos {
+			if combo.Protocol() != "tcp" {
+				continue
+			}
+			resp, err := client.Do(t.Context(), probe.Request{
+				Op: probe.Try, Proto: "tcp", Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), Tries: 1, TimeoutMS: patienceMS, LocalPort: port,
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			for _, a := range resp.Answers {
+				if a.Server == "" {
+					t.Errorf("%s, %s: answer %+v", when, combo, a)
+				}
+			}
+		}
+	}
+	ask("before")
+	for _, mode := range []string{"nftables", "iptables"} {
+		e.Mode = mode
+		e.restart(t, "a", syscall.SIGTERM)
+		e.waitReady(t)
+		ask("after the switch to " + mode)
+		time.Sleep(2 * reconcile.Linger)
+		ask("a while after the switch to " + mode)
+	}
+	e.endStreams(t)
 }

@@ -4,6 +4,7 @@
 // entries.
 //
 //	Open / Namespace.Do ──> Conn ──> Dump      entries, one at a time
+//	                             ├─> Add       one entry, if there is none
 //	                             ├─> Delete    one entry, and no other
 //	                             ├─> Stats     per-CPU counters, size
 //	                             └─> Expectations
@@ -25,6 +26,7 @@ var ErrUnsupported = errors.New("this kernel has no conntrack over netlink: load
 
 // Messages of ctnetlink, from include/uapi/linux/netfilter/nfnetlink_conntrack.h.
 const (
+	msgNew         = 0
 	msgGet         = 1
 	msgDelete      = 2
 	msgGetStatsCPU = 4

@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -120,6 +122,53 @@ func TestAFilterOfUnsetBits(t *testing.T) {
 		if bad.Validate() == nil {
 			t.Errorf("%+v is valid", bad)
 		}
+	}
+}
+
+func TestAddTakesATupleThatNobodyHas(t *testing.T) {
+	netnstest.Enter(t)
+	c := open(t)
+	for _, row := range []struct{ from, to string }{
+		{"10.244.0.2:8080", "192.0.2.1:4000"},
+		{"[fd00::2]:8080", "[2001:db8::1]:4000"},
+	} {
+		from, to := netip.MustParseAddrPort(row.from), netip.MustParseAddrPort(row.to)
+		want := Entry{
+			Protocol: unix.IPPROTO_TCP, TCPState: 3, Status: Assured | SeenReply, Timeout: 100 * time.Second,
+			Orig: Tuple{Src: from, Dst: to}, Reply: Tuple{Src: to, Dst: from},
+		}
+		for i := range 2 {
+			if added, err := c.Add(&want); err != nil || added != (i == 0) {
+				t.Fatalf("%s, %d: added %v, error %v", row.from, i, added, err)
+			}
+		}
+		want.Status |= Confirmed
+		found := false
+		err := c.Dump(t.Context(), Filter{}, func(e *Entry) bool {
+			if e.Orig.Src == from {
+				e.ID = 0
+				e.Timeout = e.Timeout.Round(10 * time.Second)
+				found = true
+				if diff := cmp.Diff(want, *e, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+					t.Errorf("-want +got:\n%s", diff)
+				}
+			}
+			return true
+		})
+		if err != nil || !found {
+			t.Errorf("%s: found %v, error %v", row.from, found, err)
+		}
+	}
+	// A connection that netfilter translates: its reply has the tuple.
+	plant(t, unix.IPPROTO_TCP, "192.0.2.1:4001", "10.96.0.10:80", "10.244.0.2:8080")
+	before := entries(t, c, Filter{})
+	from, to := netip.MustParseAddrPort("10.244.0.2:8080"), netip.MustParseAddrPort("192.0.2.1:4001")
+	added, err := c.Add(&Entry{Protocol: unix.IPPROTO_TCP, Timeout: time.Second, Orig: Tuple{Src: from, Dst: to}, Reply: Tuple{Src: to, Dst: from}})
+	if added || err != nil {
+		t.Errorf("added over another: %v, error %v", added, err)
+	}
+	if diff := cmp.Diff(before, entries(t, c, Filter{})); diff != "" {
+		t.Error(diff)
 	}
 }
 

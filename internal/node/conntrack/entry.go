@@ -18,6 +18,7 @@ const (
 	Expected  Status = 1 << 0 // a helper expected it (data of TFTP, FTP)
 	SeenReply Status = 1 << 1 // packets went in both directions
 	Assured   Status = 1 << 2 // early_drop does not evict it
+	Confirmed Status = 1 << 3 // in the table
 	SrcNAT    Status = 1 << 4
 	DstNAT    Status = 1 << 5
 	Dying     Status = 1 << 9

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -124,6 +125,28 @@ func (c *Conn) Dump(ctx context.Context, f Filter, each func(*Entry) bool) error
 		}
 	}
 	return nil
+}
+
+// Add adds an entry without NAT, with the tuples, the protocol, the status, the timeout and, for
+// TCP, the state of e. It reports false if there is an entry with one of the tuples: that stays as
+// it is. A full table evicts an entry that is not Assured for it (early_drop).
+func (c *Conn) Add(e *Entry) (added bool, err error) {
+	req := c.request(unix.NFNL_SUBSYS_CTNETLINK, msgNew, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, familyOf(e.Orig.Src.Addr()))
+	req.AddData(encodeTuple(ctaTupleOrig, e.Orig, e.Protocol))
+	req.AddData(encodeTuple(ctaTupleReply, e.Reply, e.Protocol))
+	// The kernel takes a status that lacks Confirmed for the wish to clear it (EBUSY).
+	req.AddData(nl.NewRtAttr(ctaStatus, nl.BEUint32Attr(uint32(e.Status|Confirmed))))
+	req.AddData(nl.NewRtAttr(ctaTimeout, nl.BEUint32Attr(uint32(e.Timeout/time.Second))))
+	if e.Protocol == unix.IPPROTO_TCP {
+		info := nl.NewRtAttr(unix.NLA_F_NESTED|ctaProtoInfo, nil)
+		info.AddRtAttr(unix.NLA_F_NESTED|ctaProtoInfoTCP, nil).AddRtAttr(ctaProtoInfoTCPState, nl.Uint8Attr(e.TCPState))
+		req.AddData(info)
+	}
+	_, err = req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return false, fmt.Errorf("add conntrack entry %s: %w", e, meaning(err))
+	}
+	return err == nil, nil
 }
 
 // Delete deletes this entry, but not a later entry with the same original tuple: it

@@ -19,7 +19,7 @@ import (
 // continue until Cleanup. New UDP packets belong to the other dataplane at once,
 // because a UDP flow has no end. Pending UDP replies are still translated. Missing
 // objects are no error. any reports whether a Service was served; then Drain waits for
-// half of cfg.Linger, so that netfilter sees the running flows.
+// half of cfg.Linger, so that netfilter sees the running connections with endpoints' own addresses.
 func Drain(cfg objects.Config) (any bool, err error) {
 	var dirs []string
 	for _, dir := range objects.Layouts(cfg.BPFFS) {
@@ -40,13 +40,17 @@ func Drain(cfg objects.Config) (any bool, err error) {
 		// the second must know of the first.
 		time.Sleep(cfg.Linger / 2)
 	}
+	err = reserve(cfg)
 	for _, dir := range dirs {
 		e := deleteFrontends(dir, objects.IsService)
 		if err = errors.Join(err, e, deleteBackends(dir)); err != nil {
 			return any, err
 		}
 	}
-	return any, nil
+	if len(dirs) > 0 {
+		err = errors.Join(err, reserve(cfg)) // the last connections
+	}
+	return any, err
 }
 
 // serves reports whether the programs of a layout know any Service.
@@ -78,14 +82,14 @@ func Drained(ctx context.Context, cfg objects.Config) error {
 	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), err, endUDP(ctx, flows, cfg.Linger/2)); err != nil {
 		return err
 	}
-	timeouts := cfg.Timeouts
-	if timeouts == (objects.Timeouts{}) {
-		timeouts = objects.DefaultTimeouts
-	}
+	timeouts := timeoutsOf(cfg)
 	begun, told := time.Now(), false
 	for {
 		start := time.Now()
 		open, err := countOpen(ctx, flows, &timeouts)
+		if err == nil {
+			err = reserveReplies(ctx, flows, &timeouts)
+		}
 		if err != nil || open == 0 || time.Since(begun) > timeouts.TCPEstablished {
 			return err
 		}
@@ -101,16 +105,32 @@ func Drained(ctx context.Context, cfg objects.Config) error {
 	}
 }
 
+func timeoutsOf(cfg objects.Config) objects.Timeouts {
+	if cfg.Timeouts == (objects.Timeouts{}) {
+		return objects.DefaultTimeouts
+	}
+	return cfg.Timeouts
+}
+
 // countOpen counts TCP connections that have not ended.
 func countOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) (open int, err error) {
-	err = objects.EachFlow(ctx, flows, func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
-		if model.Protocol(k.Proto) != model.UDP && objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED &&
-			objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY == 0 && !t.Dead(k, f, now) {
+	err = eachOpen(ctx, flows, t, func(_ *objects.TCTuple, reply bool) error {
+		if !reply {
 			open++
 		}
 		return nil
 	})
 	return open, err
+}
+
+// eachOpen calls do for each entry of a TCP connection that has not ended.
+func eachOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts, do func(k *objects.TCTuple, reply bool) error) error {
+	return objects.EachFlow(ctx, flows, func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
+		if model.Protocol(k.Proto) != model.TCP || objects.TCFlowState(f.State) == objects.TCFlowStateFLOW_CLOSED || t.Dead(k, f, now) {
+			return nil
+		}
+		return do(k, objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY != 0)
+	})
 }
 
 // endUDP deletes all UDP flows except those that give a packet of the node's stack another
