@@ -31,7 +31,7 @@ func openConntrack(c Config, log *slog.Logger, register func(prometheus.Collecto
 	if err != nil {
 		return nil, nil, fmt.Errorf("open conntrack: %w", err)
 	}
-	r, err := stale.New(stale.Config{Table: table, TranslatedOnly: !proxymode.UsesNetfilter(c.ProxyMode)})
+	r, err := stale.New(stale.Config{Table: table, Size: conntrack.ReadSize, TranslatedOnly: !proxymode.UsesNetfilter(c.ProxyMode)})
 	if err == nil {
 		err = errors.Join(register(r), register(conntrack.NewCollector()),
 			register(conntrack.NewNamespaceCollector(namespaces(c))))

@@ -208,6 +208,16 @@ func ReadCount() (int, error) {
 	return n, err
 }
 
+// ReadSize reads the number of entries of the calling thread's network namespace, and of the
+// buckets that a dump walks, which all namespaces share.
+func ReadSize() (entries, buckets int, err error) {
+	if entries, err = ReadCount(); err != nil {
+		return 0, 0, err
+	}
+	buckets, err = readNumber("nf_conntrack_buckets")
+	return entries, buckets, err
+}
+
 // ReadLimits reads the Limits of the calling thread's network namespace.
 func ReadLimits() (Limits, error) {
 	names := timeoutSysctls()

@@ -17,6 +17,7 @@ import (
 // entries: the status since Linux 5.15, the rest since 5.8. For older kernels Dump
 // filters again.
 type Filter struct {
+	Family   uint8          // AF_INET or AF_INET6; 0: any, or that of OrigDst
 	Protocol uint8          // IPPROTO_*; 0: any
 	Status   Status         // bits that must be set
 	Unset    Status         // bits that must not be set; only with Status
@@ -35,7 +36,7 @@ func (f Filter) Validate() error {
 }
 
 func (f Filter) passes(e *Entry) bool {
-	return (f.Protocol == 0 || e.Protocol == f.Protocol) && e.Status&(f.Status|f.Unset) == f.Status &&
+	return (f.Family == 0 || f.Family == familyOf(e.Orig.Src.Addr())) && (f.Protocol == 0 || e.Protocol == f.Protocol) && e.Status&(f.Status|f.Unset) == f.Status &&
 		(!f.OrigDst.IsValid() || e.Orig.Dst == f.OrigDst)
 }
 
@@ -83,6 +84,8 @@ func (f Filter) attrs(family uint8) []*nl.RtAttr {
 // families returns the families to dump: with CTA_FILTER the kernel accepts one at a time.
 func (f Filter) families() []uint8 {
 	switch {
+	case f.Family != 0:
+		return []uint8{f.Family}
 	case f.Protocol == 0:
 		return []uint8{unix.AF_UNSPEC}
 	case !f.OrigDst.IsValid():

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
@@ -100,7 +102,7 @@ func TestOnlyChangesThatCanMakeAnEntryStaleReadTheTable(t *testing.T) {
 		{"another endpoint", upserts(port4(epB)), 4}, // ClusterIP, NodePort, ExternalIP, LoadBalancerIP
 		{"another NodePort", upserts(moved), 2},      // the old and the new
 		{"gone", intent.Changes{Deletes: []intent.PortID{kept.ID}}, 4},
-		{"another endpoint of two ports: one dump for all", upserts(port4(epB), port6(epB6)), 1},
+		{"another endpoint of two ports: one dump of each family", upserts(port4(epB), port6(epB6)), 2},
 	} {
 		f := &fakeTable{}
 		r := onFake(t, f)
@@ -120,6 +122,28 @@ func TestOnlyChangesThatCanMakeAnEntryStaleReadTheTable(t *testing.T) {
 		lookAgain(t, r)
 		if len(f.dumps) != 2*row.dumps {
 			t.Errorf("%s: looked a third time", row.name)
+		}
+	}
+}
+
+func TestATableThatIsNearlyEmptyIsWalkedOnce(t *testing.T) {
+	for _, row := range []struct{ entries, buckets, dumps int }{
+		{0, 262144, 1},
+		{262144/copyBuckets + 1, 262144, 1}, // two walks are the limit, and there are four destinations
+		{3*262144/copyBuckets + 1, 262144, 4},
+		{1 << 20, 262144, 4},
+		{0, 0, 4}, // not known
+	} {
+		f := &fakeTable{}
+		r := onFake(t, f)
+		settled(t, r, f, port4(epA))
+		r.cfg.Size = func() (int, int, error) { return row.entries, row.buckets, nil }
+		apply(t, r, upserts(port4(epB)))
+		if len(f.dumps) != row.dumps {
+			t.Errorf("%d entries in %d buckets: %d dumps, want %d: %v", row.entries, row.buckets, len(f.dumps), row.dumps, f.dumps)
+		}
+		if row.dumps == 1 && f.dumps[0].Family != unix.AF_INET {
+			t.Errorf("dump %v: want the addresses' family alone", f.dumps[0])
 		}
 	}
 }

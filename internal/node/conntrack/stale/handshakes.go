@@ -2,6 +2,7 @@ package stale
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -85,14 +86,16 @@ func (r *Reconciler) scanHandshakes(ctx context.Context) error {
 		return nil
 	}
 	l, checks := scan{r: r, serving: servingSets{}}, h.checks()
-	err := r.cfg.Table.Dump(ctx, conntrack.Filter{
-		Protocol: unix.IPPROTO_TCP, Status: conntrack.DstNAT, Unset: conntrack.SeenReply,
-	}, func(e *conntrack.Entry) bool {
-		if l.lostHandshake(e, checks) {
-			l.delete(e)
-		}
-		return true
-	})
+	unanswered := conntrack.Filter{Protocol: unix.IPPROTO_TCP, Status: conntrack.DstNAT, Unset: conntrack.SeenReply}
+	var err error
+	for _, f := range ofFamilies(unanswered, checks) {
+		err = errors.Join(err, r.cfg.Table.Dump(ctx, f, func(e *conntrack.Entry) bool {
+			if l.lostHandshake(e, checks) {
+				l.delete(e)
+			}
+			return true
+		}))
+	}
 	ended := r.now()
 	h.next = ended.Add(max(handshakePause, scanShare*ended.Sub(began)))
 	if err != nil {

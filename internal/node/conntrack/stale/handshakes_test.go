@@ -60,7 +60,7 @@ func TestOnlyUnansweredHandshakesWithRemovedEndpointsAreDeleted(t *testing.T) {
 	if !slices.Equal(f.entries, stay) {
 		t.Errorf("left: %v, want %v", f.entries, stay)
 	}
-	want := []conntrack.Filter{{Protocol: unix.IPPROTO_TCP, Status: conntrack.DstNAT, Unset: conntrack.SeenReply}}
+	want := []conntrack.Filter{{Family: unix.AF_INET, Protocol: unix.IPPROTO_TCP, Status: conntrack.DstNAT, Unset: conntrack.SeenReply}}
 	if !slices.Equal(f.dumps, want) {
 		t.Errorf("dumps %v, want %v", f.dumps, want)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
@@ -13,6 +15,23 @@ import (
 // walks the whole table for each, but copies almost nothing; a dump of all UDP entries
 // copies each of them.
 const maxExact = 4
+
+// copyBuckets is how many buckets are walked in the time in which an entry is copied (measured
+// with 262,144 buckets: 40 to 50).
+const copyBuckets = 40
+
+// exact is the number of destinations that are dumped one by one: those whose walks take no longer
+// than one dump of all entries.
+func (r *Reconciler) exact() int {
+	if r.cfg.Size == nil {
+		return maxExact
+	}
+	entries, buckets, err := r.cfg.Size()
+	if err != nil || buckets == 0 {
+		return maxExact
+	}
+	return min(maxExact, 1+entries*copyBuckets/buckets)
+}
 
 // scan checks the entries of frontends and deletes stale ones.
 func (r *Reconciler) scan(ctx context.Context, checks map[frontend]check) error {
@@ -35,24 +54,42 @@ func (r *Reconciler) filters(checks map[frontend]check) []conntrack.Filter {
 		all.Status = conntrack.DstNAT
 	}
 	var out []conntrack.Filter
+	exact := r.exact()
 	add := func(a netip.Addr, port uint16) bool {
 		one := all
 		one.OrigDst = netip.AddrPortFrom(a, port)
 		out = append(out, one)
-		return len(out) <= maxExact
+		return len(out) <= exact
 	}
 	for f := range checks {
 		if f.addr.IsValid() {
 			if !add(f.addr, f.port) {
-				return []conntrack.Filter{all}
+				return ofFamilies(all, checks)
 			}
 			continue
 		}
 		for a := range r.nodeAddrs {
 			if model.FamilyOf(a) == f.family && !add(a, f.port) {
-				return []conntrack.Filter{all}
+				return ofFamilies(all, checks)
 			}
 		}
+	}
+	return out
+}
+
+// ofFamilies returns the filter for each family that the checks have.
+func ofFamilies[V any](all conntrack.Filter, checks map[frontend]V) (out []conntrack.Filter) {
+	v4, v6 := all, all
+	v4.Family, v6.Family = unix.AF_INET, unix.AF_INET6
+	families := map[model.Family]bool{}
+	for f := range checks {
+		families[f.family] = true
+	}
+	if families[model.IPv4] {
+		out = append(out, v4)
+	}
+	if families[model.IPv6] {
+		out = append(out, v6)
 	}
 	return out
 }

@@ -45,6 +45,8 @@ type Table interface {
 // Config configures a Reconciler.
 type Config struct {
 	Table Table
+	// Size returns the entries of the table and the buckets that a dump walks. nil: not known.
+	Size func() (entries, buckets int, err error)
 	// TranslatedOnly keeps entries that netfilter does not translate. It is for a
 	// dataplane that translates before netfilter, such as eBPF: netfilter then has
 	// only flows that another proxy translated. Where netfilter is the dataplane, an
