@@ -120,7 +120,7 @@ func (e *env) startStreams(t *testing.T, s *suite.File) {
 			for _, proto := range []string{combo.Protocol(), "new-" + combo.Protocol()} {
 				st := stream{fmt.Sprintf("%s stream from %s to %s, %s", proto, f.From, f.To, combo), p}
 				_, err := p.Do(t.Context(), probe.Request{
-					Op: probe.Stream, Name: st.name, Proto: proto, Dst: s.MustAddress(t, f.To, combo), PauseMS: 10,
+					Op: probe.Stream, Name: st.name, Proto: proto, Dst: s.MustAddress(t, f.To, combo), PauseMS: 20,
 				})
 				if err != nil {
 					t.Fatalf("start %s: %v", st.name, err)

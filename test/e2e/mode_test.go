@@ -58,7 +58,7 @@ func (e *env) startNewConnections(t *testing.T, s *suite.File) {
 		for _, combo := range flows.AllCombos {
 			st := stream{fmt.Sprintf("new %s from %s to %s, %s", combo.Protocol(), f.From, f.To, combo), p}
 			_, err := p.Do(t.Context(), probe.Request{
-				Op: probe.Stream, Name: st.name, Proto: "new-" + combo.Protocol(), Dst: s.MustAddress(t, f.To, combo), PauseMS: 10,
+				Op: probe.Stream, Name: st.name, Proto: "new-" + combo.Protocol(), Dst: s.MustAddress(t, f.To, combo), PauseMS: 20,
 				TimeoutMS: 4000, // a handshake under way may have to begin anew: SYN is sent again after 1 s
 			})
 			if err != nil {
