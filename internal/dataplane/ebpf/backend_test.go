@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -388,4 +389,48 @@ func wantApplied(t *testing.T, b *Backend, want []*intent.ServicePort) {
 	have, err := b.Applied(context.Background())
 	noError(t, err)
 	objectstest.WantPorts(t, have.Ports, want)
+}
+
+// TestForeignPinsAreReplaced finds objects of other programs where the maps of an earlier run were:
+// maps of another layout, or no maps at all.
+func TestForeignPinsAreReplaced(t *testing.T) {
+	cfg := ownPlace(t)
+	stubPrograms(t)
+	addOutward(t, "spw-eth0", "192.0.2.10/24")
+	runBackend(t, cfg, upgradeState(), nil)
+	foreign := map[string]func(path string) error{
+		"map": func(path string) error {
+			m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 3, ValueSize: 5, MaxEntries: 1})
+			if err != nil {
+				return err
+			}
+			defer m.Close()
+			return m.Pin(path)
+		},
+		"program": func(path string) error {
+			p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			return p.Pin(path)
+		},
+	}
+	for what, pin := range foreign {
+		pins, err := os.ReadDir(objects.MapsDir(cfg.BPFFS))
+		noError(t, err)
+		if len(pins) < 20 {
+			t.Fatalf("%d maps are pinned", len(pins))
+		}
+		paths := []string{filepath.Join(cfg.BPFFS, objects.SeedPin)}
+		for _, p := range pins {
+			paths = append(paths, filepath.Join(objects.MapsDir(cfg.BPFFS), p.Name()))
+		}
+		for _, path := range paths {
+			noError(t, os.Remove(path))
+			noError(t, pin(path))
+		}
+		t.Log("foreign:", what)
+		wantUses(t, cfg, runBackend(t, cfg, upgradeState(), nil).maps)
+	}
 }

@@ -3,7 +3,9 @@ package objects
 import (
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -27,6 +29,8 @@ func hashSeed(bpffs string) (uint32, error) {
 		if err := m.Lookup(uint32(0), &seed); err == nil && seed != 0 {
 			return seed, nil
 		}
+	}
+	if !errors.Is(err, fs.ErrNotExist) { // or it is no map
 		if err := os.Remove(pin); err != nil {
 			return 0, fmt.Errorf("remove unreadable hash seed: %w", err)
 		}

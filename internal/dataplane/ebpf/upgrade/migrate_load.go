@@ -3,6 +3,7 @@ package upgrade
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,7 +76,12 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *objects.Config) err
 			continue
 		}
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
-		if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil { // the pin of a program, or of a link
+			cfg.Log.Warn("Pinned map is created again", "map", name, "reason", err)
+			drop[name] = true
 			continue
 		}
 		if err := want.Compatible(m); err != nil && replaceable(name) {
