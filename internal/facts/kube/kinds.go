@@ -48,6 +48,7 @@ func (s *Source) allKinds() []watched {
 		s.services,
 		&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{
 			source: s, name: "EndpointSlice", known: map[model.Name]*model.EndpointSlice{}, convert: kubeobject.EndpointSlice,
+			trim: trimSlice,
 			// Not by the proxy's name: slices written by hand lack that label.
 			lw: listWatch(c.DiscoveryV1().EndpointSlices("").List, c.DiscoveryV1().EndpointSlices("").Watch,
 				metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService + "," + discoveryv1.LabelServiceName}),
@@ -73,8 +74,9 @@ func (s *Source) allKinds() []watched {
 	return append(kinds,
 		&kind[*networkingv1.NetworkPolicy, model.NetworkPolicy]{
 			source: s, name: "NetworkPolicy", known: map[model.Name]*model.NetworkPolicy{}, convert: kubeobject.NetworkPolicy, optional: true,
-			lw:  listWatch(c.NetworkingV1().NetworkPolicies("").List, c.NetworkingV1().NetworkPolicies("").Watch, metav1.ListOptions{}),
-			put: func(d *model.Delta, n model.Name, m *model.NetworkPolicy) { enter(&d.NetworkPolicies, n, m) },
+			trim: trimNetworkPolicy,
+			lw:   listWatch(c.NetworkingV1().NetworkPolicies("").List, c.NetworkingV1().NetworkPolicies("").Watch, metav1.ListOptions{}),
+			put:  func(d *model.Delta, n model.Name, m *model.NetworkPolicy) { enter(&d.NetworkPolicies, n, m) },
 		},
 	)
 }
@@ -120,9 +122,28 @@ func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
 	(*m)[name] = v
 }
 
-// trimService removes the copy of the whole object that kubectl apply stores in an
-// annotation.
-func trimService(s *corev1.Service) { delete(s.Annotations, corev1.LastAppliedConfigAnnotation) }
+// trimService, trimSlice and trimNetworkPolicy leave the labels and annotations that are read. A
+// tenant may write 256 KiB of annotations, and any number of labels, into each of thousands of
+// objects, and a Reflector collects all of them at its start.
+func trimService(o *corev1.Service) {
+	trimAnnotations(o.Annotations)
+	trimLabels(o.Labels)
+}
+
+func trimSlice(o *discoveryv1.EndpointSlice) {
+	trimAnnotations(o.Annotations)
+	trimLabels(o.Labels)
+}
+
+func trimNetworkPolicy(o *networkingv1.NetworkPolicy) { o.Annotations, o.Labels = nil, nil }
+
+func trimAnnotations(all map[string]string) {
+	maps.DeleteFunc(all, func(key, _ string) bool { return !kubeobject.ReadsAnnotation(key) })
+}
+
+func trimLabels(all map[string]string) {
+	maps.DeleteFunc(all, func(key, _ string) bool { return !kubeobject.ReadsLabel(key) })
+}
 
 // trimNode removes unused fields of a Node: a cluster has thousands of Nodes with dozens
 // of labels each. Other Nodes keep the zone label. This node keeps all labels, since

@@ -18,6 +18,8 @@ import (
 	"unicode"
 	"unique"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -28,6 +30,17 @@ import (
 // headlessLabel marks Services, and their slices, that need no proxy. kube-proxy does not
 // list them.
 const headlessLabel = "service.kubernetes.io/headless"
+
+// ReadsAnnotation reports whether a Service's or an EndpointSlice's annotation of this name is read.
+func ReadsAnnotation(key string) bool {
+	return strings.HasPrefix(key, model.AnnotationPrefix) || key == sourceRangesAnnotation ||
+		key == corev1.EndpointsLastChangeTriggerTime
+}
+
+// ReadsLabel reports whether a Service's or an EndpointSlice's label of this name is read.
+func ReadsLabel(key string) bool {
+	return key == proxyNameLabel || key == headlessLabel || key == discoveryv1.LabelServiceName
+}
 
 // checker collects the problems of one object.
 type checker struct {

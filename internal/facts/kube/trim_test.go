@@ -1,0 +1,46 @@
+package kube
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// TestAListKeepsOnlyTheMetadataThatIsRead has the labels and annotations of a tenant that wants
+// to fill the memory of every agent.
+func TestAListKeepsOnlyTheMetadataThatIsRead(t *testing.T) {
+	large := strings.Repeat("x", 256<<10)
+	read := map[string]string{
+		model.AnnotationPrefix + "weight": "7", corev1.EndpointsLastChangeTriggerTime: "2026-01-02T03:04:05Z",
+		"service.beta.kubernetes.io/load-balancer-source-ranges": "10.0.0.0/8",
+	}
+	labels := map[string]string{
+		discoveryv1.LabelServiceName: "web", corev1.IsHeadlessService: "", proxyNameLabel: "other",
+	}
+	meta := func() metav1.ObjectMeta {
+		m := metav1.ObjectMeta{Name: "web", Annotations: maps.Clone(read), Labels: maps.Clone(labels)}
+		m.Annotations[corev1.LastAppliedConfigAnnotation], m.Annotations["example.com/notes"] = large, large
+		m.Labels["example.com/team"] = "a"
+		return m
+	}
+	svc, slice, policy := &corev1.Service{ObjectMeta: meta()}, &discoveryv1.EndpointSlice{ObjectMeta: meta()}, &networkingv1.NetworkPolicy{ObjectMeta: meta()}
+	trimService(svc)
+	trimSlice(slice)
+	trimNetworkPolicy(policy)
+	for _, m := range []metav1.ObjectMeta{svc.ObjectMeta, slice.ObjectMeta} {
+		if !maps.Equal(m.Annotations, read) || !maps.Equal(m.Labels, labels) {
+			t.Errorf("annotations %v, labels %v; want %v, %v", slices.Sorted(maps.Keys(m.Annotations)), m.Labels, read, labels)
+		}
+	}
+	if policy.Annotations != nil || policy.Labels != nil {
+		t.Errorf("a NetworkPolicy keeps labels %v and %d annotations", policy.Labels, len(policy.Annotations))
+	}
+}
