@@ -78,6 +78,9 @@ func (o options) tests() ([]step, error) {
 		return nil, fmt.Errorf("list packages: %w", err)
 	}
 	packages := strings.Fields(string(list))
+	if o.all { // see hostile
+		packages = slices.DeleteFunc(packages, func(p string) bool { return p == module+"test/hostile" })
+	}
 	slices.SortStableFunc(packages, func(a, b string) int { return rank(a) - rank(b) })
 	hack := []string{"./man", "./reference"}
 	if o.all {
@@ -99,8 +102,9 @@ func (o options) tests() ([]step, error) {
 	}
 	stages := append(inTurn(ebpf), inTurn(netfilter)...)
 	if o.all {
+		stages = append(stages, o.hostile()...)
 		cluster := o.goTest("cluster", "test/cluster", 1, "-short", "./...")
-		cluster.after = append(names(stages), "generated") // it counts losses: nothing runs beside it
+		cluster.after = append(names(stages), "generated", "lint-proto") // it counts losses: nothing runs beside it
 		stages = append(stages, cluster)
 	}
 	return stages, nil
@@ -167,11 +171,21 @@ func (o options) dataplanes() []step {
 		if o.all {
 			// FromAPI has all dataplanes in one cluster, and Direct has eBPF alone.
 			args = append([]string{"-skip", "TestFlowsFromAPI|TestFlowsDirect"}, args...)
-			args = append(args, "./test/files", "./test/hostile")
+			args = append(args, "./test/files")
 		} else {
 			args = append([]string{"-run", "^" + d.networks + "$"}, args...)
 		}
 		steps = append(steps, o.goTest(d.name, ".", 1, append(args, d.flags...)...))
+	}
+	return steps
+}
+
+// hostile are the steps of -all that attack each dataplane, all at once: they wait more than they
+// work.
+func (o options) hostile() []step {
+	steps := []step{o.goTest("hostile-ebpf", ".", 1, "./test/hostile")}
+	for _, d := range netfilter {
+		steps = append(steps, o.goTest("hostile-"+d.name, ".", 1, append([]string{"./test/hostile"}, d.flags...)...))
 	}
 	return steps
 }
