@@ -47,7 +47,7 @@ func readiness(t *testing.T, c *cluster.Cluster, l *load) {
 	t.Run("not ready", func(t *testing.T) {
 		l.start(t, c)
 		defer l.end(t) // the kernel serves on: only load balancers choose other nodes
-		kubectl(t, c, "delete", "clusterrolebinding", "spillway")
+		kubectl(t, c, "delete", "clusterrolebinding", "-l", "app.kubernetes.io/component=agent")
 		pod := agents(t, c)["node0"]
 		clustertest.Must(t, pod.Kill())
 		await.True(t, "the agent that may not read Services runs, and is not Ready", func() bool {
