@@ -4,38 +4,38 @@ import (
 	"net/netip"
 	"time"
 
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/outlier"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/facts/store"
 )
 
 // Tracker keeps all decisions about the facts up to date. One goroutine at a time uses it.
 //
-//	Delta ──> store ──> policy ──Traversal──> intent ──> Changes
+//	Delta ──> store ──> donottrack ──Traversal──> intent ──> Changes
 type Tracker struct {
 	facts     *store.Store
 	services  *intent.Tracker
-	policies  *policy.Tracker
-	traversal policy.Traversal
+	policies  *donottrack.Tracker
+	traversal donottrack.Traversal
 	outliers  outlier.Detector
 }
 
 // Changes is what differs from the decisions before.
 type Changes struct {
 	Services intent.Changes
-	Policies policy.Changes
+	Policies donottrack.Changes
 }
 
 // New returns a Tracker without facts, for the node of the first Config. Both must be valid.
-func New(services intent.Config, policies policy.Config) *Tracker {
+func New(services intent.Config, policies donottrack.Config) *Tracker {
 	policies.NodeName = services.NodeName
 	facts := store.New(services.NodeName)
 	return &Tracker{
 		facts:    facts,
 		services: intent.NewReader(services, facts),
-		policies: policy.NewReader(policies, facts),
+		policies: donottrack.NewReader(policies, facts),
 	}
 }
 
@@ -84,7 +84,7 @@ func (t *Tracker) Checks(now time.Time) []outlier.Check { return t.outliers.Chec
 
 // changes passes on what policies mean for the bypass of netfilter, and adds what changed
 // of Services.
-func (t *Tracker) changes(c policy.Changes) Changes {
+func (t *Tracker) changes(c donottrack.Changes) Changes {
 	if c.Traversal != nil {
 		unknown := t.traversal.Unknown
 		t.traversal = *c.Traversal
@@ -101,4 +101,4 @@ func (t *Tracker) State() intent.State { return t.services.State() }
 func (t *Tracker) Services() *intent.Tracker { return t.services }
 
 // Policies returns the part of the decisions that is about do-not-track policies.
-func (t *Tracker) Policies() *policy.Tracker { return t.policies }
+func (t *Tracker) Policies() *donottrack.Tracker { return t.policies }

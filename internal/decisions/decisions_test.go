@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -15,7 +15,7 @@ import (
 func TestADenyRuleSendsItsPodThroughNetfilter(t *testing.T) {
 	const here = "here"
 	name, pod := model.Name{Namespace: "n", Name: "cache"}, netip.MustParseAddr("10.244.0.2")
-	tr := New(intent.Config{NodeName: here}, policy.Config{}) // one name is the node's for both
+	tr := New(intent.Config{NodeName: here}, donottrack.Config{}) // one name is the node's for both
 	tr.Apply(model.Delta{Full: true,
 		Pods: map[model.Name]*model.Pod{name: {Name: name, Node: here, IPs: []netip.Addr{pod}}},
 		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},

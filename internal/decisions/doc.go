@@ -1,9 +1,9 @@
 // Package decisions is the second group on the way of a change. It turns the facts of a
 // store into decisions for this node, without I/O:
 //
-//	policy   what do-not-track policies mean
-//	intent   what each Service port means: all Service semantics
-//	outlier  which endpoints fail: from what the dataplane sees, not from the store
+//	donottrack  what do-not-track policies mean
+//	intent      what each Service port means: all Service semantics
+//	outlier     which endpoints fail: from what the dataplane sees, not from the store
 //
 // The second input is Kernel: what reconcile knows that the kernel holds. Tracker.Observe takes
 // what it has seen of connections.

@@ -7,7 +7,7 @@
 //	  ruleset  reads the rules of all programs, and finds what they do
 //	drops   the packets that the kernel drops, and why
 //	  cause   which policy or Service denied a packet
-//	policyflow  what do-not-track policies mean for one flow
+//	donottrackflow  what do-not-track policies mean for one flow
 //	sysdump  the archive for a bug report
 //	top     the flows that use conntrack most
 //	trace   what happens to one new connection, which it may open

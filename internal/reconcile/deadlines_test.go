@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -21,7 +21,7 @@ type watchedTable struct {
 
 func (w *watchedTable) Drifted() <-chan struct{} { return w.drifted }
 
-func (w *watchedTable) Repair(context.Context, policy.State) error {
+func (w *watchedTable) Repair(context.Context, donottrack.State) error {
 	w.repairs.Add(1)
 	return nil
 }

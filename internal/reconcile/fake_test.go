@@ -15,9 +15,9 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/outlier"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/telemetry"
 )
@@ -27,14 +27,14 @@ import (
 type fakeTracker struct {
 	services map[model.Name]*model.Service
 	node     intent.Node
-	policies *policy.Tracker
+	policies *donottrack.Tracker
 	step     time.Time // when SetTime changes all Services; zero: never
 }
 
 // newFakeTracker makes a tracker that decides about policies as a real one of node n1.
-func newFakeTracker(cfg policy.Config) *fakeTracker {
+func newFakeTracker(cfg donottrack.Config) *fakeTracker {
 	cfg.NodeName = "n1"
-	return &fakeTracker{services: map[model.Name]*model.Service{}, policies: policy.New(cfg)}
+	return &fakeTracker{services: map[model.Name]*model.Service{}, policies: donottrack.New(cfg)}
 }
 
 func (f *fakeTracker) Apply(d model.Delta) decisions.Changes {
@@ -100,9 +100,9 @@ func (f *fakeTracker) SetTime(now time.Time) (c decisions.Changes) {
 	return c
 }
 
-func (f *fakeTracker) NextStep() (time.Time, bool) { return f.step, !f.step.IsZero() }
-func (f *fakeTracker) Policies() *policy.Tracker   { return f.policies }
-func (f *fakeTracker) Services() *intent.Tracker   { return intent.New(intent.Config{NodeName: "n1"}) }
+func (f *fakeTracker) NextStep() (time.Time, bool)   { return f.step, !f.step.IsZero() }
+func (f *fakeTracker) Policies() *donottrack.Tracker { return f.policies }
+func (f *fakeTracker) Services() *intent.Tracker     { return intent.New(intent.Config{NodeName: "n1"}) }
 
 func (f *fakeTracker) State() intent.State {
 	s := intent.State{Node: f.node}
@@ -280,7 +280,7 @@ func start(t *testing.T, change func(*Config), backends ...*fakeBackend) *harnes
 	var out bytes.Buffer
 	m := telemetry.NewMetrics(telemetry.Build{})
 	cfg := Config{
-		Tracker:       newFakeTracker(policy.Config{}),
+		Tracker:       newFakeTracker(donottrack.Config{}),
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: 100 * time.Millisecond,
 		Metrics:       m,

@@ -16,9 +16,9 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/outlier"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -46,7 +46,7 @@ func TestEndpointsThatRefuseAreEjected(t *testing.T) {
 				asked = endpoint
 				return answer
 			}
-			c.Tracker = decisions.New(intent.Config{NodeName: "n1", OutlierEjection: true}, policy.Config{NodeName: "n1"})
+			c.Tracker = decisions.New(intent.Config{NodeName: "n1", OutlierEjection: true}, donottrack.Config{NodeName: "n1"})
 		})
 		web := &model.Service{
 			Name: svcName("web"), ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},

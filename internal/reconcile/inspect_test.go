@@ -11,14 +11,14 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
 // realTracker decides as an agent's does.
 func realTracker(c *Config) {
-	c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, policy.Config{NodeName: "n1"})
+	c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, donottrack.Config{NodeName: "n1"})
 }
 
 // worldOf is a full delta of Services of one port and endpoint.

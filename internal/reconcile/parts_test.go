@@ -11,8 +11,8 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -47,7 +47,7 @@ func partHarness(t *testing.T) (*harness, *partBackend) {
 	b := &partBackend{fakeBackend: newFakeBackend("parts")}
 	g := start(t, func(c *Config) {
 		c.Backends = []dataplane.Backend{b}
-		c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, policy.Config{})
+		c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, donottrack.Config{})
 	})
 	g.Deliver(model.Delta{Full: true}, nil)
 	g.after(time.Second)

@@ -2,7 +2,7 @@
 // retries, the assignment of Service ports to dataplanes, and the reports of errors.
 //
 //	source ──Deliver──> queue ──> Tracker ─┬─> backend syncs ──> Backend.Apply / Replace
-//	kernel ─SetNodeAddrs─┘                 ├─> policySync ──> Policies, Bypass
+//	kernel ─SetNodeAddrs─┘                 ├─> doNotTrackSync ──> DoNotTrack, Bypass
 //	                                       └─> healthCheckNodePorts, problems, status
 //
 // The goroutine of Run owns the tracker and the backends. Other goroutines only add
@@ -21,9 +21,9 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/outlier"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/telemetry"
 )
@@ -50,7 +50,7 @@ type Tracker interface {
 	// Services returns the tracker of Services, which the loop only reads; see inspect.go.
 	Services() *intent.Tracker
 	// Policies returns the tracker of do-not-track policies.
-	Policies() *policy.Tracker
+	Policies() *donottrack.Tracker
 }
 
 // HealthChecks answers on the healthCheckNodePorts of Services.
@@ -78,14 +78,14 @@ type Config struct {
 	// block.
 	OnProblems func([]model.Problem)
 	// Policies writes do-not-track policies; nil if the agent applies none.
-	Policies dataplane.Policies
+	Policies dataplane.DoNotTrack
 	// Bypass is the backend whose untracked packets bypass netfilter; nil if no backend
 	// can do so.
 	Bypass dataplane.Bypass
-	// OnPolicies, if not nil, receives which parts of policies do not hold on this
+	// OnDoNotTrack, if not nil, receives which parts of policies do not hold on this
 	// node, and why a write failed: at the start and after each change. It must not
 	// block.
-	OnPolicies func(refused []model.PolicyRefusal, failed error)
+	OnDoNotTrack func(refused []model.PolicyRefusal, failed error)
 
 	// Connect opens a TCP connection to an endpoint and closes it; nil: by the agent's network
 	// namespace. Any goroutine may call it.
@@ -127,7 +127,7 @@ type Reconciler struct {
 
 	// Only Run's goroutine uses the fields below.
 	syncs        []*backendSync
-	policies     *policySync // nil: there are none
+	policies     *doNotTrackSync // nil: there are none
 	assignments  map[intent.PortID]assignment
 	counters     counters
 	entries      entries
@@ -182,7 +182,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	r.problems.log, r.problems.onAppeared = r.log, cfg.OnProblems
 	if cfg.Policies != nil {
-		r.policies = newPolicySync(&cfg)
+		r.policies = newDoNotTrackSync(&cfg)
 		if cfg.Bypass != nil && !cfg.Bypass.Serves() {
 			r.setKernel(decisions.ServicesForeign)
 		}

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -46,7 +46,7 @@ func TestFirstSyncWaitsForNodeAddresses(t *testing.T) {
 		b := newFakeBackend("ebpf")
 		g := start(t, nil, b)
 		g.stop()
-		r, err := New(Config{Tracker: newFakeTracker(policy.Config{}), Backends: g.cfg.Backends, SyncPeriod: time.Second})
+		r, err := New(Config{Tracker: newFakeTracker(donottrack.Config{}), Backends: g.cfg.Backends, SyncPeriod: time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -41,7 +41,7 @@ func (c *runningConnections) due() (time.Time, bool) {
 
 // keepTracked makes translated connections tracked exceptions before the agent writes
 // policies that would leave them untracked.
-func (ps *policySync) keepTracked(ctx context.Context, now time.Time) {
+func (ps *doNotTrackSync) keepTracked(ctx context.Context, now time.Time) {
 	if ps.entries == nil {
 		return
 	}
@@ -66,7 +66,7 @@ func (ps *policySync) keepTracked(ctx context.Context, now time.Time) {
 	}
 	ps.pending.Tracked = ps.tracker.SetTracked(pairs)
 	ps.changed = ps.changed || len(ps.pending.Tracked) > 0
-	if slices.ContainsFunc(ps.pending.Tracked, func(c policy.Change[policy.Pair, bool]) bool { return !c.Want }) {
+	if slices.ContainsFunc(ps.pending.Tracked, func(c donottrack.Change[donottrack.Pair, bool]) bool { return !c.Want }) {
 		c.forgetAt = now // untranslated connections of the pair were tracked too
 	}
 }
@@ -74,8 +74,8 @@ func (ps *policySync) keepTracked(ctx context.Context, now time.Time) {
 // translated returns the pairs of translated connections that policies would leave
 // untracked. If there are more than maxTracked, it drops pairs that have only UDP first:
 // their loss costs less.
-func (ps *policySync) translated(ctx context.Context, entries StaleEntries) (pairs map[policy.Pair]bool, err error) {
-	pairs, datagrams := map[policy.Pair]bool{}, map[policy.Pair]bool{}
+func (ps *doNotTrackSync) translated(ctx context.Context, entries StaleEntries) (pairs map[donottrack.Pair]bool, err error) {
+	pairs, datagrams := map[donottrack.Pair]bool{}, map[donottrack.Pair]bool{}
 	if len(ps.tracker.State().Targets) == 0 {
 		return pairs, nil
 	}
@@ -102,7 +102,7 @@ func (ps *policySync) translated(ctx context.Context, entries StaleEntries) (pai
 }
 
 // forget deletes conntrack entries of connections that conntrack no longer sees.
-func (ps *policySync) forget(ctx context.Context, now time.Time) {
+func (ps *doNotTrackSync) forget(ctx context.Context, now time.Time) {
 	c := &ps.running
 	c.forgetAt = time.Time{}
 	if ps.entries == nil || len(ps.tracker.State().Targets) == 0 {

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -17,7 +17,7 @@ func TestSharesGrowWithTimeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend("ebpf")
 		g := start(t, func(c *Config) {
-			c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, policy.Config{NodeName: "n1"})
+			c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, donottrack.Config{NodeName: "n1"})
 		}, b)
 		slice := func(endpoints ...string) model.Delta {
 			s := &model.EndpointSlice{Name: svcName("web-1"), Service: svcName("web"), Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 8080}}}

@@ -273,7 +273,7 @@ func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t 
 	events := kube.NewEvents(c, "here", source.UID, log)
 	metrics, backend := telemetry.NewMetrics(telemetry.Build{}), &alone{ports: map[string]bool{}}
 	loop, err := reconcile.New(reconcile.Config{
-		Tracker: decisions.New(intent.Config{NodeName: "here"}, proxymode.PolicyConfig("here", "", "ebpf")), Backends: []dataplane.Backend{backend},
+		Tracker: decisions.New(intent.Config{NodeName: "here"}, proxymode.DoNotTrackConfig("here", "", "ebpf")), Backends: []dataplane.Backend{backend},
 		SyncPeriod: time.Second, OnProblems: events.Tell, Metrics: metrics, Logger: log,
 	})
 	if err != nil {

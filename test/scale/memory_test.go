@@ -26,8 +26,8 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/test/await"
@@ -56,7 +56,7 @@ func TestMemoryOfAService(t *testing.T) {
 	k := openEBPF(t, uint32(2*n*(memoryEndpoints+1)))
 	before := heap()
 	r, err := reconcile.New(reconcile.Config{
-		Tracker: decisions.New(intent.Config{NodeName: "node-0"}, policy.Config{NodeName: "node-0"}), Backends: []dataplane.Backend{k.reader},
+		Tracker: decisions.New(intent.Config{NodeName: "node-0"}, donottrack.Config{NodeName: "node-0"}), Backends: []dataplane.Backend{k.reader},
 		SyncPeriod: time.Hour, MinSyncPeriod: time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {

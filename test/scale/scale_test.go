@@ -14,8 +14,8 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/reconcile"
 )
 
@@ -55,7 +55,7 @@ type kernel struct {
 func changesDuringAFullSync(t *testing.T, k *kernel) {
 	slow := &slowBackend{Backend: k.reader, writing: make(chan struct{}), written: make(chan struct{}), goOn: make(chan struct{})}
 	r, err := reconcile.New(reconcile.Config{
-		Tracker: decisions.New(intent.Config{NodeName: "node-0"}, policy.Config{NodeName: "node-0"}), Backends: []dataplane.Backend{slow},
+		Tracker: decisions.New(intent.Config{NodeName: "node-0"}, donottrack.Config{NodeName: "node-0"}), Backends: []dataplane.Backend{slow},
 		SyncPeriod: time.Hour, MinSyncPeriod: time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {

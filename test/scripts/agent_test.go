@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/decisions"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/manifest"
 	"spillway.dev/spillway/internal/reconcile"
 )
@@ -35,7 +35,7 @@ func startAgent(dir string, r *recorder) (*agent, error) {
 		return nil, err
 	}
 	a.loop, err = reconcile.New(reconcile.Config{
-		Tracker:      decisions.New(intent.Config{NodeName: nodeName}, policy.Config{NodeName: nodeName}),
+		Tracker:      decisions.New(intent.Config{NodeName: nodeName}, donottrack.Config{NodeName: nodeName}),
 		Backends:     r.backends(),
 		SyncPeriod:   time.Hour, // what is not written at once is missing
 		Policies:     r.policies(),

@@ -7,8 +7,8 @@ import (
 	"sync"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -18,7 +18,7 @@ type recorder struct {
 	ports  map[intent.PortID]*intent.ServicePort
 	node   intent.Node
 	checks map[model.Name]intent.HealthCheck
-	policy policy.State
+	policy donottrack.State
 
 	// Since the last look:
 	seen     map[string]string // texts at the last look, by name
@@ -33,15 +33,15 @@ func newRecorder() *recorder {
 	}
 }
 
-func emptyPolicies() policy.State {
-	return policy.State{
-		Rules: map[string]*policy.Rule{}, Verdicts: map[string]*policy.Verdict{}, Targets: map[policy.Target]string{},
-		Members: map[policy.Member]bool{}, Tracked: map[policy.Pair]bool{},
+func emptyPolicies() donottrack.State {
+	return donottrack.State{
+		Rules: map[string]*donottrack.Rule{}, Verdicts: map[string]*donottrack.Verdict{}, Targets: map[donottrack.Target]string{},
+		Members: map[donottrack.Member]bool{}, Tracked: map[donottrack.Pair]bool{},
 	}
 }
 
-func (r *recorder) backends() []dataplane.Backend { return []dataplane.Backend{backend{recorder: r}} }
-func (r *recorder) policies() dataplane.Policies  { return policies{recorder: r} }
+func (r *recorder) backends() []dataplane.Backend  { return []dataplane.Backend{backend{recorder: r}} }
+func (r *recorder) policies() dataplane.DoNotTrack { return policies{recorder: r} }
 
 // noWatcher is of a dataplane that no other program changes.
 type noWatcher struct{}
@@ -110,16 +110,16 @@ func (r *recorder) Update(_ []netip.Addr, changed []intent.HealthCheck) []model.
 	return nil
 }
 
-// policies is the recorder as dataplane.Policies.
+// policies is the recorder as dataplane.DoNotTrack.
 type policies struct {
 	*recorder
 	noWatcher
 }
 
-func (p policies) Replace(_ context.Context, s policy.State) error {
+func (p policies) Replace(_ context.Context, s donottrack.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.policy = policy.State{
+	p.policy = donottrack.State{
 		Rules: maps.Clone(s.Rules), Verdicts: maps.Clone(s.Verdicts), Targets: maps.Clone(s.Targets),
 		Members: maps.Clone(s.Members), Tracked: maps.Clone(s.Tracked),
 	}
@@ -127,9 +127,9 @@ func (p policies) Replace(_ context.Context, s policy.State) error {
 }
 
 // Repair writes nothing: no other program changes the record.
-func (policies) Repair(context.Context, policy.State) error { return nil }
+func (policies) Repair(context.Context, donottrack.State) error { return nil }
 
-func (p policies) Apply(_ context.Context, c policy.Changes) error {
+func (p policies) Apply(_ context.Context, c donottrack.Changes) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	apply(p.policy.Rules, c.Rules)
@@ -140,7 +140,7 @@ func (p policies) Apply(_ context.Context, c policy.Changes) error {
 	return nil
 }
 
-func apply[K, V comparable](m map[K]V, changes []policy.Change[K, V]) {
+func apply[K, V comparable](m map[K]V, changes []donottrack.Change[K, V]) {
 	var zero V
 	for _, c := range changes {
 		m[c.Key] = c.Want

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -189,7 +189,7 @@ func (r *recorder) policyText() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var b strings.Builder
-	for _, t := range slices.SortedFunc(maps.Keys(r.policy.Targets), policy.Target.Compare) {
+	for _, t := range slices.SortedFunc(maps.Keys(r.policy.Targets), donottrack.Target.Compare) {
 		v := r.policy.Verdicts[r.policy.Targets[t]]
 		ports := fmt.Sprint(t.First)
 		if t.Last != t.First {

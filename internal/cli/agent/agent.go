@@ -74,7 +74,7 @@ type agent struct {
 	euid     func() int
 	lockDir  string
 	backends func(context.Context, proxymode.Config, proxymode.Register) ([]dataplane.Backend, error)
-	policies func(context.Context, *slog.Logger) dataplane.Policies
+	policies func(context.Context, *slog.Logger) dataplane.DoNotTrack
 	cleanup  func(context.Context, proxymode.Config) error
 	unused   func(context.Context, proxymode.Config, []dataplane.Backend, proxymode.Retirement)
 	takeOver func(context.Context, *takeover.Takeover)
@@ -91,7 +91,7 @@ func newAgent(c Config, stderr io.Writer) *agent {
 		euid:     os.Geteuid,
 		lockDir:  "/run/spillway",
 		backends: proxymode.Open,
-		policies: proxymode.OpenPolicies,
+		policies: proxymode.OpenDoNotTrack,
 		cleanup:  proxymode.Cleanup,
 		unused:   proxymode.CleanUnused,
 		takeOver: func(ctx context.Context, t *takeover.Takeover) { t.Run(ctx) },
@@ -201,7 +201,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 // kernelParts holds the parts of the kernel that the agent writes to.
 type kernelParts struct {
 	backends     []dataplane.Backend
-	policies     dataplane.Policies
+	policies     dataplane.DoNotTrack
 	entries      reconcile.StaleEntries
 	closeEntries func()
 }
@@ -257,13 +257,13 @@ func (a *agent) loopConfig(in *input, parts *kernelParts, m *telemetry.Metrics, 
 	cfg := a.cfg.intent()
 	cfg.APIServer = in.apiServer
 	return reconcile.Config{
-		Tracker:       decisions.New(cfg, proxymode.PolicyConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode)),
+		Tracker:       decisions.New(cfg, proxymode.DoNotTrackConfig(a.cfg.NodeName, a.cfg.ProxyName, a.cfg.ProxyMode)),
 		Backends:      parts.backends,
 		SyncPeriod:    a.cfg.SyncPeriod,
 		MinSyncPeriod: a.cfg.MinSyncPeriod,
 		Policies:      parts.policies,
 		Bypass:        proxymode.Bypass(parts.backends),
-		OnPolicies:    in.policies,
+		OnDoNotTrack:  in.policies,
 		StaleEntries:  parts.entries,
 		OnProblems:    in.tell,
 		Metrics:       m,

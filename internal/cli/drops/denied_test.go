@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/nftables"
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/diagnosis/drops/cause"
 	"spillway.dev/spillway/internal/facts/model"
@@ -93,13 +93,13 @@ func deniedPolicies() model.Delta {
 func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 	ns := named(t, deniedWorld, "NODE", "POD1", "POD2", "LAN")
 	netnstest.Within(t, ns["NODE"], func() {
-		p, err := nftables.NewPolicies(t.Context(), "", slog.New(slog.DiscardHandler))
+		p, err := nftables.NewDoNotTrack(t.Context(), "", slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer p.Close()
-		tr := policy.New(policy.Config{NodeName: "here"})
+		tr := donottrack.New(donottrack.Config{NodeName: "here"})
 		tr.SetNodeAddrs([]netip.Addr{netip.MustParseAddr("172.30.0.10"), netip.MustParseAddr("fd02::10")})
 		tr.Apply(deniedPolicies())
 		if err := p.Replace(t.Context(), tr.State()); err != nil {

@@ -11,11 +11,11 @@ import (
 	"spillway.dev/spillway/internal/cli/chart"
 	"spillway.dev/spillway/internal/cli/connectivity"
 	"spillway.dev/spillway/internal/cli/doctor"
+	"spillway.dev/spillway/internal/cli/donottrack"
 	"spillway.dev/spillway/internal/cli/drops"
 	"spillway.dev/spillway/internal/cli/flows"
 	"spillway.dev/spillway/internal/cli/maps"
 	"spillway.dev/spillway/internal/cli/plan"
-	"spillway.dev/spillway/internal/cli/policy"
 	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/cli/services"
 	"spillway.dev/spillway/internal/cli/status"
@@ -57,7 +57,7 @@ func New() cli.Program {
 			maps.NewCommand(),
 			flows.NewObserveCommand(),
 			plan.NewCommand(),
-			policy.NewCommand(),
+			donottrack.NewCommand(),
 			reach.NewPipeCommand(),
 			services.NewCommand(),
 			status.NewCommand(),

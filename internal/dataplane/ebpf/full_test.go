@@ -14,8 +14,8 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -344,20 +344,22 @@ func TestFullMapsOfPolicies(t *testing.T) {
 			err = b.openPolicies()
 			noError(t, err)
 
-			target := func(i int) policy.Target {
-				return policy.Target{Addr: ipOf(family, netPods, i), Protocol: model.TCP, First: 80, Last: 80}
+			target := func(i int) donottrack.Target {
+				return donottrack.Target{Addr: ipOf(family, netPods, i), Protocol: model.TCP, First: 80, Last: 80}
 			}
-			member := func(net byte, i int) policy.Member { return policy.Member{Rule: "rule", Addr: ipOf(family, net, i)} }
-			s := policy.State{
-				Rules:    map[string]*policy.Rule{"rule": {Name: "rule", Pods: true}},
-				Verdicts: map[string]*policy.Verdict{"verdict": {Name: "verdict", Rules: []string{"rule"}}},
-				Targets:  map[policy.Target]string{target(1): "verdict", target(2): "verdict"},
-				Members:  map[policy.Member]bool{},
+			member := func(net byte, i int) donottrack.Member {
+				return donottrack.Member{Rule: "rule", Addr: ipOf(family, net, i)}
+			}
+			s := donottrack.State{
+				Rules:    map[string]*donottrack.Rule{"rule": {Name: "rule", Pods: true}},
+				Verdicts: map[string]*donottrack.Verdict{"verdict": {Name: "verdict", Rules: []string{"rule"}}},
+				Targets:  map[donottrack.Target]string{target(1): "verdict", target(2): "verdict"},
+				Members:  map[donottrack.Member]bool{},
 			}
 			for i := range 20 {
 				s.Members[member(netGreedy, i)] = true
 			}
-			write := func(c *policy.Changes) {
+			write := func(c *donottrack.Changes) {
 				t.Helper()
 				noError(t, errors.Join(b.Revoke(s, c), b.Grant(s, c)))
 			}
@@ -368,19 +370,19 @@ func TestFullMapsOfPolicies(t *testing.T) {
 
 			delete(s.Targets, target(2))
 			s.Members[member(netAllowed, 1)] = true
-			write(&policy.Changes{
-				Targets: []policy.Change[policy.Target, string]{{Key: target(2), Had: "verdict"}},
-				Members: []policy.Change[policy.Member, bool]{{Key: member(netAllowed, 1), Want: true}},
+			write(&donottrack.Changes{
+				Targets: []donottrack.Change[donottrack.Target, string]{{Key: target(2), Had: "verdict"}},
+				Members: []donottrack.Change[donottrack.Member, bool]{{Key: member(netAllowed, 1), Want: true}},
 			})
 			ports := objectstest.ReadAll[objects.TCFrontendKey, objects.TCUntrackedPort](t, b.m(objects.TCMapUntrackedPorts))
 			if _, kept := ports[objects.PortKey(target(1).Addr, model.TCP, 80)]; len(ports) != 1 || !kept {
 				t.Errorf("%d ports bypass netfilter, want one", len(ports))
 			}
 
-			var c policy.Changes
+			var c donottrack.Changes
 			for i := range 20 {
 				delete(s.Members, member(netGreedy, i))
-				c.Members = append(c.Members, policy.Change[policy.Member, bool]{Key: member(netGreedy, i), Had: true})
+				c.Members = append(c.Members, donottrack.Change[donottrack.Member, bool]{Key: member(netGreedy, i), Had: true})
 			}
 			write(&c)
 			allowed := ipOf(family, netAllowed, 1)

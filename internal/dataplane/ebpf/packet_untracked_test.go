@@ -4,12 +4,12 @@ import (
 	"net/netip"
 	"testing"
 
-	"spillway.dev/spillway/internal/dataplane/ebpf/donottrack"
+	untracked "spillway.dev/spillway/internal/dataplane/ebpf/donottrack"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
-	"spillway.dev/spillway/internal/decisions/policy"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -28,17 +28,17 @@ const cachePort = 11211
 // policyWorld has a tracker's changes written as reconcile does, but for netfilter's.
 type policyWorld struct {
 	n  *packetNode
-	tr *policy.Tracker
+	tr *donottrack.Tracker
 }
 
 // newPolicyWorld has a cache in pod1, and clients in pod2 and in far.
 func newPolicyWorld(t *testing.T, n *packetNode, p *plan) *policyWorld {
-	w := &policyWorld{n, policy.New(policy.Config{NodeName: "node"})}
+	w := &policyWorld{n, donottrack.New(donottrack.Config{NodeName: "node"})}
 	n.serve(t)
 	w.tr.Apply(model.Delta{Full: true, Pods: policyPods(policyPod("cache", "cache", "node", p.pod1),
 		policyPod("near", "client", "node", p.pod2), policyPod("far", "client", "far", p.far), policyPod("far2", "other", "far", p.far2))})
 	w.write(t, nil)
-	t.Cleanup(func() { w.tr = policy.New(policy.Config{}); w.write(t, nil) })
+	t.Cleanup(func() { w.tr = donottrack.New(donottrack.Config{}); w.write(t, nil) })
 	return w
 }
 
@@ -54,7 +54,7 @@ func policyPod(name, role, node string, a netip.Addr) *model.Pod {
 	return &model.Pod{Name: model.Name{Name: name}, Labels: map[string]string{"role": role}, Node: node, IPs: []netip.Addr{a}}
 }
 
-func (w *policyWorld) write(t *testing.T, c *policy.Changes) {
+func (w *policyWorld) write(t *testing.T, c *donottrack.Changes) {
 	t.Helper()
 	w.n.onThread(t, func() error { return w.n.Revoke(w.tr.State(), c) })
 	w.n.onThread(t, func() error { return w.n.Grant(w.tr.State(), c) })
@@ -234,8 +234,8 @@ func (n *packetNode) untrackedChanges(t *testing.T, p *plan, proto uint8) {
 	w.set(t, cachePolicy("a", model.PolicyPeer{Pods: ofRole("other")}))
 	n.stays(t, "other peers", inTun0, proto, far, cache)
 	n.passes(t, "other peers", inTun0, proto, far2, cache, nextHopPod, 0)
-	kept := map[policy.Pair]bool{{Local: p.pod1, Peer: p.far2, Protocol: model.Protocol(proto), Port: cachePort}: true}
-	keep := func() { w.write(t, &policy.Changes{Tracked: w.tr.SetTracked(kept)}) }
+	kept := map[donottrack.Pair]bool{{Local: p.pod1, Peer: p.far2, Protocol: model.Protocol(proto), Port: cachePort}: true}
+	keep := func() { w.write(t, &donottrack.Changes{Tracked: w.tr.SetTracked(kept)}) }
 	keep()
 	n.stays(t, "netfilter translates a connection of the port", inTun0, proto, far2, cache)
 	n.stays(t, "netfilter translates a connection of the port", inPod1, proto, cache, far2)
@@ -344,7 +344,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	n.stays(t, "foreign", inTun0, protoTCP, far2, cache)
 
 	// The next run takes it over, and numbers rules anew.
-	next, err := donottrack.Open(n.objects, n.cfg.Log, n.node.SetUntracking)
+	next, err := untracked.Open(n.objects, n.cfg.Log, n.node.SetUntracking)
 	ok(t, err)
 	if !next.Any() {
 		t.Error("the next run finds nothing")

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/nft"
 )
@@ -126,7 +126,7 @@ func (q *denialQuestion) judge(chain string, p path) (by string, done bool, err 
 	}
 	ends := [2]netip.AddrPort{q.Source, q.Destination}
 	peer, f := ends[p.peer()].Addr(), familyOfAddr(q.Source.Addr())
-	_, tracked := trackedElem(policy.Pair{Local: ends[p.target].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[p.port].Port()})
+	_, tracked := trackedElem(donottrack.Pair{Local: ends[p.target].Addr(), Peer: peer, Protocol: q.Protocol, Port: ends[p.port].Port()})
 	for _, r := range rules {
 		switch name, denies := strings.CutSuffix(r.comment, deniesOthers); {
 		case denies:

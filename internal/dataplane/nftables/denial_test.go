@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -76,16 +76,16 @@ func TestWhoDeniedAPacketIsReadBack(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
+		p, tr := openPolicies(t), donottrack.New(donottrack.Config{NodeName: "here"})
 		d := randomPolicies(r, seed%3 == 0)
 		tr.SetNodeAddrs(d.Nodes["here"].Addresses)
 		tr.Apply(d)
-		run := map[policy.Pair]bool{}
+		run := map[donottrack.Pair]bool{}
 		end := func() netip.Addr {
 			return netip.MustParseAddr([]string{"10.244.0.2", "10.244.0.3", "172.30.0.99"}[r.IntN(3)])
 		}
 		for range r.IntN(2) * 8 { // translated; a tracker would see that its peer is denied too
-			run[policy.Pair{Local: end(), Peer: end(), Protocol: model.UDP, Port: uint16(1 + r.IntN(5))}] = true
+			run[donottrack.Pair{Local: end(), Peer: end(), Protocol: model.UDP, Port: uint16(1 + r.IntN(5))}] = true
 		}
 		tr.SetTracked(run)
 		if err := p.Replace(t.Context(), tr.State()); err != nil {
@@ -146,7 +146,7 @@ func TestWhoMayHaveDroppedItBeforeIsSaid(t *testing.T) {
 		}
 	}
 	expect("without a table", d, "", "")
-	p, tr := openPolicies(t), policy.New(policy.Config{NodeName: "here"})
+	p, tr := openPolicies(t), donottrack.New(donottrack.Config{NodeName: "here"})
 	tr.Apply(oneCache(true))
 	if err := p.Replace(t.Context(), tr.State()); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -13,7 +13,7 @@ func setNodeAddrs(t *Tracker, addrs []netip.Addr) Changes {
 	return t.Changes()
 }
 
-func setTraversal(t *Tracker, v policy.Traversal) Changes {
+func setTraversal(t *Tracker, v donottrack.Traversal) Changes {
 	t.SetTraversal(v)
 	return t.Changes()
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -169,7 +169,7 @@ func TestSlicesCannotFillTheListOfPolicedPods(t *testing.T) {
 	}
 	tr := newTracker(sliceOf("s", eps...), podObject("p", here, nil, "10.200.0.1"), networkPolicy("np", nil))
 	guarded := addr("10.200.0.2")
-	setTraversal(tr, policy.Traversal{DenyRulePods: []netip.Addr{guarded}})
+	setTraversal(tr, donottrack.Traversal{DenyRulePods: []netip.Addr{guarded}})
 	got := tr.State().Node.MustTraverseNetfilter
 	if len(got) != maxUnverified+2 || !slices.Contains(got, addr("10.200.0.1")) || !slices.Contains(got, guarded) {
 		t.Errorf("%d policed pods, the last %v", len(got), got[len(got)-2:])

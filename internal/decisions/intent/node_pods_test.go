@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -71,7 +71,7 @@ func TestTheNodesAddressIsHereWhateverASliceSays(t *testing.T) {
 // have meant that one.
 func TestAnAddressOfTwoPodsIsNotOpen(t *testing.T) {
 	tr := newTracker(web(), sliceOf("s", at("10.1.0.1", here)), podObject("old", here, nil, "10.1.0.1"))
-	setTraversal(tr, policy.Traversal{AllowsAny: []policy.Target{{Addr: addr("10.1.0.1"), Protocol: model.TCP, First: 8080, Last: 8080}}})
+	setTraversal(tr, donottrack.Traversal{AllowsAny: []donottrack.Target{{Addr: addr("10.1.0.1"), Protocol: model.TCP, First: 8080, Last: 8080}}})
 	for _, step := range []struct {
 		name string
 		d    model.Delta
@@ -160,8 +160,8 @@ func TestPoliciesExist(t *testing.T) {
 		{"one of no direction", func() Changes { return tr.Apply(delta(&model.NetworkPolicy{Name: name("np")})) }, false},
 		{"they cannot be read", func() Changes { return tr.Apply(model.Delta{NetworkPoliciesUnknown: &yes}) }, true},
 		{"they can", func() Changes { return tr.Apply(model.Delta{NetworkPoliciesUnknown: &no}) }, false},
-		{"guards cannot be read", func() Changes { return setTraversal(tr, policy.Traversal{Unknown: true}) }, true},
-		{"they can", func() Changes { return setTraversal(tr, policy.Traversal{}) }, false},
+		{"guards cannot be read", func() Changes { return setTraversal(tr, donottrack.Traversal{Unknown: true}) }, true},
+		{"they can", func() Changes { return setTraversal(tr, donottrack.Traversal{}) }, false},
 	} {
 		before := tr.State().Node.PoliciesExist
 		c := step.do()

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/facts/store"
 )
@@ -15,15 +15,15 @@ import (
 // doNotTrack is what do-not-track policies mean for the bypass, by address.
 type doNotTrack struct {
 	denyRule  map[netip.Addr]struct{}
-	allowsAny map[netip.Addr][]policy.Target
+	allowsAny map[netip.Addr][]donottrack.Target
 	unknown   bool
 }
 
 // SetTraversal sets what do-not-track policies mean for the bypass of netfilter, complete
 // each time.
-func (t *Tracker) SetTraversal(now policy.Traversal) {
+func (t *Tracker) SetTraversal(now donottrack.Traversal) {
 	before := t.doNotTrack
-	t.doNotTrack = doNotTrack{denyRule: map[netip.Addr]struct{}{}, allowsAny: map[netip.Addr][]policy.Target{}, unknown: now.Unknown}
+	t.doNotTrack = doNotTrack{denyRule: map[netip.Addr]struct{}{}, allowsAny: map[netip.Addr][]donottrack.Target{}, unknown: now.Unknown}
 	for _, a := range now.DenyRulePods {
 		t.doNotTrack.denyRule[a] = struct{}{}
 	}
@@ -49,7 +49,7 @@ func (t *Tracker) SetTraversal(now policy.Traversal) {
 // anyAllowed reports whether a policy allows any client to reach an endpoint. It is false
 // for an address of two Pods: one of them was deleted, and the policy may select that one.
 func (t *Tracker) anyAllowed(proto model.Protocol, addr netip.AddrPort) bool {
-	return len(t.facts.PodsAt(addr.Addr())) <= 1 && slices.ContainsFunc(t.doNotTrack.allowsAny[addr.Addr()], func(p policy.Target) bool {
+	return len(t.facts.PodsAt(addr.Addr())) <= 1 && slices.ContainsFunc(t.doNotTrack.allowsAny[addr.Addr()], func(p donottrack.Target) bool {
 		return p.Protocol == proto && p.First <= addr.Port() && addr.Port() <= p.Last
 	})
 }

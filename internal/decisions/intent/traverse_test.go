@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -36,11 +36,11 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 			}
 		}
 	}
-	denied := policy.Traversal{DenyRulePods: []netip.Addr{pod}}
+	denied := donottrack.Traversal{DenyRulePods: []netip.Addr{pod}}
 	check("guarded", setTraversal(tr, denied), 2, true, false)
 	check("guarded again", setTraversal(tr, denied), 0, true, false)
-	ports := []policy.Target{{Addr: pod, Protocol: model.TCP, First: 11200, Last: 11220}, {Addr: pod, Protocol: model.UDP, First: 80, Last: 80}}
-	both := policy.Traversal{DenyRulePods: []netip.Addr{pod}, AllowsAny: ports}
+	ports := []donottrack.Target{{Addr: pod, Protocol: model.TCP, First: 11200, Last: 11220}, {Addr: pod, Protocol: model.UDP, First: 80, Last: 80}}
+	both := donottrack.Traversal{DenyRulePods: []netip.Addr{pod}, AllowsAny: ports}
 	check("opened too", setTraversal(tr, both), 1, true, true)
 	check("opened again", setTraversal(tr, both), 0, true, true)
 	unknown := both
@@ -51,8 +51,8 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 	if c := setTraversal(tr, both); c.Node == nil || c.Node.PoliciesUnknown {
 		t.Errorf("guards known: node %+v", c.Node)
 	}
-	check("guarded no more", setTraversal(tr, policy.Traversal{AllowsAny: ports}), 2, false, true)
-	check("opened no more", setTraversal(tr, policy.Traversal{}), 1, false, false)
+	check("guarded no more", setTraversal(tr, donottrack.Traversal{AllowsAny: ports}), 2, false, true)
+	check("opened no more", setTraversal(tr, donottrack.Traversal{}), 1, false, false)
 }
 
 // With --bypass always, packets bypass the enforcement of NetworkPolicies. Deny rules of
@@ -71,7 +71,7 @@ func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
 				{Addr: other, Ready: true, Serving: true, Node: "here"}}}},
 		NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: {Name: name, Ingress: true}},
 	})
-	setTraversal(tr, policy.Traversal{DenyRulePods: []netip.Addr{guarded}})
+	setTraversal(tr, donottrack.Traversal{DenyRulePods: []netip.Addr{guarded}})
 	s := tr.State()
 	if !slices.Equal(s.Node.MustTraverseNetfilter, []netip.Addr{guarded}) || s.Node.PoliciesUnknown {
 		t.Errorf("policed pods %v, policies unknown %v", s.Node.MustTraverseNetfilter, s.Node.PoliciesUnknown)
@@ -111,14 +111,14 @@ func TestGuardedPodsThatANetworkPolicySelects(t *testing.T) {
 			tr.Apply(model.Delta{NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: p}})
 		}
 		check("at first", false, false)
-		setTraversal(tr, policy.Traversal{DenyRulePods: []netip.Addr{pod}})
+		setTraversal(tr, donottrack.Traversal{DenyRulePods: []netip.Addr{pod}})
 		check("guarded", true, true)
 		network(&model.NetworkPolicy{Name: name, Ingress: true})
 		check("selected too", true, false)
 		network(nil)
 		check("selected no more", true, true)
 		network(&model.NetworkPolicy{Name: name, Egress: true})
-		setTraversal(tr, policy.Traversal{})
+		setTraversal(tr, donottrack.Traversal{})
 		check("guarded no more", true, false)
 		network(nil)
 		check("at last", false, false)

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
-	"spillway.dev/spillway/internal/decisions/policy"
+	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -99,10 +99,10 @@ func (u *Maps) id(rule string) uint32 {
 }
 
 // port returns the entry of a target, if there is one.
-func (u *Maps) port(s policy.State, t policy.Target) (k objects.TCFrontendKey, p objects.TCUntrackedPort, ok bool) {
+func (u *Maps) port(s donottrack.State, t donottrack.Target) (k objects.TCFrontendKey, p objects.TCUntrackedPort, ok bool) {
 	k = objects.PortKey(t.Addr, t.Protocol, t.First)
 	v := s.Verdicts[s.Targets[t]]
-	if v == nil || v.Track || u.tracked[k] || t.Side != policy.Ingress || t.First != t.Last || t.Protocol == model.SCTP {
+	if v == nil || v.Track || u.tracked[k] || t.Side != donottrack.Ingress || t.First != t.Last || t.Protocol == model.SCTP {
 		return k, p, false
 	}
 	if len(v.Rules) > len(p.Rules) {
@@ -125,17 +125,17 @@ func (u *Maps) port(s policy.State, t policy.Target) (k objects.TCFrontendKey, p
 	return k, p, true
 }
 
-func (u *Maps) pod(m policy.Member) objects.TCUntrackedPodKey {
+func (u *Maps) pod(m donottrack.Member) objects.TCUntrackedPodKey {
 	return objects.TCUntrackedPodKey{Addr: objects.ToAddr(m.Addr), Family: uint32(objects.FamilyOf(m.Addr)), Rule: u.id(m.Rule)}
 }
 
 // entries returns the entries of a whole state.
-func (u *Maps) entries(s policy.State) entries {
+func (u *Maps) entries(s donottrack.State) entries {
 	out := newEntries()
 	maps.DeleteFunc(u.ids, func(rule string, _ uint32) bool { return s.Rules[rule] == nil })
 	u.egress = false
 	for _, r := range s.Rules {
-		u.egress = u.egress || r.Side == policy.Egress
+		u.egress = u.egress || r.Side == donottrack.Egress
 	}
 	u.tracked = map[objects.TCFrontendKey]bool{}
 	for p := range s.Tracked {
@@ -208,7 +208,7 @@ func addTo[K, V comparable](m objects.Map, have, want map[K]V) (unwritten int) {
 }
 
 // Revoke deletes the entries that this state does not allow to bypass netfilter.
-func (u *Maps) Revoke(s policy.State, c *policy.Changes) error {
+func (u *Maps) Revoke(s donottrack.State, c *donottrack.Changes) error {
 	u.next = nil
 	if c != nil && len(c.Rules)+len(c.Verdicts)+len(c.Tracked) == 0 && !u.unwritten {
 		return u.revokeBy(s, c)
@@ -231,9 +231,9 @@ func (u *Maps) Revoke(s policy.State, c *policy.Changes) error {
 }
 
 // revokeBy deletes the entries of pods and peers that these changes remove.
-func (u *Maps) revokeBy(s policy.State, c *policy.Changes) error {
+func (u *Maps) revokeBy(s donottrack.State, c *donottrack.Changes) error {
 	for _, t := range c.Targets {
-		if k, _, _ := u.port(s, t.Key); t.Had != "" && t.Key.Side == policy.Ingress && t.Key.First == t.Key.Last {
+		if k, _, _ := u.port(s, t.Key); t.Had != "" && t.Key.Side == donottrack.Ingress && t.Key.First == t.Key.Last {
 			if err := objects.Remove(u.ports, k); err != nil {
 				return err
 			}
@@ -252,7 +252,7 @@ func (u *Maps) revokeBy(s policy.State, c *policy.Changes) error {
 }
 
 // Grant adds the entries that this state allows to bypass netfilter.
-func (u *Maps) Grant(s policy.State, c *policy.Changes) error {
+func (u *Maps) Grant(s donottrack.State, c *donottrack.Changes) error {
 	want := newEntries()
 	switch {
 	case u.next != nil:
