@@ -35,7 +35,7 @@ var verifierLimits = []verifierLimit{
 	{"getpeername6", 300, 96},
 	{"sock_ops", 1460, 64},
 	{"sock_release", 270, 64},
-	{"lost_handshakes", 280, 160},
+	{"lost_handshakes", 350, 160},
 	{"counted_sockets", 100, 64},
 }
 
