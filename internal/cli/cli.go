@@ -6,6 +6,7 @@
 //	  kubeproxyconfig  reads kube-proxy's configuration file
 //	chart     steps of the Helm chart's other containers
 //	connectivity  tests the Services of a cluster
+//	donottrack  shows what do-not-track policies mean for a flow
 //	doctor    shows what is wrong with conntrack and NAT on this node
 //	drops     shows packets that the kernel drops
 //	flows     shows flows of a node, and their events on all nodes (observe)
@@ -13,7 +14,6 @@
 //	nodeclient  is the client of the agent's API
 //	  nodeclienttest  stubs of agents
 //	plan      calculates sizes of conntrack tables
-//	policy    shows what do-not-track policies mean for a flow
 //	reach     connects commands to the agents of other nodes, through the API server
 //	services  shows the Services that the agent serves
 //	status    shows the state of the agent

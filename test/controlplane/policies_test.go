@@ -308,7 +308,7 @@ func TestExplainAsksAnAPIServer(t *testing.T) {
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "why", spec), create))
 	t.Cleanup(func() { _ = api.Delete(context.Background(), "why", remove) })
 	for from, want := range map[string]string{"web": "allowed, not tracked", "evil": "denied"} {
-		out, err := exec.CommandContext(t.Context(), must[string](t)(binary()), "do-not-track", "explain", "--kubeconfig", adminKubeconfig(t),
+		out, err := exec.CommandContext(t.Context(), must[string](t)(binary()), "donottrack", "explain", "--kubeconfig", adminKubeconfig(t),
 			"--from", "dnt-why/"+from, "--to", "dnt-why/cache", "--port", "11211").CombinedOutput()
 		text := string(out)
 		if err != nil || !strings.HasPrefix(text, "dnt-why/"+from+" to dnt-why/cache, TCP port 11211: "+want+"\n") || !strings.Contains(text, "ingress of 10.99.0.1  why ") {

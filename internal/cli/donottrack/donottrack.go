@@ -15,19 +15,19 @@ import (
 	"spillway.dev/spillway/internal/proxymode"
 )
 
-// NewCommand returns the command do-not-track.
+// NewCommand returns the command donottrack.
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "do-not-track",
+		Use:   "donottrack",
 		Short: "Explain do-not-track policies",
-		Example: `  spillway do-not-track explain --from shop/web-0 --to shop/cache-0 --port 11211
-  spillway do-not-track explain --from shop/web-0 --to 10.96.0.10 --port 80`,
+		Example: `  spillway donottrack explain --from shop/web-0 --to shop/cache-0 --port 11211
+  spillway donottrack explain --from shop/web-0 --to 10.96.0.10 --port 80`,
 	}
 	cmd.AddCommand(newExplainCommand())
 	return cli.Group(cmd)
 }
 
-// config is the command line of `spillway do-not-track explain`.
+// config is the command line of `spillway donottrack explain`.
 type config struct {
 	donottrackflow.Question
 	manifests          string
@@ -54,9 +54,9 @@ Other outcomes:
                           give an endpoint
   differs by address      the addresses of a peer have different outcomes
   differs by source port  requests from some source ports count as replies`,
-		Example: `  spillway do-not-track explain --from shop/web-0 --to shop/cache-0 --port 11211
-  spillway do-not-track explain --from node/a --to 10.244.1.7 --port 53 --protocol UDP
-  spillway do-not-track explain --manifests . --from 10.0.0.9 --to shop/a --port 80`,
+		Example: `  spillway donottrack explain --from shop/web-0 --to shop/cache-0 --port 11211
+  spillway donottrack explain --from node/a --to dns/a --port 53 --protocol UDP
+  spillway donottrack explain --manifests . --from 10.0.0.9 --to web/a --port 80`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := c.output.Validate(); err != nil {

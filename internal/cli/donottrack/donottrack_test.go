@@ -95,7 +95,7 @@ func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, problems bytes.Buffer
-		code := run(append([]string{"do-not-track", "explain", "--port", "11211", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...), &out, &problems)
+		code := run(append([]string{"donottrack", "explain", "--port", "11211", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...), &out, &problems)
 		var e donottrackflow.Explanation
 		if code == 2 && strings.Contains(problems.String(), test.want) {
 			continue
@@ -125,7 +125,7 @@ func TestPolicyExplainTellsOfNetworkPoliciesInTheWayOfAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, problems bytes.Buffer
-		code := run([]string{"do-not-track", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out, &problems)
+		code := run([]string{"donottrack", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out, &problems)
 		if code != 0 || strings.Contains(out.String(), "NetworkPolicy") != (test.want != "") || !strings.Contains(out.String(), test.want) {
 			t.Errorf("code %d, want %q:\n%s%s\n%s", code, test.want, &out, &problems, test.world)
 		}
@@ -141,7 +141,7 @@ func TestPolicyExplainFailsWithObjectsThatItCannotRead(t *testing.T) {
 		}
 	}
 	var out, errs bytes.Buffer
-	code := run([]string{"do-not-track", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out, &errs)
+	code := run([]string{"donottrack", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out, &errs)
 	if code != 1 || !strings.Contains(out.String(), "allowed, not tracked") || strings.Count(out.String(), "problem: ") != 1 || strings.Count(errs.String(), "\n") != 1 {
 		t.Errorf("exit code %d:\n%s%s", code, &out, &errs)
 	}
@@ -161,7 +161,7 @@ func TestPolicyExplain(t *testing.T) {
 		{"--from shop/cache --to shop/web --port 11211", "tracked as usual"},
 	} {
 		var out, problems bytes.Buffer
-		if code := run(append([]string{"do-not-track", "explain", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...), &out, &problems); code != 0 {
+		if code := run(append([]string{"donottrack", "explain", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...), &out, &problems); code != 0 {
 			t.Errorf("%s: exit code %d: %s", test.args, code, &problems)
 			continue
 		}
@@ -178,7 +178,7 @@ func TestPolicyExplain(t *testing.T) {
 		"--from x --to shop/cache --port 1": 2, "--from ::1 --to shop/cache --port 1": 2,
 	} {
 		var out, problems bytes.Buffer
-		if code := run(append([]string{"do-not-track", "explain", "--manifests", dir}, strings.Fields(args)...), &out, &problems); code != want {
+		if code := run(append([]string{"donottrack", "explain", "--manifests", dir}, strings.Fields(args)...), &out, &problems); code != want {
 			t.Errorf("%s: exit code %d, want %d: %s", args, code, want, &problems)
 		}
 	}
@@ -191,7 +191,7 @@ func explains(t *testing.T, text, args string) (e donottrackflow.Explanation, sa
 	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	ask := append([]string{"do-not-track", "explain", "--manifests", dir}, strings.Fields(args)...)
+	ask := append([]string{"donottrack", "explain", "--manifests", dir}, strings.Fields(args)...)
 	var out, table, problems bytes.Buffer
 	code = run(append(ask, "-o", "json"), &out, &problems)
 	if code != 0 && out.Len() == 0 {

@@ -17,7 +17,7 @@ func TestCommandsHaveManners(t *testing.T) { clitest.Tree(t, New) }
 
 func TestAFullDeviceFailsEveryCommand(t *testing.T) {
 	clitest.FullDevice(t, New, "plan --table 1000", "plan --table 1000 -o yaml",
-		"do-not-track explain --manifests ../../../examples/demo --from 10.0.0.9 --to 10.0.0.10 --port 80")
+		"donottrack explain --manifests ../../../examples/demo --from 10.0.0.9 --to 10.0.0.10 --port 80")
 }
 
 func TestShellsCompleteValues(t *testing.T) {
@@ -32,11 +32,11 @@ func TestShellsCompleteValues(t *testing.T) {
 		{"drops --protocol|i", "icmpv6"},
 		{"plan --load|tcp", "tcp-reset="},
 		{"plan --timeout|tcp_t", "tcp_time_wait="},
-		{"do-not-track explain --protocol|", "SCTP"},
+		{"donottrack explain --protocol|", "SCTP"},
 		{"top -o|", "yaml"},
 		{"|doc", "doctor"},
 		{"completion|", "zsh"},
-		{"help policy|", "explain"},
+		{"help donottrack|", "explain"},
 		{"maps|fr", "frontends"},
 	} {
 		line, typed, _ := strings.Cut(row.line, "|")
@@ -55,9 +55,9 @@ func TestShellsCompleteValues(t *testing.T) {
 func TestTyposGetSuggestions(t *testing.T) {
 	for _, row := range []struct{ line, want string }{
 		{"docter", `unknown command "docter" (did you mean doctor?): see 'spillway --help'`},
-		{"policy explian", `unknown command "explian" (did you mean explain?): see 'spillway do-not-track --help'`},
+		{"donottrack explian", `unknown command "explian" (did you mean explain?): see 'spillway donottrack --help'`},
 		{"doctor --netnss here", "unknown flag: --netnss (did you mean --netns?): see 'spillway doctor --help'"},
-		{"help policy explian", `unknown command "explian" (did you mean explain?)`},
+		{"help donottrack explian", `unknown command "explian" (did you mean explain?)`},
 		{"completion", "no shell given: use one of bash, zsh, fish, powershell"},
 		{"completion bahs", `shell "bahs": unknown (did you mean bash?): use one of bash, zsh, fish, powershell`},
 		{"completion bogus", `shell "bogus": unknown: use one of bash, zsh, fish, powershell`},
@@ -97,7 +97,7 @@ func TestAPluginCallsItselfAsUsersDo(t *testing.T) {
 		{"--help", "  kubectl spillway COMMAND", "\n  spillway ", cli.ExitDone},
 		{"--help", "  kubectl spillway status --all-nodes", "completion", cli.ExitDone},
 		{"status --help", "  kubectl spillway status --node node2", "\n  spillway ", cli.ExitDone},
-		{"help do-not-track explain", "  kubectl spillway do-not-track explain --from", "\n  spillway ", cli.ExitDone},
+		{"help donottrack explain", "  kubectl spillway donottrack explain --from", "\n  spillway ", cli.ExitDone},
 		{"stats", "see 'kubectl spillway --help'", "'spillway", cli.ExitUsage},
 		{"status --nodes x", "see 'kubectl spillway status --help'", "'spillway", cli.ExitUsage},
 		{"--version", "spillway ", "kubectl", cli.ExitDone},

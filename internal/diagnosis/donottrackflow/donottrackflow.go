@@ -14,7 +14,7 @@ import (
 )
 
 // Question asks about a flow. Its fields have the meaning of the flags of the command
-// `spillway do-not-track explain`.
+// `spillway donottrack explain`.
 type Question struct {
 	From, To             string // a pod as NAMESPACE/NAME, node/NAME, or an address
 	Port, SourcePort     int    // SourcePort 0: any
