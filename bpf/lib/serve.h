@@ -102,7 +102,7 @@ static __noinline bool has_syn_filter(__u32 service)
 /*
  * Must a connection with an endpoint's own address get a flow, although its destination stays? It
  * must if a Service's flow has its reply tuple: then it gets another source port, or the Service's
- * address would be put into its replies. Not with direct replies: later packets of the two
+ * address would be put into its replies. Not with DSR: later packets of the two
  * connections look alike. Fills m->asked.
  */
 static __always_inline bool asks_endpoint(struct scratch *m, const struct settings *s)

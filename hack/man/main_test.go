@@ -19,10 +19,10 @@ func TestPagesAreReproducibleAndReadable(t *testing.T) {
 		t.Errorf("two runs differ: %s", out)
 	}
 	for name, want := range map[string][]string{
-		"spillway.1":                      {"spillway-doctor(1)", "spillway-lab(1)", "Spillway 1.2.3", "2023-11-14", "EXIT STATUS"},
-		"spillway-doctor.1":               {"--fail-on", "spillway doctor --netns here --fix", "spillway(1)"},
+		"spillway.1":                    {"spillway-doctor(1)", "spillway-lab(1)", "Spillway 1.2.3", "2023-11-14", "EXIT STATUS"},
+		"spillway-doctor.1":             {"--fail-on", "spillway doctor --netns here --fix", "spillway(1)"},
 		"spillway-donottrack-explain.1": {"[OPTIONS]", `.SS "Flow"`, ".TP\ndiffers by address\nthe addresses of a peer"},
-		"spillway-lab-lab-run.1":          {"--quick", "snat-race"},
+		"spillway-lab-lab-run.1":        {"--quick", "snat-race"},
 	} {
 		text, err := os.ReadFile(filepath.Join(dirs[0], "man1", name))
 		if err != nil {

@@ -10,7 +10,7 @@
 //	  donottrack   writes the maps of do-not-track policies
 //	  inspect      shows what is in the kernel
 //	  upgrade      takes over from other runs, and leaves to them
-//	  dsr          probes the ways of direct replies
+//	  dsr          probes the ways of DSR replies
 //	  attach       attaches the programs, and finds pods behind interfaces
 //	  wire         headers of packets that the agent builds
 //	  dsrprobe     finds out what the network between the nodes forwards

@@ -74,7 +74,7 @@ type Flow struct {
 	Reset    bool      // an RST has closed it
 	Opened   time.Time // zero: unknown
 	LastSeen time.Time // to a second
-	// Direct says that the endpoint's node answers the client itself, and OneWay that this is
+	// DSR says that the endpoint's node answers the client itself, and OneWay that this is
 	// the node that received the connection: no reply passes it.
-	Direct, OneWay bool
+	DSR, OneWay bool
 }

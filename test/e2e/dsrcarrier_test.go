@@ -22,7 +22,7 @@ import (
 )
 
 // TestDSRCarriers changes what the network between the nodes forwards, under clients of a Service
-// with direct replies. The nodes must find another way each time, and no connection may end.
+// with DSR. The nodes must find another way each time, and no connection may end.
 func TestDSRCarriers(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{topology.Routed, topology.VXLAN} {
@@ -84,7 +84,7 @@ func (e *env) carriers(t *testing.T) {
 	client := e.MustProbe(t, "client0")
 	e.awaitCarrier(t, dataplane.CarrierOption)
 	e.askBy(t, s, 10000, 12_000, true)
-	streams := e.startDirectStreams(t, s, client)
+	streams := e.startDSRStreams(t, s, client)
 
 	e.between(t, e.noOptions()...)
 	e.awaitCarrier(t, dataplane.CarrierGUE)
@@ -94,7 +94,7 @@ func (e *env) carriers(t *testing.T) {
 	if nat := step(r, "source NAT"); !strings.Contains(nat.Follows, "within datagrams") {
 		t.Errorf("trace: %+v", r)
 	}
-	if text := e.doctor(t, "a"); !strings.Contains(text, "direct-replies-encapsulated") {
+	if text := e.doctor(t, "a"); !strings.Contains(text, "dsr-encapsulated") {
 		t.Errorf("doctor: %s", text)
 	}
 
@@ -117,7 +117,7 @@ func (e *env) carriers(t *testing.T) {
 	e.awaitCarrier(t, dataplane.CarrierNone)
 	e.askBy(t, s, 14000, 0, false)
 	e.askBy(t, s, 15000, 12_000, false)
-	if text := e.doctor(t, "a"); !strings.Contains(text, "direct-replies-impossible") {
+	if text := e.doctor(t, "a"); !strings.Contains(text, "dsr-impossible") {
 		t.Errorf("doctor: %s", text)
 	}
 
@@ -167,18 +167,18 @@ func (e *env) awaitCarrier(t *testing.T, carrier string) {
 	await.NoError(t, func() error {
 		page, err := e.Agent("a").Metrics(t.Context())
 		if err == nil && !strings.Contains(page, want) {
-			err = fmt.Errorf("no %s, but %q", want, regexp.MustCompile(`direct_endpoints\{.*`).FindAllString(page, -1))
+			err = fmt.Errorf("no %s, but %q", want, regexp.MustCompile(`dsr_endpoints\{.*`).FindAllString(page, -1))
 		}
 		return err
 	})
 	var status struct {
-		DirectEndpoints []struct {
+		DSREndpoints []struct {
 			Carrier string
 			Count   int
 		}
 	}
 	must(t, json.Unmarshal([]byte(e.spillway(t, "a", "status", "-o", "json")), &status))
-	if list := status.DirectEndpoints; len(list) != 1 || list[0].Carrier != carrier || list[0].Count != 4 {
+	if list := status.DSREndpoints; len(list) != 1 || list[0].Carrier != carrier || list[0].Count != 4 {
 		t.Errorf("status shows direct endpoints %v, want 4 by %s", list, carrier)
 	}
 }
@@ -204,7 +204,7 @@ func (e *env) askBy(t *testing.T, s *suite.File, port, size int, kept bool) {
 	}
 }
 
-func (e *env) startDirectStreams(t *testing.T, s *suite.File, client *probe.Process) (names []string) {
+func (e *env) startDSRStreams(t *testing.T, s *suite.File, client *probe.Process) (names []string) {
 	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
 		for i := range 5 {
 			name := fmt.Sprintf("%s %d", combo, i)

@@ -19,12 +19,12 @@ import (
 
 // listedFlow is what `spillway flows -o json` prints of a flow.
 type listedFlow struct {
-	Direct, OneWay bool
-	Protocol       string
-	Endpoint       struct{ Address string }
+	DSR, OneWay bool
+	Protocol    string
+	Endpoint    struct{ Address string }
 }
 
-// showDirect wants the commands to show direct replies of a Service that clients have asked.
+// showDirect wants the commands to show DSR replies of a Service that clients have asked.
 func (e *env) showDirect(t *testing.T, s *suite.File) {
 	name := e.nameOfService(s)
 	for _, node := range []string{"a", "b"} {
@@ -35,15 +35,15 @@ func (e *env) showDirect(t *testing.T, s *suite.File) {
 		direct := 0
 		for _, f := range list.Flows {
 			tcp := f.Protocol == "PROTOCOL_TCP"
-			if f.Direct != tcp || f.OneWay != (tcp && node == "a") {
+			if f.DSR != tcp || f.OneWay != (tcp && node == "a") {
 				t.Errorf("node %s shows %+v", node, f)
 			}
-			if f.Direct {
+			if f.DSR {
 				direct++
 			}
 		}
 		if direct == 0 {
-			t.Errorf("node %s shows no direct flow among %d", node, len(list.Flows))
+			t.Errorf("node %s shows no DSR flow among %d", node, len(list.Flows))
 		}
 		if text := e.spillway(t, node, "services", name); !strings.Contains(text, "Forwarding  direct: ") {
 			t.Errorf("node %s: %s", node, text)
@@ -80,7 +80,7 @@ spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{}]}
 	e.Output(t, "b", "sysctl", "-w", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.flannel/1.rp_filter=2")
 	ask(30000)
 	before := e.doctor(t, "b") + e.doctor(t, "a")
-	if strings.Contains(before, "rp-filter-strict") || strings.Contains(before, "direct-replies-missing") {
+	if strings.Contains(before, "rp-filter-strict") || strings.Contains(before, "dsr-replies-missing") {
 		t.Errorf("with a loose filter: %s", before)
 	}
 	e.Output(t, "b", "sysctl", "-w", "net.ipv4.conf.flannel/1.rp_filter=1")
@@ -96,13 +96,13 @@ spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{}]}
 	await.NoError(t, func() error { // some missing replies may have other reasons
 		port++
 		ask(port)
-		if text := e.doctor(t, "a"); !strings.Contains(text, "direct-replies-missing") || !strings.Contains(text, "pod caches/b1") {
+		if text := e.doctor(t, "a"); !strings.Contains(text, "dsr-replies-missing") || !strings.Contains(text, "pod caches/b1") {
 			return fmt.Errorf("the receiving node: %s", text)
 		}
 		return nil
 	})
 	r := e.trace(t, "client0", dst)
-	if nat := step(r, "source NAT"); nat.State != trace.Doubt || !strings.Contains(nat.Follows, "direct replies of this endpoint do not arrive") {
+	if nat := step(r, "source NAT"); nat.State != trace.Doubt || !strings.Contains(nat.Follows, "DSR replies of this endpoint do not arrive") {
 		t.Errorf("trace: %+v", r)
 	}
 }

@@ -106,43 +106,43 @@ func startDirect(t *testing.T, spec topology.Spec) *harness.Harness {
 	}})
 }
 
-// directCases are all cases, with direct replies where a Service can have them.
-func directCases() []flows.Case {
-	return append(flows.DirectCases(), flows.Direct(flows.Cases())...)
+// dsrCases are all cases, with DSR where a Service can have them.
+func dsrCases() []flows.Case {
+	return append(flows.DSRCases(), flows.DSR(flows.Cases())...)
 }
 
-// TestFlowsDirect runs every case with direct replies.
-func TestFlowsDirect(t *testing.T) {
+// TestFlowsDSR runs every case with DSR.
+func TestFlowsDSR(t *testing.T) {
 	s := spec("flows-direct", topology.Routed)
 	s.Conntrack = true
-	runDirect(t, s, directCases())
+	runDirect(t, s, dsrCases())
 }
 
-// TestFlowsDirectVXLAN does so where nodes reach each other's pods by VXLAN.
-func TestFlowsDirectVXLAN(t *testing.T) {
+// TestFlowsDSRVXLAN does so where nodes reach each other's pods by VXLAN.
+func TestFlowsDSRVXLAN(t *testing.T) {
 	s := spec("flows-direct-vxlan", topology.VXLAN)
 	s.Masquerade = true
-	runDirect(t, s, directCases())
+	runDirect(t, s, dsrCases())
 }
 
-// elsewhereCases are the cases for another network than those of TestFlowsDirect and
-// TestFlowsDirectVXLAN: with -short only those that depend on it.
+// elsewhereCases are the cases for another network than those of TestFlowsDSR and
+// TestFlowsDSRVXLAN: with -short only those that depend on it.
 func elsewhereCases() []flows.Case {
 	if testing.Short() {
-		return append(flows.DirectCases(), flows.Direct(flows.EverywhereCases())...)
+		return append(flows.DSRCases(), flows.DSR(flows.EverywhereCases())...)
 	}
-	return directCases()
+	return dsrCases()
 }
 
-// TestFlowsDirectStrictSources does so with the reverse path filter of TestFlowsStrictSources.
-func TestFlowsDirectStrictSources(t *testing.T) {
+// TestFlowsDSRStrictSources does so with the reverse path filter of TestFlowsStrictSources.
+func TestFlowsDSRStrictSources(t *testing.T) {
 	s := spec("flows-direct-strict", topology.Routed)
 	s.RPFilter = 1
 	runDirect(t, s, elsewhereCases())
 }
 
-// TestFlowsDirectDatagrams does so where the network drops IP options.
-func TestFlowsDirectDatagrams(t *testing.T) {
+// TestFlowsDSRDatagrams does so where the network drops IP options.
+func TestFlowsDSRDatagrams(t *testing.T) {
 	s := spec("flows-direct-gue", topology.Routed)
 	s.Conntrack = true
 	h := startDirect(t, s)
@@ -179,9 +179,9 @@ func awaitDatagrams(t *testing.T, h *harness.Harness, node string, endpoints int
 	})
 }
 
-// TestFlowsDirectUnused runs every case while no Service has what direct replies need; with -short
+// TestFlowsDSRUnused runs every case while no Service has what DSR replies need; with -short
 // those that also run on other networks.
-func TestFlowsDirectUnused(t *testing.T) {
+func TestFlowsDSRUnused(t *testing.T) {
 	s := spec("flows-direct-unused", topology.Routed)
 	s.Conntrack = true
 	cases := flows.Cases()

@@ -99,10 +99,10 @@ func TestFlagCasesAgreeWithIntent(t *testing.T) {
 	})
 }
 
-// TestDirectCasesAgreeWithIntent is the same for agents with --forwarding dsr.
-func TestDirectCasesAgreeWithIntent(t *testing.T) {
-	cfg := intent.Config{MaglevSize: 251, CanForwardDirectly: true, Forwarding: intent.DSR}
-	checkCases(t, directCases(), map[string]intent.Config{"a": cfg, "b": cfg, "c": cfg})
+// TestDSRCasesAgreeWithIntent is the same for agents with --forwarding dsr.
+func TestDSRCasesAgreeWithIntent(t *testing.T) {
+	cfg := intent.Config{MaglevSize: 251, CanForwardByDSR: true, Forwarding: intent.DSR}
+	checkCases(t, dsrCases(), map[string]intent.Config{"a": cfg, "b": cfg, "c": cfg})
 }
 
 // checkCases compares all flows of cases, and returns how many.
@@ -207,7 +207,7 @@ func checkSource(t *testing.T, f flows.Flow, got outcome, step string) {
 		return
 	}
 	if kept := f.Want.Source == flows.Kept; kept != got.direct && f.Want.Source != flows.AnySource {
-		t.Errorf("%s: %s to %s: intent says direct replies %v, the case wants the client's address %v",
+		t.Errorf("%s: %s to %s: intent says DSR replies %v, the case wants the client's address %v",
 			step, f.From, f.To, got.direct, kept)
 	}
 }
@@ -264,7 +264,7 @@ func meet(s intent.State, dst netip.AddrPort, combo flows.Combo, client netip.Ad
 				route = fe.InternalRoute
 			}
 			kind, servers := routed(p, fe, route, client)
-			return outcome{kind, servers, p.Direct && route == intent.ToCluster}, true
+			return outcome{kind, servers, p.DSR && route == intent.ToCluster}, true
 		}
 	}
 	return outcome{}, false

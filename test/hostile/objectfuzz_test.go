@@ -56,7 +56,7 @@ func TestRandomTenants(t *testing.T) {
 	t.Logf("run it again with -fuzz-seed %d", seed)
 	streams := e.startStreams(t) // through Services of start
 	if *tenantForwarding != "" {
-		streams = append(streams, e.startDirectStreams(t)...)
+		streams = append(streams, e.startDSRStreams(t)...)
 	}
 	f := &objectFuzzer{env: e, r: rand.New(rand.NewPCG(seed, 1)), honest: tenantState{allowed: honest, endpoint: "a0"}}
 	f.startNodeServers(t)
@@ -450,14 +450,14 @@ func (e *env) startStream(t *testing.T, from string, to flows.Target, proto stri
 	return s
 }
 
-// startDirectStreams starts series of requests through a Service with direct replies.
-func (e *env) startDirectStreams(t *testing.T) (all []servingStream) {
+// startDSRStreams starts series of requests through a Service with DSR.
+func (e *env) startDSRStreams(t *testing.T) (all []servingStream) {
 	before := e.file
 	defer func() { e.file = before }()
 	e.file = e.Load(t, flows.Service{
 		Name: "direct", Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Annotations: map[string]string{intent.BalanceAnnotation: "maglev"},
 	})
-	for _, v := range directVariants {
+	for _, v := range dsrVariants {
 		for _, proto := range []string{"tcp", "udp"} {
 			all = append(all, e.startStream(t, honest, flows.NodePort(receiver).Of("direct"), proto, v))
 		}

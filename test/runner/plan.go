@@ -169,8 +169,8 @@ func (o options) dataplanes() []step {
 	for _, d := range netfilter {
 		args := []string{"./test/flows"}
 		if o.all {
-			// FromAPI has all dataplanes in one cluster, and Direct has eBPF alone.
-			args = append([]string{"-skip", "TestFlowsFromAPI|TestFlowsDirect"}, args...)
+			// FromAPI has all dataplanes in one cluster, and DSR has eBPF alone.
+			args = append([]string{"-skip", "TestFlowsFromAPI|TestFlowsDSR"}, args...)
 			args = append(args, "./test/files")
 		} else {
 			args = append([]string{"-run", "^" + d.networks + "$"}, args...)

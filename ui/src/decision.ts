@@ -122,7 +122,7 @@ function choice(event: FlowEvent, port: ServicePort | undefined): Step[] {
     ? "The socket hooks chose it when the program connected: no packet is translated."
     : flow.oneWay
     ? `The endpoint's node answers the client itself: no reply passes node ${flow.node}.`
-    : flow.direct
+    : flow.dsr
     ? `Node ${flow.node} answers the client itself. Another node received the connection.`
     : `Node ${flow.node} translates each packet of the flow.`;
   const why = port?.affinity ? "by session affinity or at random" : "at random among these";

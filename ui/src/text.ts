@@ -116,6 +116,6 @@ export function plural(n: number, one: string, many = one + "s"): string {
 
 /** The state of a flow, how it was closed, and whether replies take another way. */
 export function stateText(flow: Flow) {
-  const more = [flow.closedByRst && "RST", flow.direct && "direct", flow.oneWay && "one way"].filter(Boolean);
+  const more = [flow.closedByRst && "RST", flow.dsr && "DSR", flow.oneWay && "one way"].filter(Boolean);
   return more.length ? `${flow.state} (${more.join(", ")})` : flow.state;
 }

@@ -24,8 +24,8 @@ test("numbers for people", () => {
 });
 
 test("the state of a flow says whether replies take another way", () => {
-  const of = (f: { closedByRst?: boolean; direct?: boolean; oneWay?: boolean }) => stateText(create(FlowSchema, { state: "new", ...f }));
-  assert.deepEqual([of({}), of({ closedByRst: true }), of({ direct: true }), of({ direct: true, oneWay: true })], ["new", "new (RST)", "new (direct)", "new (direct, one way)"]);
+  const of = (f: { closedByRst?: boolean; dsr?: boolean; oneWay?: boolean }) => stateText(create(FlowSchema, { state: "new", ...f }));
+  assert.deepEqual([of({}), of({ closedByRst: true }), of({ dsr: true }), of({ dsr: true, oneWay: true })], ["new", "new (RST)", "new (DSR)", "new (DSR, one way)"]);
 });
 
 test("addresses and prefixes", () => {
@@ -102,7 +102,7 @@ function steps(init: { kind?: EventKind; client?: string; to?: string; port?: nu
       serviceAddress: { address: init.to ?? "10.96.0.9", port: init.port ?? 80 },
       endpoint: init.endpoint ? { address: init.endpoint, port: 8080 } : undefined,
       packetsToEndpoint: init.packets ?? 0n,
-      direct: init.oneWay ?? false,
+      dsr: init.oneWay ?? false,
       oneWay: init.oneWay ?? false,
     },
   });

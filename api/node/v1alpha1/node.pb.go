@@ -193,10 +193,10 @@ type StatusResponse struct {
 	Events     *Events      `protobuf:"bytes,14,opt,name=events,proto3" json:"events,omitempty"`
 	// Problems that the list leaves out because there are too many.
 	MoreProblems uint32 `protobuf:"varint,15,opt,name=more_problems,json=moreProblems,proto3" json:"more_problems,omitempty"`
-	// Addresses of endpoints on other nodes behind Services with direct replies, by carrier.
-	DirectEndpoints []*DirectEndpoints `protobuf:"bytes,16,rep,name=direct_endpoints,json=directEndpoints,proto3" json:"direct_endpoints,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Addresses of endpoints on other nodes behind Services with DSR, by carrier.
+	DsrEndpoints  []*DSREndpoints `protobuf:"bytes,16,rep,name=dsr_endpoints,json=dsrEndpoints,proto3" json:"dsr_endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -334,15 +334,15 @@ func (x *StatusResponse) GetMoreProblems() uint32 {
 	return 0
 }
 
-func (x *StatusResponse) GetDirectEndpoints() []*DirectEndpoints {
+func (x *StatusResponse) GetDsrEndpoints() []*DSREndpoints {
 	if x != nil {
-		return x.DirectEndpoints
+		return x.DsrEndpoints
 	}
 	return nil
 }
 
-// DirectEndpoints are addresses of endpoints on other nodes with the same carrier.
-type DirectEndpoints struct {
+// DSREndpoints are addresses of endpoints on other nodes with the same carrier.
+type DSREndpoints struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Carrier       string                 `protobuf:"bytes,1,opt,name=carrier,proto3" json:"carrier,omitempty"` // see Endpoint.carrier
 	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
@@ -351,20 +351,20 @@ type DirectEndpoints struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DirectEndpoints) Reset() {
-	*x = DirectEndpoints{}
+func (x *DSREndpoints) Reset() {
+	*x = DSREndpoints{}
 	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DirectEndpoints) String() string {
+func (x *DSREndpoints) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DirectEndpoints) ProtoMessage() {}
+func (*DSREndpoints) ProtoMessage() {}
 
-func (x *DirectEndpoints) ProtoReflect() protoreflect.Message {
+func (x *DSREndpoints) ProtoReflect() protoreflect.Message {
 	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -376,26 +376,26 @@ func (x *DirectEndpoints) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DirectEndpoints.ProtoReflect.Descriptor instead.
-func (*DirectEndpoints) Descriptor() ([]byte, []int) {
+// Deprecated: Use DSREndpoints.ProtoReflect.Descriptor instead.
+func (*DSREndpoints) Descriptor() ([]byte, []int) {
 	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *DirectEndpoints) GetCarrier() string {
+func (x *DSREndpoints) GetCarrier() string {
 	if x != nil {
 		return x.Carrier
 	}
 	return ""
 }
 
-func (x *DirectEndpoints) GetCount() uint32 {
+func (x *DSREndpoints) GetCount() uint32 {
 	if x != nil {
 		return x.Count
 	}
 	return 0
 }
 
-func (x *DirectEndpoints) GetMtu() uint32 {
+func (x *DSREndpoints) GetMtu() uint32 {
 	if x != nil {
 		return x.Mtu
 	}
@@ -1442,7 +1442,7 @@ type Endpoint struct {
 	// The share of new connections, relative to the other endpoints'; 0 on all of them: equal.
 	Shares  uint32 `protobuf:"varint,11,opt,name=shares,proto3" json:"shares,omitempty"`
 	Ejected bool   `protobuf:"varint,12,opt,name=ejected,proto3" json:"ejected,omitempty"` // gets no new connections for a while, because it did not accept its last ones
-	// How packets of direct connections tell the endpoint's node about the Service: option (an IP
+	// How packets of DSR connections tell the endpoint's node about the Service: option (an IP
 	// option of the first packet), gue (each travels within a datagram), none (new connections get
 	// SNAT), unknown (no probe is over yet); "": not probed.
 	Carrier       string `protobuf:"bytes,13,opt,name=carrier,proto3" json:"carrier,omitempty"`
@@ -2200,8 +2200,8 @@ type Flow struct {
 	SmoothedRtt *durationpb.Duration `protobuf:"bytes,18,opt,name=smoothed_rtt,json=smoothedRtt,proto3" json:"smoothed_rtt,omitempty"`    // unset: the kernel does not know it
 	ClosedByRst bool                 `protobuf:"varint,19,opt,name=closed_by_rst,json=closedByRst,proto3" json:"closed_by_rst,omitempty"` // only in ListFlows
 	// The endpoint's node answers the client itself (direct server return); only in ListFlows.
-	Direct bool `protobuf:"varint,20,opt,name=direct,proto3" json:"direct,omitempty"`
-	// This node received a direct flow for an endpoint of another one, so no reply passes here; only
+	Dsr bool `protobuf:"varint,20,opt,name=dsr,proto3" json:"dsr,omitempty"`
+	// This node received a DSR flow for an endpoint of another one, so no reply passes here; only
 	// in ListFlows. The state then follows the client's packets alone.
 	OneWay        bool `protobuf:"varint,21,opt,name=one_way,json=oneWay,proto3" json:"one_way,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2371,9 +2371,9 @@ func (x *Flow) GetClosedByRst() bool {
 	return false
 }
 
-func (x *Flow) GetDirect() bool {
+func (x *Flow) GetDsr() bool {
 	if x != nil {
-		return x.Direct
+		return x.Dsr
 	}
 	return false
 }
@@ -3029,7 +3029,7 @@ var File_spillway_node_v1alpha1_node_proto protoreflect.FileDescriptor
 const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\n" +
 	"!spillway/node/v1alpha1/node.proto\x12\x16spillway.node.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xfe\x05\n" +
+	"\rStatusRequest\"\xf5\x05\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
@@ -3049,9 +3049,9 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x05hooks\x18\f \x03(\v2\x1c.spillway.node.v1alpha1.HookR\x05hooks\x12;\n" +
 	"\bfeatures\x18\r \x03(\v2\x1f.spillway.node.v1alpha1.FeatureR\bfeatures\x126\n" +
 	"\x06events\x18\x0e \x01(\v2\x1e.spillway.node.v1alpha1.EventsR\x06events\x12#\n" +
-	"\rmore_problems\x18\x0f \x01(\rR\fmoreProblems\x12R\n" +
-	"\x10direct_endpoints\x18\x10 \x03(\v2'.spillway.node.v1alpha1.DirectEndpointsR\x0fdirectEndpoints\"S\n" +
-	"\x0fDirectEndpoints\x12\x18\n" +
+	"\rmore_problems\x18\x0f \x01(\rR\fmoreProblems\x12I\n" +
+	"\rdsr_endpoints\x18\x10 \x03(\v2$.spillway.node.v1alpha1.DSREndpointsR\fdsrEndpoints\"P\n" +
+	"\fDSREndpoints\x12\x18\n" +
 	"\acarrier\x18\x01 \x01(\tR\acarrier\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x10\n" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\"\xec\x01\n" +
@@ -3199,7 +3199,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x12\n" +
-	"\x04node\x18\x04 \x01(\tR\x04node\"\x80\a\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\xfa\x06\n" +
 	"\x04Flow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\x124\n" +
@@ -3220,8 +3220,8 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x11packets_to_client\x18\x10 \x01(\x04R\x0fpacketsToClient\x127\n" +
 	"\thandshake\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\thandshake\x12<\n" +
 	"\fsmoothed_rtt\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vsmoothedRtt\x12\"\n" +
-	"\rclosed_by_rst\x18\x13 \x01(\bR\vclosedByRst\x12\x16\n" +
-	"\x06direct\x18\x14 \x01(\bR\x06direct\x12\x17\n" +
+	"\rclosed_by_rst\x18\x13 \x01(\bR\vclosedByRst\x12\x10\n" +
+	"\x03dsr\x18\x14 \x01(\bR\x03dsr\x12\x17\n" +
 	"\aone_way\x18\x15 \x01(\bR\x06oneWay\"\x0e\n" +
 	"\fDropsRequest\"C\n" +
 	"\rDropsResponse\x122\n" +
@@ -3308,7 +3308,7 @@ var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(EventKind)(0),                // 1: spillway.node.v1alpha1.EventKind
 	(*StatusRequest)(nil),         // 2: spillway.node.v1alpha1.StatusRequest
 	(*StatusResponse)(nil),        // 3: spillway.node.v1alpha1.StatusResponse
-	(*DirectEndpoints)(nil),       // 4: spillway.node.v1alpha1.DirectEndpoints
+	(*DSREndpoints)(nil),          // 4: spillway.node.v1alpha1.DSREndpoints
 	(*Sync)(nil),                  // 5: spillway.node.v1alpha1.Sync
 	(*Dataplane)(nil),             // 6: spillway.node.v1alpha1.Dataplane
 	(*Problem)(nil),               // 7: spillway.node.v1alpha1.Problem
@@ -3358,7 +3358,7 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	9,  // 6: spillway.node.v1alpha1.StatusResponse.hooks:type_name -> spillway.node.v1alpha1.Hook
 	10, // 7: spillway.node.v1alpha1.StatusResponse.features:type_name -> spillway.node.v1alpha1.Feature
 	11, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
-	4,  // 9: spillway.node.v1alpha1.StatusResponse.direct_endpoints:type_name -> spillway.node.v1alpha1.DirectEndpoints
+	4,  // 9: spillway.node.v1alpha1.StatusResponse.dsr_endpoints:type_name -> spillway.node.v1alpha1.DSREndpoints
 	41, // 10: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
 	41, // 11: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
 	16, // 12: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service

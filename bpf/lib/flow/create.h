@@ -172,7 +172,7 @@ static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
 
 /*
  * Has another CPU just stored the flow of a client's SYN, which this flow must not replace? With
- * direct replies both have the same reply tuple, and a forger may have sent the packet of this one.
+ * DSR replies both have the same reply tuple, and a forger may have sent the packet of this one.
  */
 static __always_inline bool one_way_just_begun(const struct flow *holder, const struct flow *reply)
 {
@@ -337,7 +337,7 @@ static __always_inline int reply_kept(struct flow_pair *pair)
 }
 
 /*
- * Does the flow that another CPU has just stored give way to this one? With direct replies, a flow
+ * Does the flow that another CPU has just stored give way to this one? With DSR replies, a flow
  * without a SYN gives way to that of a SYN, and both to one with the node's address. So a forged
  * packet that comes at the same time does not decide how a client's SYN goes.
  */

@@ -260,7 +260,7 @@ func (c *Config) intent() intent.Config {
 		BalanceByLoad:         c.EBPF.BalanceByLoad && c.ProxyMode == "ebpf",
 		MaglevSize:            c.maglevSize(),
 		Forwarding:            c.Forwarding,
-		CanForwardDirectly:    len(c.EBPF.DSRKeys) > 0,
+		CanForwardByDSR:       len(c.EBPF.DSRKeys) > 0,
 		FilterSYNs:            c.EBPF.XDP != ebpf.XDPOff,
 		HostPorts:             c.HostPorts,
 		Capacity:              proxymode.Capacity(c.Dataplanes(nil)),

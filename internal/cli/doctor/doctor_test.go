@@ -68,9 +68,9 @@ func TestDoctorReportsOnlyTheRequestedFindings(t *testing.T) {
 // A finding of the agent is not examined in another network namespace, and that is no good news.
 func TestDoctorSaysThatAFindingWasNotExamined(t *testing.T) {
 	var out, errs bytes.Buffer
-	code := run([]string{"doctor", "--netns", sickNamespace(t), "--sample", "0", "--finding", "direct-replies-missing"}, &out, &errs)
-	if code != cli.ExitFailed || !strings.Contains(out.String(), "NOT EXAMINED\n  direct-replies-missing: the agent is asked only") ||
-		!strings.Contains(errs.String(), "--finding direct-replies-missing: not examined") {
+	code := run([]string{"doctor", "--netns", sickNamespace(t), "--sample", "0", "--finding", "dsr-replies-missing"}, &out, &errs)
+	if code != cli.ExitFailed || !strings.Contains(out.String(), "NOT EXAMINED\n  dsr-replies-missing: the agent is asked only") ||
+		!strings.Contains(errs.String(), "--finding dsr-replies-missing: not examined") {
 		t.Errorf("exit code %d: %s%s", code, &out, &errs)
 	}
 }

@@ -59,7 +59,7 @@ func TestTable(t *testing.T) {
 	resp := &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), unnamed}}
 	clitest.Pages(t, "flows", table{resp, now})
 	direct, oneWay := flow(), flow()
-	direct.Direct, oneWay.Direct, oneWay.OneWay, oneWay.State = true, true, true, "new"
+	direct.Dsr, oneWay.Dsr, oneWay.OneWay, oneWay.State = true, true, true, "new"
 	clitest.Pages(t, "direct", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{direct}}, now})
 	clitest.Pages(t, "one-way", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), direct, oneWay}}, now})
 	clitest.Pages(t, "more", table{&nodev1alpha1.ListFlowsResponse{Flows: resp.Flows[:1], More: true}, now})

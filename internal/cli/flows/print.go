@@ -45,7 +45,7 @@ func (r table) Write(w io.Writer) error {
 	default:
 		t.Foot("%d in the table", len(r.Flows))
 	}
-	if note := directNote(r.Flows); note != "" {
+	if note := dsrNote(r.Flows); note != "" {
 		t.Foot("%s", note)
 	}
 	if note := nodeclient.NewerAgent(r.ListFlowsResponse); note != "" {
@@ -60,8 +60,8 @@ func state(f *nodev1alpha1.Flow) string {
 	if f.ClosedByRst {
 		more = append(more, "RST")
 	}
-	if f.Direct {
-		more = append(more, "direct")
+	if f.Dsr {
+		more = append(more, "DSR")
 	}
 	if f.OneWay {
 		more = append(more, "one way")
@@ -72,13 +72,13 @@ func state(f *nodev1alpha1.Flow) string {
 	return f.State + " (" + strings.Join(more, ", ") + ")"
 }
 
-// directNote explains the marks of direct flows; "" if there is none.
-func directNote(flows []*nodev1alpha1.Flow) string {
+// dsrNote explains the marks of DSR flows; "" if there is none.
+func dsrNote(flows []*nodev1alpha1.Flow) string {
 	switch {
 	case slices.ContainsFunc(flows, (*nodev1alpha1.Flow).GetOneWay):
-		return "direct: the endpoint's node answers the client itself; one way: no reply passes this node"
-	case slices.ContainsFunc(flows, (*nodev1alpha1.Flow).GetDirect):
-		return "direct: this node answers the client itself, not through the node that received the connection"
+		return "DSR: the endpoint's node answers the client itself; one way: no reply passes this node"
+	case slices.ContainsFunc(flows, (*nodev1alpha1.Flow).GetDsr):
+		return "DSR: this node answers the client itself, not through the node that received the connection"
 	}
 	return ""
 }

@@ -137,7 +137,7 @@ func (r result) summary() *page.Table {
 	if attached, of := r.attached(); of > 0 {
 		row("Hooks", fmt.Sprintf("%d of %d attached", attached, of))
 	}
-	row("Direct", directEndpoints(r.DirectEndpoints))
+	row("DSR", dsrEndpoints(r.DsrEndpoints))
 	row("Flow events", events(r.Events))
 	return t
 }
@@ -190,8 +190,8 @@ func dataplane(d *nodev1alpha1.Dataplane) string {
 	return what
 }
 
-// directEndpoints says how packets tell the nodes of endpoints with direct replies about their Services.
-func directEndpoints(list []*nodev1alpha1.DirectEndpoints) string {
+// dsrEndpoints says how packets tell the nodes of endpoints with DSR about their Services.
+func dsrEndpoints(list []*nodev1alpha1.DSREndpoints) string {
 	var parts []string
 	for _, e := range list {
 		part := fmt.Sprintf("%d by %s", e.Count, e.Carrier)

@@ -246,7 +246,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	b.running.done.Go(func() { b.flows.Run(run) })
 	b.running.done.Go(func() { b.node.Run(run) })
 	b.running.done.Go(func() { b.services.Run(run) })
-	b.running.done.Go(func() { b.carriers.Run(run, b.directElsewhere) })
+	b.running.done.Go(func() { b.carriers.Run(run, b.dsrElsewhere) })
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
 		"cgroup", b.cfg.CgroupRoot, "socketHooks", b.cfg.SocketHooks, "bpffs", b.cfg.BPFFS)
 	return nil

@@ -20,7 +20,7 @@
 //	attach      devices, links: the hooks of the programs
 //	inspect     all that shows and writes nothing
 //	upgrade     layouts, migration, drain, cleanup
-//	dsr         probes of direct replies
+//	dsr         probes of DSR replies
 //	services    the one writer of the maps of Services
 //	flows       sweep, counts, events, ends of sockets
 //	node        settings, source ports, pods, addresses and ranges of the node

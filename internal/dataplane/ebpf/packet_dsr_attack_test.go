@@ -108,7 +108,7 @@ func awaitRoomInSecond(t *testing.T) {
 	})
 }
 
-// connects has the client begin, on a network that drops direct replies. It sends its SYN at once, and
+// connects has the client begin, on a network that drops DSR replies. It sends its SYN at once, and
 // after 1 and 3 seconds (RFC 6298), while a forger sends packets in each second. One of the three must
 // go with the node's address, and lead to a connection.
 func (c *dsrConn) connects(t *testing.T, before, after forgeries) {
@@ -172,7 +172,7 @@ func eachDSRCarrier(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byG
 }
 
 // TestPacketDSRForgedStart forges packets of a client that begins a connection, on a network that drops
-// direct replies. The client must still get the node's address.
+// DSR replies. The client must still get the node's address.
 func TestPacketDSRForgedStart(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
@@ -273,7 +273,7 @@ func (c *dsrConn) says(t *testing.T, by *packetNode, byGUE bool, flags string, p
 	}
 }
 
-// TestPacketDSRForgedMiddle forges packets of a client whose connection has direct replies, also SYNs
+// TestPacketDSRForgedMiddle forges packets of a client whose connection has DSR replies, also SYNs
 // that it repeats, as if the client had got no answer. The connection goes on.
 func TestPacketDSRForgedMiddle(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)

@@ -15,7 +15,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// TestPacketDSRFlows lists the flows of a direct connection and of others at both nodes.
+// TestPacketDSRFlows lists the flows of a DSR connection and of others at both nodes.
 func TestPacketDSRFlows(t *testing.T) {
 	d := newDSRNodes(t)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
@@ -29,8 +29,8 @@ func TestPacketDSRFlows(t *testing.T) {
 			direct, oneWay bool
 		}{{"the receiving node", d.first, 40000, true, true}, {"the endpoint's node", d.home, 40000, true, false}, {"a client in the cluster", d.first, 40001, false, false}} {
 			f := row.n.listed(t, row.port)
-			if f.Direct != row.direct || f.OneWay != row.oneWay {
-				t.Errorf("%s: direct %v, one way %v: %+v", row.name, f.Direct, f.OneWay, f)
+			if f.DSR != row.direct || f.OneWay != row.oneWay {
+				t.Errorf("%s: direct %v, one way %v: %+v", row.name, f.DSR, f.OneWay, f)
 			}
 		}
 	})
@@ -75,7 +75,7 @@ func TestPacketDSRTrust(t *testing.T) {
 			ok(t, d.first.m(objects.TCMapDsrPaths).Put(id, path))
 		}
 		fail()
-		trusted := d.first.directPath(t, id).Trusted
+		trusted := d.first.dsrPath(t, id).Trusted
 		packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
 		dry := d.first.dryRun(t, packet)
 		fail() // in an emulated machine, a dry run takes half a minute
@@ -117,10 +117,10 @@ func (d *dsrNodes) backendID(t *testing.T, at netip.AddrPort) (found uint32) {
 	return found
 }
 
-// directPath is the only path that a node reports, with this id. View must report the same.
-func (n *packetNode) directPath(t *testing.T, id uint32) dataplane.DirectPath {
+// dsrPath is the only path that a node reports, with this id. View must report the same.
+func (n *packetNode) dsrPath(t *testing.T, id uint32) dataplane.DSRPath {
 	t.Helper()
-	replies, err := n.DirectReplies()
+	replies, err := n.DSRReplies()
 	if err != nil || len(replies.Paths) != 1 {
 		t.Fatalf("%+v, %v", replies, err)
 	}
@@ -128,13 +128,13 @@ func (n *packetNode) directPath(t *testing.T, id uint32) dataplane.DirectPath {
 	v, err := inspect.OpenView(n.cfg.BPFFS)
 	ok(t, err)
 	defer v.Close()
-	if seen := v.DirectPath(id); seen == nil || seen.Trusted != path.Trusted || seen.Failures != path.Failures || seen.Endpoint != path.Endpoint {
+	if seen := v.DSRPath(id); seen == nil || seen.Trusted != path.Trusted || seen.Failures != path.Failures || seen.Endpoint != path.Endpoint {
 		t.Errorf("a view sees %+v, not %+v", seen, path)
 	}
 	return path
 }
 
-// TestPacketDSRThroughStack lists the Pods whose direct packets traverse the stack, and compares
+// TestPacketDSRThroughStack lists the Pods whose DSR packets traverse the stack, and compares
 // that with what the programs do.
 func TestPacketDSRThroughStack(t *testing.T) {
 	d := newDSRNodes(t)
@@ -151,18 +151,18 @@ func TestPacketDSRThroughStack(t *testing.T) {
 			d.home.node.OnPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{p.far: pod}})
 		}
 		r := syn(d.home, 40000+uint16(i))
-		replies, err := d.home.DirectReplies()
+		replies, err := d.home.DSRReplies()
 		ok(t, err)
 		if listed := slices.Equal(replies.ThroughStack, []netip.AddrPort{ap(p.far, 8080)}); listed != through || (r.verdicts[objects.TCVerdictTRANSLATED_STACK] == 1) != through {
 			t.Errorf("through the stack: listed %v, the program: %s, want %v", replies.ThroughStack, verdictList(r.verdicts), through)
 		}
 	}
-	announced, unanswered := d.first.DirectCounts()
-	if replies, err := d.first.DirectReplies(); err != nil || len(replies.ThroughStack) > 0 || announced != 2 || unanswered > 0 {
+	announced, unanswered := d.first.DSRCounts()
+	if replies, err := d.first.DSRReplies(); err != nil || len(replies.ThroughStack) > 0 || announced != 2 || unanswered > 0 {
 		t.Errorf("the receiving node: %+v, %v, %d announced, %d unanswered", replies, err, announced, unanswered)
 	}
 	d.home.serve(t, service(p, protoTCP, endpoint(p.far, 8080, here)))
-	if replies, err := d.home.DirectReplies(); err != nil || len(replies.ThroughStack) > 0 {
-		t.Errorf("a Service without direct replies: %+v, %v", replies, err)
+	if replies, err := d.home.DSRReplies(); err != nil || len(replies.ThroughStack) > 0 {
+		t.Errorf("a Service without DSR replies: %+v, %v", replies, err)
 	}
 }

@@ -54,7 +54,7 @@ func dsrService(p *plan, e ...intent.Endpoint) *intent.ServicePort {
 
 func dsrServiceOf(p *plan, proto uint8, e ...intent.Endpoint) *intent.ServicePort {
 	sp := service(p, proto, e...)
-	sp.Balance, sp.Direct = intent.Maglev, true
+	sp.Balance, sp.DSR = intent.Maglev, true
 	for slot := range 251 {
 		sp.Table = append(sp.Table, uint32(slot%len(e)))
 	}
@@ -496,7 +496,7 @@ func TestPacketDSRLateAnswer(t *testing.T) {
 		})
 		t.Run("OtherService", func(t *testing.T) { // a Service with SNAT has no other socket
 			snat := dsrService(p, endpoint(p.far, 8080, elsewhere))
-			snat.Direct = false
+			snat.DSR = false
 			d.first.forget(t)
 			d.first.serve(t, snat)
 			c := d.first.newConn(ap(p.client, 40020), ap(p.externalIP, 80), ap(p.far, 8080), inTun0)
@@ -558,7 +558,7 @@ func TestPacketDSRRings(t *testing.T) {
 	})
 }
 
-// TestPacketDSRLeftOver: a node whose secret was removed has flows of direct replies. Connections
+// TestPacketDSRLeftOver: a node whose secret was removed has flows of DSR replies. Connections
 // go on, and a client's port that had one gets another connection.
 func TestPacketDSRLeftOver(t *testing.T) {
 	d := newDSRNodes(t)
@@ -688,7 +688,7 @@ func BenchmarkPacketDSR(b *testing.B) {
 			d.serve(b, p)
 			_, direct := open(p, 40000).frame("P.", []byte{0})
 			snat := dsrService(p, endpoint(p.far, 8080, elsewhere))
-			snat.ID.Service.Name, snat.Direct = "snat", false
+			snat.ID.Service.Name, snat.DSR = "snat", false
 			for i := range snat.Frontends {
 				if f := &snat.Frontends[i]; f.Addr.IsValid() {
 					f.Addr = f.Addr.Next()
@@ -733,9 +733,9 @@ func BenchmarkPacketDSR(b *testing.B) {
 			passing.src = ap(p.far2, 1000)
 			return []*packetCase{empty(p),
 				{name: "direct pass to the pod, as with SNAT", hook: inTun0, code: actRedirect, frame: passing},
-				{name: "of a direct flow, to the pod", hook: inTun0, code: actRedirect, frame: in},
-				{name: "of a direct flow, out of a datagram", hook: inTun0, code: actRedirect, frame: datagram, grows: true},
-				{name: "reply of a direct flow", hook: inPod1, code: actRedirect, frame: out},
+				{name: "of a DSR flow, to the pod", hook: inTun0, code: actRedirect, frame: in},
+				{name: "of a DSR flow, out of a datagram", hook: inTun0, code: actRedirect, frame: datagram, grows: true},
+				{name: "reply of a DSR flow", hook: inPod1, code: actRedirect, frame: out},
 			}
 		})
 	})

@@ -29,8 +29,8 @@ func TestPacketFlows(t *testing.T) {
 	t.Run("OldestYields", func(t *testing.T) { eachFamily(t, n, n.oldestYields) })
 	t.Run("QuestionYields", func(t *testing.T) { eachFamily(t, n, n.questionYields) })
 	t.Run("StrayPacketOfAFlowThatYielded", func(t *testing.T) { eachFamily(t, n, n.strayOfYielded) })
-	t.Run("DirectSYNForgets", func(t *testing.T) { eachFamily(t, n, n.directSYN) })
-	t.Run("DirectDatagramForgets", func(t *testing.T) { eachFamily(t, n, n.directDatagram) })
+	t.Run("DSRSYNForgets", func(t *testing.T) { eachFamily(t, n, n.dsrSYN) })
+	t.Run("DSRDatagramForgets", func(t *testing.T) { eachFamily(t, n, n.dsrDatagram) })
 }
 
 func tupleOf(proto uint8, src, dst netip.AddrPort) objects.TCTuple {
@@ -646,9 +646,9 @@ func (n *packetNode) strayOfYielded(t *testing.T, p *plan) {
 	c.lives(t)
 }
 
-// directSYN: a client that spoke to a Service now connects to the endpoint by
+// dsrSYN: a client that spoke to a Service now connects to the endpoint by
 // the same ports. The answer is not the Service's.
-func (n *packetNode) directSYN(t *testing.T, p *plan) {
+func (n *packetNode) dsrSYN(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
 	client, front, pod := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.pod1, 8080)
 	c := n.newConn(client, front, pod, inPod1)
@@ -667,9 +667,9 @@ func (n *packetNode) directSYN(t *testing.T, p *plan) {
 	c.say(t, "<P.", 'a').wantPath(t, front, client)
 }
 
-// directDatagram: the same by UDP, whose flows do not say when they end. The
+// dsrDatagram: the same by UDP, whose flows do not say when they end. The
 // flow goes on after all, and is answered again.
-func (n *packetNode) directDatagram(t *testing.T, p *plan) {
+func (n *packetNode) dsrDatagram(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoUDP, endpoint(p.pod1, 8080, here)))
 	client, front, pod := ap(p.client, 40000), ap(p.clusterIP, 80), ap(p.pod1, 8080)
 	ask := func(dst netip.AddrPort) {

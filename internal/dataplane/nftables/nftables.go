@@ -393,7 +393,7 @@ func samePort(a, b *intent.ServicePort) bool {
 
 // rendered returns a port without what no rule and no element depends on.
 func rendered(p intent.ServicePort) *intent.ServicePort {
-	p.Table, p.Balance, p.Direct, p.SYNLimit, p.ServingUnselected, p.Lingering = nil, intent.Random, false, 0, nil, nil
+	p.Table, p.Balance, p.DSR, p.SYNLimit, p.ServingUnselected, p.Lingering = nil, intent.Random, false, 0, nil, nil
 	return &p
 }
 

@@ -117,7 +117,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 		Lingering:         t.lingering(cs),
 		Affinity:          e.spec.Affinity,
 		Balance:           e.plan.balance,
-		Direct:            direct(e.plan.forwarding, p.id.Protocol, endpoints),
+		DSR:               direct(e.plan.forwarding, p.id.Protocol, endpoints),
 		SYNLimit:          e.plan.synLimitOf(p.id.Protocol),
 		Helper:            p.helper,
 		OfFTP:             p.ofFTP,

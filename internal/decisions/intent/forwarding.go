@@ -40,7 +40,7 @@ func (c *Config) forwardingOf(svc *model.Service, by Balance, complain func(fiel
 	case !slices.Contains(Forwardings, way):
 		why = fmt.Sprintf("%q is not a way to forward packets, and snat is used; use %s", way, strings.Join(Forwardings, ", "))
 	case way == SNAT:
-	case !c.CanForwardDirectly:
+	case !c.CanForwardByDSR:
 		why = way + " has no effect on this node, and snat is used: its agent needs --proxy-mode ebpf and --dsr-key-file"
 	case by != Maglev:
 		why = way + " has no effect, and snat is used: it needs " + BalanceAnnotation + ": maglev"

@@ -7,8 +7,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-func TestDirectForwarding(t *testing.T) {
-	can := Config{NodeName: here, MaglevSize: 251, CanForwardDirectly: true}
+func TestDSRForwarding(t *testing.T) {
+	can := Config{NodeName: here, MaglevSize: 251, CanForwardByDSR: true}
 	hybrid := can
 	hybrid.Forwarding = Hybrid
 	cannot := Config{NodeName: here, MaglevSize: 251}
@@ -46,8 +46,8 @@ func TestDirectForwarding(t *testing.T) {
 			tr := New(c.cfg)
 			tr.Apply(delta(svc, sliceOf("s", at("10.1.0.1", there))))
 			for _, p := range tr.State().Ports {
-				if want := c.want && (p.ID.Protocol == model.TCP || c.way == DSR); p.Direct != want {
-					t.Errorf("%s is forwarded directly: %v, want %v", p.ID, p.Direct, want)
+				if want := c.want && (p.ID.Protocol == model.TCP || c.way == DSR); p.DSR != want {
+					t.Errorf("%s is forwarded directly: %v, want %v", p.ID, p.DSR, want)
 				}
 			}
 			problems := tr.Problems()
@@ -58,9 +58,9 @@ func TestDirectForwarding(t *testing.T) {
 	}
 }
 
-// TestNoDirectForwardingWithoutNode has one endpoint that may be outside the cluster.
-func TestNoDirectForwardingWithoutNode(t *testing.T) {
-	tr := New(Config{NodeName: here, MaglevSize: 251, CanForwardDirectly: true, Forwarding: DSR})
+// TestNoDSRForwardingWithoutNode has one endpoint that may be outside the cluster.
+func TestNoDSRForwardingWithoutNode(t *testing.T) {
+	tr := New(Config{NodeName: here, MaglevSize: 251, CanForwardByDSR: true, Forwarding: DSR})
 	svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Protocol: model.TCP, Port: 80}))
 	svc.Annotations = map[string]string{BalanceAnnotation: "maglev"}
 	for _, test := range []struct {
@@ -72,8 +72,8 @@ func TestNoDirectForwardingWithoutNode(t *testing.T) {
 		{[]model.Endpoint{at("10.1.0.1", there), at("10.1.0.2", there)}, true},
 	} {
 		tr.Apply(delta(svc, sliceOf("s", test.endpoints...)))
-		if got := tr.State().Ports[0].Direct; got != test.want {
-			t.Errorf("%v: direct replies %v, want %v", test.endpoints, got, test.want)
+		if got := tr.State().Ports[0].DSR; got != test.want {
+			t.Errorf("%v: DSR replies %v, want %v", test.endpoints, got, test.want)
 		}
 	}
 }

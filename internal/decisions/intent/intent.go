@@ -106,9 +106,9 @@ type ServicePort struct {
 	Affinity  time.Duration // 0: none
 	// Balance says how a new flow gets one of the endpoints, among their shares.
 	Balance Balance
-	// Direct says that an endpoint on another node answers clients outside the cluster itself,
+	// DSR says that an endpoint on another node answers clients outside the cluster itself,
 	// with the Service's address. Only with the balance Maglev.
-	Direct bool
+	DSR bool
 	// SYNLimit is the number of SYNs that a CPU of the node takes for the port in a second before
 	// clients must prove their address; 0: all. See SYNFilterAnnotation.
 	SYNLimit uint16
@@ -273,9 +273,9 @@ type Config struct {
 	// cannot use it.
 	MaglevSize int
 	// Forwarding is one of Forwardings, for Services without ForwardingAnnotation; "" is SNAT.
-	// CanForwardDirectly says that the dataplane can do without SNAT.
-	Forwarding         string
-	CanForwardDirectly bool
+	// CanForwardByDSR says that the dataplane can do without SNAT.
+	Forwarding      string
+	CanForwardByDSR bool
 	// FilterSYNs says that the dataplane can make clients prove their address: see
 	// SYNFilterAnnotation.
 	FilterSYNs bool

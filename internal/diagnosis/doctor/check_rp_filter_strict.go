@@ -20,7 +20,7 @@ func (rpFilterStrict) Find(n *Node) []Finding {
 	if n.Traffic == nil || ns == nil {
 		return nil
 	}
-	pods := slices.DeleteFunc(slices.Clone(n.Traffic.Direct.ThroughStack), func(e DirectEndpoint) bool { return !e.Endpoint.Addr().Is4() })
+	pods := slices.DeleteFunc(slices.Clone(n.Traffic.DSR.ThroughStack), func(e DSREndpoint) bool { return !e.Endpoint.Addr().Is4() })
 	var devices, commands []string
 	for _, l := range ns.Links {
 		if l.StrictSource {
@@ -33,7 +33,7 @@ func (rpFilterStrict) Find(n *Node) []Finding {
 	}
 	f := Finding{
 		ID: "rp-filter-strict", Severity: Warning, Namespace: ns.Namespace.String(),
-		Title:   fmt.Sprintf("direct replies fail: the reverse path filter of %s drops clients' packets to %s", strings.Join(devices, ", "), plural(len(pods), "Pod")),
+		Title:   fmt.Sprintf("DSR replies fail: the reverse path filter of %s drops clients' packets to %s", strings.Join(devices, ", "), plural(len(pods), "Pod")),
 		Numbers: map[string]float64{"devices": float64(len(devices)), "pods": float64(len(pods))},
 		Evidence: []string{fmt.Sprintf("rp_filter of %s is 1 (strict), and the route to clients outside the cluster leads by another device", strings.Join(devices, ", ")),
 			"a NetworkPolicy or the agent's settings send packets to these Pods through the node's stack:"},

@@ -85,7 +85,7 @@ var nodeChecks = []Check{
 
 // agentChecks are the Checks that read Node.Traffic: only a running agent knows it.
 var agentChecks = []Check{
-	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, nodePortTaken{}, flowTableFull{}, directRepliesMissing{}, directCarriers{}, rpFilterStrict{},
+	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, nodePortTaken{}, flowTableFull{}, dsrRepliesMissing{}, dsrCarriers{}, rpFilterStrict{},
 }
 
 // NeedAgent returns those of the ids whose findings only a running agent can report.

@@ -18,17 +18,17 @@ type Traffic struct {
 	// dataplanes have them.
 	Denials []Denial
 	// Taken are ports that a Service has and a process of the node listens on.
-	Taken  []TakenPort
-	Direct DirectReplies
-	Flows  Table // the flow table; zero: unknown
+	Taken []TakenPort
+	DSR   DSRReplies
+	Flows Table // the flow table; zero: unknown
 }
 
-// DirectReplies is what an agent knows about endpoints that answer clients of another node
+// DSRReplies is what an agent knows about endpoints that answer clients of another node
 // directly (direct server return).
-type DirectReplies struct {
+type DSRReplies struct {
 	// Broken are endpoints on other nodes whose last clients got no direct reply, within the
 	// last minutes. There are MoreBroken of them. Working counts those whose clients got one.
-	Broken              []DirectEndpoint
+	Broken              []DSREndpoint
 	MoreBroken, Working int
 	// Announced are connections that this node forwarded with the client's address within
 	// Window, and Unanswered those whose client repeated its SYN.
@@ -40,12 +40,12 @@ type DirectReplies struct {
 	Probed                  int
 	Encapsulated, Unreached SomeAddresses
 	MTU                     int
-	// ThroughStack are Pods of this node whose direct packets traverse the node's stack.
-	ThroughStack []DirectEndpoint
+	// ThroughStack are Pods of this node whose DSR packets traverse the node's stack.
+	ThroughStack []DSREndpoint
 }
 
-// DirectEndpoint is an endpoint that answers clients directly.
-type DirectEndpoint struct {
+// DSREndpoint is an endpoint that answers clients directly.
+type DSREndpoint struct {
 	Endpoint  netip.AddrPort
 	Pod, Node string        // "": unknown
 	Service   string        // namespace/name:port of one that has it; "": unknown
@@ -55,7 +55,7 @@ type DirectEndpoint struct {
 }
 
 // name names the endpoint and its node for people.
-func (e *DirectEndpoint) name() string {
+func (e *DSREndpoint) name() string {
 	text := e.Endpoint.String()
 	if e.Pod != "" {
 		text = "pod " + e.Pod + " (" + text + ")"

@@ -517,18 +517,18 @@ func (p *packet) snatStep() (Step, bool) {
 	switch {
 	case f.Has("dsr"):
 		s.Found, s.Follows = "kept", "the endpoint sees the client, and its node answers the client itself"
-		if p.view.DirectCarrier(f.Dst.Addr()) == inspect.CarrierGUE && !f.Has("to_pod") {
+		if p.view.DSRCarrier(f.Dst.Addr()) == inspect.CarrierGUE && !f.Has("to_pod") {
 			s.Lookup += ", dsr_carriers"
 			s.Follows += "; packets travel to it within datagrams, because the network drops IP options"
 		}
-	case f.Has("snat") && p.client.kind == outsideClient && p.view.Direct(p.frontend.Service):
+	case f.Has("snat") && p.client.kind == outsideClient && p.view.DSR(p.frontend.Service):
 		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
-		if p.view.DirectCarrier(f.Dst.Addr()) == inspect.CarrierNone {
+		if p.view.DSRCarrier(f.Dst.Addr()) == inspect.CarrierNone {
 			s.Lookup += ", dsr_carriers"
 			s.Follows, s.State = "probes of this endpoint's node get no answer, neither by an IP option nor within a datagram: so replies come back through this node", Doubt
 			break
 		}
-		s.Follows, s.State = undirected(p.view.DirectPath(f.Backend), time.Now())
+		s.Follows, s.State = undirected(p.view.DSRPath(f.Backend), time.Now())
 	case f.Has("snat"):
 		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
 		s.Follows = "client and endpoint are on other machines: replies must come back through this node"
@@ -556,15 +556,15 @@ func replies(f *inspect.FlowEntry) string {
 	return "; the endpoint's node answers the client itself: no reply passes this node"
 }
 
-// undirected says why a packet of a Service with direct replies gets the node's address, and
+// undirected says why a packet of a Service with DSR gets the node's address, and
 // whether that is a fault.
-func undirected(path *inspect.DirectPath, now time.Time) (why string, state State) {
+func undirected(path *inspect.DSRPath, now time.Time) (why string, state State) {
 	if path == nil || path.Trusted {
-		return "the Service has direct replies, but not for clients in the cluster, and not while the client's port has another connection to this endpoint", Passed
+		return "the Service has DSR replies, but not for clients in the cluster, and not while the client's port has another connection to this endpoint", Passed
 	}
 	ago := now.Sub(path.Failed)
-	return fmt.Sprintf("direct replies of this endpoint do not arrive: clients repeated %d SYNs, the last %.0f s ago. So replies come back through this node. It tries direct replies again in %.0f s",
-		path.Failures, ago.Seconds(), max(inspect.DirectRetry-ago, 0).Seconds()), Doubt
+	return fmt.Sprintf("DSR replies of this endpoint do not arrive: clients repeated %d SYNs, the last %.0f s ago. So replies come back through this node. It tries DSR replies again in %.0f s",
+		path.Failures, ago.Seconds(), max(inspect.DSRRetry-ago, 0).Seconds()), Doubt
 }
 
 func (p *packet) ipsecStep() (Step, bool) {

@@ -59,7 +59,7 @@ func TestTheDecisiveVerdict(t *testing.T) {
 }
 
 // The text says who answers the client, and why it is not the endpoint's node.
-func TestDirectRepliesInWords(t *testing.T) {
+func TestDSRRepliesInWords(t *testing.T) {
 	for want, flags := range map[string][]string{
 		"": {"snat"}, "no reply passes this node": {"dsr"}, "this node answers the client itself": {"dsr", "to_pod"},
 	} {
@@ -68,11 +68,11 @@ func TestDirectRepliesInWords(t *testing.T) {
 		}
 	}
 	now := time.Now()
-	broken := &inspect.DirectPath{Failures: 6, Failed: now.Add(-20 * time.Second), Broken: true}
+	broken := &inspect.DSRPath{Failures: 6, Failed: now.Add(-20 * time.Second), Broken: true}
 	if why, state := undirected(broken, now); state != Doubt || !strings.Contains(why, "clients repeated 6 SYNs, the last 20 s ago") || !strings.Contains(why, "again in 40 s") {
 		t.Errorf("%s: %s", state, why)
 	}
-	for _, path := range []*inspect.DirectPath{nil, {Trusted: true}} {
+	for _, path := range []*inspect.DSRPath{nil, {Trusted: true}} {
 		if why, state := undirected(path, now); state != Passed || !strings.Contains(why, "clients in the cluster") {
 			t.Errorf("%s: %s", state, why)
 		}

@@ -126,10 +126,10 @@ func convertPort(spec *model.Service, p *intent.ServicePort, sync reconcile.Port
 	if p.Balance != intent.Random {
 		out.Balance = p.Balance.String()
 	}
-	if p.Direct {
+	if p.DSR {
 		out.Forwarding = intent.Hybrid
 	}
-	if p.Direct && p.ID.Protocol == model.UDP {
+	if p.DSR && p.ID.Protocol == model.UDP {
 		out.Forwarding = intent.DSR
 	}
 	out.SynLimit = uint32(p.SYNLimit)

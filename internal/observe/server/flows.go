@@ -153,7 +153,7 @@ func (l *flowList) name(ctx context.Context) {
 func (s *Server) flow(f dataplane.Flow, client, at, endpoint reconcile.Address) *nodev1alpha1.Flow {
 	out := &nodev1alpha1.Flow{
 		Node: s.cfg.Node, Protocol: protocol(f.Protocol), Client: peer(client), ServiceAddress: peer(at), Endpoint: peer(endpoint),
-		Opened: timestamp(f.Opened), LastSeen: timestamp(f.LastSeen), State: f.State, ClosedByRst: f.Reset, Direct: f.Direct, OneWay: f.OneWay,
+		Opened: timestamp(f.Opened), LastSeen: timestamp(f.LastSeen), State: f.State, ClosedByRst: f.Reset, Dsr: f.DSR, OneWay: f.OneWay,
 		Namespace: at.Service.Service.Namespace, Service: at.Service.Service.Name, PortName: at.Service.Port,
 	}
 	out.ServiceAddress.Pod, out.ServiceAddress.Node = "", ""

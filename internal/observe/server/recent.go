@@ -40,7 +40,7 @@ func (s *Server) followCounters(ctx context.Context) {
 		if _, err := s.denied(ctx); err != nil && ctx.Err() == nil {
 			s.log.Debug("counting denied packets failed", slog.Any("err", err))
 		}
-		s.directGrowth()
+		s.dsrGrowth()
 		select {
 		case <-ctx.Done():
 			return

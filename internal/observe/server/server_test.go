@@ -342,7 +342,7 @@ func TestALargePageIsCut(t *testing.T) {
 
 func TestGetService(t *testing.T) {
 	one := serviceOf("default", "web", 1)
-	one.Spec.ExternalLocal, one.Ports[0].Direct = true, true
+	one.Spec.ExternalLocal, one.Ports[0].DSR = true, true
 	one.Spec.Ports = append(one.Spec.Ports, model.ServicePort{Name: "lost", Port: 81, Protocol: model.TCP})
 	state := &fakeState{services: []reconcile.Service{one}, status: reconcile.Status{Problems: []model.Problem{
 		model.ServiceProblem(one.Spec.Name, "spec", "is odd"), model.ServiceProblem(model.Name{Namespace: "default", Name: "other"}, "", "no"),
@@ -484,9 +484,9 @@ func TestListFlows(t *testing.T) {
 	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || resp.Flows[0].Client.Port != 9 || !resp.Flows[0].ClosedByRst || resp.Flows[1].Client.Port != 6 {
 		t.Errorf("the newest flows are not in front: %v, %v", resp.GetFlows()[:2], err)
 	}
-	plane.flows[5].Direct, plane.flows[8].Direct, plane.flows[8].OneWay = true, true, true
-	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || !resp.Flows[0].Direct || !resp.Flows[0].OneWay ||
-		!resp.Flows[1].Direct || resp.Flows[1].OneWay || resp.Flows[2].Direct {
+	plane.flows[5].DSR, plane.flows[8].DSR, plane.flows[8].OneWay = true, true, true
+	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || !resp.Flows[0].Dsr || !resp.Flows[0].OneWay ||
+		!resp.Flows[1].Dsr || resp.Flows[1].OneWay || resp.Flows[2].Dsr {
 		t.Errorf("direct flows: %v, %v", resp.GetFlows()[:3], err)
 	}
 	plane.flows[5].Opened, plane.flows[8].Opened = time.Time{}, time.Time{}

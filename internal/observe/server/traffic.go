@@ -70,7 +70,7 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.Denials, err = s.denied(ctx); err != nil {
 		return t, err
 	}
-	if t.Direct, err = s.directTraffic(ctx); err != nil {
+	if t.DSR, err = s.dsrTraffic(ctx); err != nil {
 		return t, err
 	}
 	t.Taken, err = s.taken(ctx)

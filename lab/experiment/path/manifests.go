@@ -45,7 +45,7 @@ func benchServices(c *topology.Cluster) []benchService {
 }
 
 // writeManifests writes the agents' manifests and returns the directory. direct adds the Service
-// of direct replies, which eBPF alone has.
+// of DSR replies, which eBPF alone has.
 func writeManifests(r *harness.Harness, tftp, direct bool) (string, error) {
 	text, err := manifests(r.Cluster, tftp, direct)
 	if err != nil {

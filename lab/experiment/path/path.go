@@ -252,10 +252,10 @@ func plans(c *topology.Cluster, ebpf bool) []plan {
 		return all
 	}
 	return append(all,
-		plan{name: "direct replies ÷ pod address", kind: load.HTTP, base: podThere, service: direct, target: least(0.97)},
-		plan{name: "direct replies ÷ pod address", kind: load.Conn, base: podThere, service: direct, target: least(0.97)},
-		plan{name: "direct replies ÷ SNAT", kind: load.HTTP, base: there, service: direct},
-		plan{name: "direct replies ÷ SNAT", kind: load.Conn, base: there, service: direct},
+		plan{name: "DSR replies ÷ pod address", kind: load.HTTP, base: podThere, service: direct, target: least(0.97)},
+		plan{name: "DSR replies ÷ pod address", kind: load.Conn, base: podThere, service: direct, target: least(0.97)},
+		plan{name: "DSR replies ÷ SNAT", kind: load.HTTP, base: there, service: direct},
+		plan{name: "DSR replies ÷ SNAT", kind: load.Conn, base: there, service: direct},
 		plan{name: "pod address by way of node0 ÷ pod address", kind: load.HTTP, base: podThere, service: detour},
 		plan{name: "pod address by way of node0 ÷ pod address", kind: load.Conn, base: podThere, service: detour})
 }

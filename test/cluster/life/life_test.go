@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 	t.Helper()
 	cfg := cluster.Config{CNI: cluster.CNI(*cni), Proxy: proxy, Values: []string{"proxyMode=" + *proxyMode}, Images: []string{"agnhost"}}
-	if proxy == cluster.Spillway { // for directReplies
+	if proxy == cluster.Spillway { // for dsrReplies
 		cfg.Families, cfg.Images = cluster.Dual, append(cfg.Images, images.MetalLB...)
 	}
 	c := clustertest.Start(t, "life", cfg)
@@ -82,7 +82,7 @@ func TestSpillway(t *testing.T) {
 			// With eBPF it stays with its endpoint: docs/reference/limits.md. drain has another.
 			without: []string{"udp from node1"},
 			except:  []excuse{movedSocket}},
-		{name: "direct replies", do: func(t *testing.T, c *cluster.Cluster) { directReplies(t, c, l) }, ebpf: true},
+		{name: "DSR replies", do: func(t *testing.T, c *cluster.Cluster) { dsrReplies(t, c, l) }, ebpf: true},
 		{name: "optional parts", do: func(t *testing.T, c *cluster.Cluster) { optionalParts(t, c, l) }},
 		{name: "node deleted and added", do: deleteNode},
 	} {

@@ -78,7 +78,7 @@ func (q *question) request() probe.Request {
 	// answer to one could look like an answer to the other.
 	from := cluster.ParseName(q.f.From)
 	req.LowPorts = from.Extra == "vm" || from.IsClient()
-	// With direct replies, an endpoint tells the Services that a client asks by the client's port.
+	// With DSR replies, an endpoint tells the Services that a client asks by the client's port.
 	// And a socket with the port of an earlier one continues its UDP flow, while the endpoint of
 	// that one serves.
 	req.FreshPorts = from.IsClient() || from.IsPod()

@@ -229,7 +229,7 @@ func (s *carrierState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
 }
 
 // List describes the endpoints that Services had in the last round, sorted.
-func (c *Carriers) List() (list []dataplane.DirectCarrier) {
+func (c *Carriers) List() (list []dataplane.DSRCarrier) {
 	if c == nil {
 		return nil
 	}
@@ -239,19 +239,19 @@ func (c *Carriers) List() (list []dataplane.DirectCarrier) {
 		if !s.wanted.Equal(c.last) {
 			continue
 		}
-		d := dataplane.DirectCarrier{Endpoint: addr, Carrier: dataplane.CarrierUnknown}
+		d := dataplane.DSRCarrier{Endpoint: addr, Carrier: dataplane.CarrierUnknown}
 		if s.written {
 			d.Carrier, d.MTU = objects.CarrierName(s.value), int(s.value.Mtu)
 		}
 		list = append(list, d)
 	}
-	slices.SortFunc(list, func(a, b dataplane.DirectCarrier) int { return a.Endpoint.Compare(b.Endpoint) })
+	slices.SortFunc(list, func(a, b dataplane.DSRCarrier) int { return a.Endpoint.Compare(b.Endpoint) })
 	return list
 }
 
 // CarriersDesc describes the metric of Collect.
 var CarriersDesc = prometheus.NewDesc("spillway_ebpf_direct_endpoints",
-	"Addresses of endpoints on other nodes behind Services with direct replies, by how packets tell their node about the Service. option: by an IP option. gue: within datagrams. none: new connections get SNAT. unknown: not probed yet.", []string{"carrier"}, nil)
+	"Addresses of endpoints on other nodes behind Services with DSR, by how packets tell their node about the Service. option: by an IP option. gue: within datagrams. none: new connections get SNAT. unknown: not probed yet.", []string{"carrier"}, nil)
 
 // Collect exports the number of endpoints by how packets reach them. A nil *Carriers exports nothing.
 func (c *Carriers) Collect(ch chan<- prometheus.Metric) {

@@ -188,7 +188,7 @@ func TestProbesAreBounded(t *testing.T) {
 	c, clock := newTestCarriers(t, n), &carrierClock{time.Now()}
 	for round := range 3 {
 		clock.round(t, c, retryInterval, all...)
-		known := slices.DeleteFunc(c.List(), func(d dataplane.DirectCarrier) bool { return d.Carrier == dataplane.CarrierUnknown })
+		known := slices.DeleteFunc(c.List(), func(d dataplane.DSRCarrier) bool { return d.Carrier == dataplane.CarrierUnknown })
 		if want := (round + 1) * probesAtOnce; len(known) != want {
 			t.Errorf("round %d: %d endpoints are known, want %d", round, len(known), want)
 		}

@@ -36,7 +36,7 @@ func ListFlows(ctx context.Context, table *ebpf.Map, timeouts *objects.Timeouts,
 			LastSeen: clock.Add(-time.Duration(int32(now-f.Seen)) * time.Second),
 		}
 		flow.Refused = isRefused(table, k, f)
-		flow.Direct, flow.OneWay = directOf(f)
+		flow.DSR, flow.OneWay = dsrOf(f)
 		if f.Opened != 0 {
 			flow.Opened = clock.Add(-time.Duration(int32(now-f.Opened)) * time.Second)
 		}

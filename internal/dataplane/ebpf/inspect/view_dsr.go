@@ -8,23 +8,23 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
-// Direct reports whether endpoints of a Service on other nodes answer TCP clients directly.
-func (v *View) Direct(service uint32) bool {
+// DSR reports whether endpoints of a Service on other nodes answer TCP clients directly.
+func (v *View) DSR(service uint32) bool {
 	s, _ := lookup[uint32, objects.TCService](v, objects.TCMapServices, service)
 	return v.takesPart() && objects.TCServiceFlags(s.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0
 }
 
-// takesPart reports whether the instance has keys for direct replies.
+// takesPart reports whether the instance has keys for DSR replies.
 func (v *View) takesPart() bool {
 	return v.maps[objects.TCMapDsrPaths].MaxEntries() == objects.MaxDSRPaths
 }
 
-// DirectPath is dataplane.DirectPath, for readers of a View.
-type DirectPath = dataplane.DirectPath
+// DSRPath is dataplane.DSRPath, for readers of a View.
+type DSRPath = dataplane.DSRPath
 
-// DirectPath reads what the programs know about the replies of an endpoint on another node; nil
+// DSRPath reads what the programs know about the replies of an endpoint on another node; nil
 // if they know nothing.
-func (v *View) DirectPath(backend uint32) *DirectPath {
+func (v *View) DSRPath(backend uint32) *DSRPath {
 	p, found := lookup[uint32, objects.TCDsrPath](v, objects.TCMapDsrPaths, backend)
 	if !found {
 		return nil
@@ -40,9 +40,9 @@ const (
 	CarrierNone = dataplane.CarrierNone
 )
 
-// DirectCarrier reads how packets tell the node of an endpoint about the Service: one of
+// DSRCarrier reads how packets tell the node of an endpoint about the Service: one of
 // dataplane.Carriers.
-func (v *View) DirectCarrier(endpoint netip.Addr) string {
+func (v *View) DSRCarrier(endpoint netip.Addr) string {
 	c, found := lookup[objects.TCAddrKey, objects.TCDsrCarrier](v, objects.TCMapDsrCarriers, objects.AddrKey(endpoint))
 	if !found {
 		return dataplane.CarrierUnknown
@@ -50,5 +50,5 @@ func (v *View) DirectCarrier(endpoint netip.Addr) string {
 	return objects.CarrierName(c)
 }
 
-// DirectRetry is the time after the last repeated SYN for which a path is not trusted.
-const DirectRetry = time.Duration(objects.TCDsrPathLimitDSR_RETRY_SECONDS) * time.Second
+// DSRRetry is the time after the last repeated SYN for which a path is not trusted.
+const DSRRetry = time.Duration(objects.TCDsrPathLimitDSR_RETRY_SECONDS) * time.Second

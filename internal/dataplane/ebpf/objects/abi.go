@@ -149,7 +149,7 @@ func BalanceFlags(p *intent.ServicePort) TCServiceFlags {
 	case intent.Latency:
 		return TCServiceFlagsSERVICE_LATENCY
 	case intent.Maglev:
-		if p.Direct {
+		if p.DSR {
 			return TCServiceFlagsSERVICE_MAGLEV | TCServiceFlagsSERVICE_DSR
 		}
 		return TCServiceFlagsSERVICE_MAGLEV

@@ -158,7 +158,7 @@ func (w *Writer) Applied() (ports []*intent.ServicePort, err error) {
 		}
 		sp := &intent.ServicePort{
 			ID: id, Affinity: time.Duration(p.entries.header.Affinity) * time.Second,
-			Frontends: p.intentFrontends(), Balance: objects.BalanceOf(p.entries.header.Flags), Direct: objects.TCServiceFlags(p.entries.header.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0,
+			Frontends: p.intentFrontends(), Balance: objects.BalanceOf(p.entries.header.Flags), DSR: objects.TCServiceFlags(p.entries.header.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0,
 			SYNLimit: p.entries.header.SynLimit,
 		}
 		sp.Endpoints, sp.ServingUnselected, sp.Weights = p.intentEndpoints()

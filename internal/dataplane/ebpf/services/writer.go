@@ -188,12 +188,12 @@ func (t *portTable) gone() (gone func(objects.TCFrontendKey) bool, known bool) {
 	}, true
 }
 
-// EachDirectEndpoint calls f with each endpoint of Service ports with direct replies.
-func (w *Writer) EachDirectEndpoint(f func(*intent.Endpoint)) {
+// EachDSREndpoint calls f with each endpoint of Service ports with DSR.
+func (w *Writer) EachDSREndpoint(f func(*intent.Endpoint)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.table.byID {
-		if p.source == nil || !p.source.Direct { // nil: a write of it has failed
+		if p.source == nil || !p.source.DSR { // nil: a write of it has failed
 			continue
 		}
 		for i := range p.source.Endpoints {

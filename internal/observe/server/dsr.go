@@ -19,32 +19,32 @@ import (
 // tries a broken path again after a minute.
 const pathWindow = 5 * time.Minute
 
-// directGrowth reads the counters of direct replies, and returns those that grew since the
+// dsrGrowth reads the counters of DSR replies, and returns those that grew since the
 // readings in memory began.
-func (s *Server) directGrowth() []growth {
+func (s *Server) dsrGrowth() []growth {
 	s.direct.mu.Lock()
 	defer s.direct.mu.Unlock()
 	counts := map[string]uint64{}
-	for _, r := range s.directRepliers() {
-		announced, unanswered := r.DirectCounts()
+	for _, r := range s.dsrReporters() {
+		announced, unanswered := r.DSRCounts()
 		counts["announced"] += announced
 		counts["unanswered"] += unanswered
 	}
 	return s.direct.add(reading{time.Now(), counts})
 }
 
-func (s *Server) directRepliers() (list []dataplane.DirectReplier) {
+func (s *Server) dsrReporters() (list []dataplane.DSRReporter) {
 	for _, b := range s.cfg.Backends {
-		if r, ok := b.(dataplane.DirectReplier); ok {
+		if r, ok := b.(dataplane.DSRReporter); ok {
 			list = append(list, r)
 		}
 	}
 	return list
 }
 
-// directTraffic returns what the dataplanes know about direct replies.
-func (s *Server) directTraffic(ctx context.Context) (out doctor.DirectReplies, err error) {
-	for _, g := range s.directGrowth() {
+// dsrTraffic returns what the dataplanes know about DSR replies.
+func (s *Server) dsrTraffic(ctx context.Context) (out doctor.DSRReplies, err error) {
+	for _, g := range s.dsrGrowth() {
 		out.Window = g.window
 		if g.name == "announced" {
 			out.Announced = g.by
@@ -52,15 +52,15 @@ func (s *Server) directTraffic(ctx context.Context) (out doctor.DirectReplies, e
 			out.Unanswered = g.by
 		}
 	}
-	var broken []dataplane.DirectPath
+	var broken []dataplane.DSRPath
 	var through []netip.AddrPort
-	for _, r := range s.directRepliers() {
-		replies, err := r.DirectReplies()
+	for _, r := range s.dsrReporters() {
+		replies, err := r.DSRReplies()
 		if err != nil {
-			return out, fmt.Errorf("read direct replies: %w", err)
+			return out, fmt.Errorf("read DSR replies: %w", err)
 		}
 		through = append(through, replies.ThroughStack...)
-		countCarriers(&out, r.DirectCarriers())
+		countCarriers(&out, r.DSRCarriers())
 		for _, p := range replies.Paths {
 			switch {
 			case p.Broken && time.Since(p.Failed) <= pathWindow:
@@ -70,25 +70,25 @@ func (s *Server) directTraffic(ctx context.Context) (out doctor.DirectReplies, e
 			}
 		}
 	}
-	slices.SortFunc(broken, func(a, b dataplane.DirectPath) int {
+	slices.SortFunc(broken, func(a, b dataplane.DSRPath) int {
 		return cmp.Or(cmp.Compare(b.Failures, a.Failures), a.Endpoint.Compare(b.Endpoint))
 	})
 	out.MoreBroken = max(len(broken)-mostTraffic, 0)
 	broken, through = broken[:min(len(broken), mostTraffic)], through[:min(len(through), mostTraffic)]
-	return out, s.nameDirect(ctx, &out, broken, through)
+	return out, s.nameDSR(ctx, &out, broken, through)
 }
 
-func (s *Server) directCarriers() (list []dataplane.DirectCarrier) {
-	for _, r := range s.directRepliers() {
-		list = append(list, r.DirectCarriers()...)
+func (s *Server) dsrCarriers() (list []dataplane.DSRCarrier) {
+	for _, r := range s.dsrReporters() {
+		list = append(list, r.DSRCarriers()...)
 	}
 	return list
 }
 
-// directEndpoints counts carriers.
-func directEndpoints(carriers []dataplane.DirectCarrier) (out []*nodev1alpha1.DirectEndpoints) {
+// dsrEndpoints counts carriers.
+func dsrEndpoints(carriers []dataplane.DSRCarrier) (out []*nodev1alpha1.DSREndpoints) {
 	for _, name := range dataplane.Carriers {
-		e := &nodev1alpha1.DirectEndpoints{Carrier: name}
+		e := &nodev1alpha1.DSREndpoints{Carrier: name}
 		for _, c := range carriers {
 			if c.Carrier != name {
 				continue
@@ -104,12 +104,12 @@ func directEndpoints(carriers []dataplane.DirectCarrier) (out []*nodev1alpha1.Di
 	return out
 }
 
-// addCarriers adds the carriers of the endpoints of ports with direct replies.
-func addCarriers(s *nodev1alpha1.Service, carriers []dataplane.DirectCarrier) {
+// addCarriers adds the carriers of the endpoints of ports with DSR.
+func addCarriers(s *nodev1alpha1.Service, carriers []dataplane.DSRCarrier) {
 	if !slices.ContainsFunc(s.Ports, func(p *nodev1alpha1.ServicePort) bool { return p.Forwarding != "" }) {
 		return
 	}
-	known := make(map[string]dataplane.DirectCarrier, len(carriers))
+	known := make(map[string]dataplane.DSRCarrier, len(carriers))
 	for _, c := range carriers {
 		known[c.Endpoint.String()] = c
 	}
@@ -124,7 +124,7 @@ func addCarriers(s *nodev1alpha1.Service, carriers []dataplane.DirectCarrier) {
 	}
 }
 
-func countCarriers(out *doctor.DirectReplies, carriers []dataplane.DirectCarrier) {
+func countCarriers(out *doctor.DSRReplies, carriers []dataplane.DSRCarrier) {
 	for _, c := range carriers {
 		switch c.Carrier {
 		case dataplane.CarrierUnknown:
@@ -141,8 +141,8 @@ func countCarriers(out *doctor.DirectReplies, carriers []dataplane.DirectCarrier
 	}
 }
 
-// nameDirect adds the endpoints with their names.
-func (s *Server) nameDirect(ctx context.Context, out *doctor.DirectReplies, broken []dataplane.DirectPath, through []netip.AddrPort) error {
+// nameDSR adds the endpoints with their names.
+func (s *Server) nameDSR(ctx context.Context, out *doctor.DSRReplies, broken []dataplane.DSRPath, through []netip.AddrPort) error {
 	names := make([]reconcile.Address, 0, len(broken)+len(through))
 	for _, p := range broken {
 		names = append(names, reconcile.Address{Protocol: model.TCP, AddrPort: p.Endpoint, EndpointOfMax: 1})
@@ -154,7 +154,7 @@ func (s *Server) nameDirect(ctx context.Context, out *doctor.DirectReplies, brok
 		return fmt.Errorf("name endpoints: %w", err)
 	}
 	for i, name := range names {
-		e := doctor.DirectEndpoint{Endpoint: name.AddrPort, Node: name.Node}
+		e := doctor.DSREndpoint{Endpoint: name.AddrPort, Node: name.Node}
 		if name.Pod != (model.Name{}) {
 			e.Pod = name.Pod.String()
 		}

@@ -12,9 +12,9 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
-// directOf reports whether the endpoint's node answers the client of a flow itself, and whether
+// dsrOf reports whether the endpoint's node answers the client of a flow itself, and whether
 // this is the node that received the flow: dsr_one_way of bpf/lib/flow/unconfirmed.h.
-func directOf(f *objects.TCFlow) (direct, oneWay bool) {
+func dsrOf(f *objects.TCFlow) (direct, oneWay bool) {
 	const toPods = objects.TCFlowFlagsFLOW_TO_POD | objects.TCFlowFlagsFLOW_REVERSE_TO_POD
 	flags := objects.TCFlowFlags(f.Flags)
 	direct = flags&objects.TCFlowFlagsFLOW_DSR != 0
@@ -28,7 +28,7 @@ func pathState(p *objects.TCDsrPath, now uint32) (broken, trusted bool) {
 	return broken, !broken || now-p.Failed > uint32(objects.TCDsrPathLimitDSR_RETRY_SECONDS)
 }
 
-func describePath(p *objects.TCDsrPath, of objects.TCBackend, now uint32) dataplane.DirectPath {
+func describePath(p *objects.TCDsrPath, of objects.TCBackend, now uint32) dataplane.DSRPath {
 	clock := time.Now()
 	at := func(seconds uint32) (t time.Time) {
 		if seconds != 0 {
@@ -36,13 +36,13 @@ func describePath(p *objects.TCDsrPath, of objects.TCBackend, now uint32) datapl
 		}
 		return t
 	}
-	out := dataplane.DirectPath{Endpoint: objects.EndpointOf(of), Failures: p.Failures, Failed: at(p.Failed), Answered: at(p.Answered)}
+	out := dataplane.DSRPath{Endpoint: objects.EndpointOf(of), Failures: p.Failures, Failed: at(p.Failed), Answered: at(p.Answered)}
 	out.Broken, out.Trusted = pathState(p, now)
 	return out
 }
 
-// DirectPaths reads the paths to endpoints that their Services still have.
-func DirectPaths(m map[string]*ebpf.Map) (list []dataplane.DirectPath, err error) {
+// DSRPaths reads the paths to endpoints that their Services still have.
+func DSRPaths(m map[string]*ebpf.Map) (list []dataplane.DSRPath, err error) {
 	now := objects.BootSeconds()
 	err = objects.Each(m[objects.TCMapDsrPaths], func(id uint32, p objects.TCDsrPath) {
 		var of objects.TCBackend
@@ -53,7 +53,7 @@ func DirectPaths(m map[string]*ebpf.Map) (list []dataplane.DirectPath, err error
 	return list, err
 }
 
-// ThroughStack lists those of some Pods of this node, behind Services with direct replies, whose
+// ThroughStack lists those of some Pods of this node, behind Services with DSR, whose
 // packets traverse the stack: needs_stack of bpf/lib/flow/plan.h, as serve_dsr calls it.
 func ThroughStack(m map[string]*ebpf.Map, pods []netip.AddrPort) ([]netip.AddrPort, error) {
 	const bypasses = objects.TCPodFlagsPOD_REACHABLE

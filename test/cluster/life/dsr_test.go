@@ -20,7 +20,7 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 )
 
-// The pages of docs whose commands and manifests directReplies uses.
+// The pages of docs whose commands and manifests dsrReplies uses.
 const (
 	announcePage = "how-to/announce-addresses.md"
 	keepPage     = "how-to/keep-client-addresses.md"
@@ -35,10 +35,10 @@ type announced struct {
 	load      *load            // of the Service
 }
 
-// directReplies has MetalLB announce a Service at node2, whose endpoints are on other nodes. They see
+// dsrReplies has MetalLB announce a Service at node2, whose endpoints are on other nodes. They see
 // the client's address, and connections go on when the secret changes, when node2's agent is killed, and
 // when the addresses move to another node.
-func directReplies(t *testing.T, c *cluster.Cluster, l *load) {
+func dsrReplies(t *testing.T, c *cluster.Cluster, l *load) {
 	dir, err := programs.Build(t.Context(), t.Output(), "helm", "kubectl")
 	clustertest.Must(t, err)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -91,7 +91,7 @@ func (a *announced) installMetalLB(t *testing.T) (install, wait string) {
 	return strings.Join(words, " "), wait
 }
 
-// switchOn gives the nodes their secret, and then switches direct replies on.
+// switchOn gives the nodes their secret, and then switches DSR replies on.
 func (a *announced) switchOn(t *testing.T) {
 	a.shell(t, block(t, keepPage, "forwarding=hybrid", "deploy/helm", filepath.Join(root(t), "deploy/helm"),
 		"NAMESPACE", "default", "NAME", "web"))
@@ -208,7 +208,7 @@ func (a *announced) shell(t *testing.T, lines string) {
 	shell(t, a.Cluster, cluster.Kubeconfig(a.Name), lines)
 }
 
-// remove leaves the chart's values to the next test, whose upgrade switches direct replies off.
+// remove leaves the chart's values to the next test, whose upgrade switches DSR replies off.
 func (a *announced) remove(t *testing.T) {
 	t.Helper()
 	kubectl(t, a.Cluster, "--namespace=default", "delete", "service/web", "--ignore-not-found")
@@ -265,7 +265,7 @@ func (a *announced) wantSources(t *testing.T, direct bool) {
 		clustertest.Must(t, err)
 		for _, source := range seen {
 			if own := a.Client().Addr(dst.Addr()); (source == own) != direct {
-				t.Errorf("%s: the endpoint sees %s, the client is %s: direct replies %v", dst, source, own, direct)
+				t.Errorf("%s: the endpoint sees %s, the client is %s: DSR replies %v", dst, source, own, direct)
 			}
 		}
 	}

@@ -10,11 +10,11 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// Direct returns the cases for agents with --forwarding dsr. Each Service that names no way to
-// choose its endpoints gets maglev, which direct replies need. An endpoint on another node
+// DSR returns the cases for agents with --forwarding dsr. Each Service that names no way to
+// choose its endpoints gets maglev, which DSR replies need. An endpoint on another node
 // than the one that got the packet sees the address of a client outside the cluster, too.
 // Services with session affinity get the annotation, and nothing changes for them.
-func Direct(cases []Case) []Case {
+func DSR(cases []Case) []Case {
 	direct := slices.Clone(cases)
 	for i := range direct {
 		c := &direct[i]
@@ -83,8 +83,8 @@ func keptFlows(flows []Flow, objects []Object) []Flow {
 	return flows
 }
 
-// DirectCases are about Services with direct replies, for agents with --forwarding dsr.
-func DirectCases() []Case {
+// DSRCases are about Services with DSR, for agents with --forwarding dsr.
+func DSRCases() []Case {
 	everywhere := []string{"a0", "b0", "c0", "a", "b", "c"}
 	return []Case{
 		{
@@ -99,7 +99,7 @@ func DirectCases() []Case {
 			},
 		},
 		{
-			Name:    "Clients in the cluster reach endpoints as without direct replies",
+			Name:    "Clients in the cluster reach endpoints as without DSR replies",
 			Objects: []Object{lbBy("maglev", "", "b0", "b2")},
 			Flows: []Flow{
 				{From: "c1", To: NodePort("a"), Want: Spread(NodeSource, "b0", "b2")},
@@ -119,7 +119,7 @@ func DirectCases() []Case {
 			Flows:   outsideFlows(nil, NodeSource, "b0", "b"),
 		},
 		{
-			Name:    "A Local policy and direct replies go together",
+			Name:    "A Local policy and DSR replies go together",
 			Objects: []Object{localOnly(lbBy("maglev", "", "a0", "b0"))},
 			Flows: []Flow{
 				{From: "client0", To: NodePort("a"), Want: OneOf(Kept, "a0")},
@@ -139,7 +139,7 @@ func DirectCases() []Case {
 				{From: "client0", To: NodePort("b"), LocalPort: 5370, Want: OneOf(Kept, "b0")},
 			},
 		},
-		directConnections(),
+		dsrConnections(),
 		switchedCase(),
 	}
 }
@@ -179,8 +179,8 @@ func forwardingCase(name, forwarding string, ofTCP, ofUDP Source) Case {
 	}
 }
 
-// directConnections stay with their endpoint while others come and go, and it ends.
-func directConnections() Case {
+// dsrConnections stay with their endpoint while others come and go, and it ends.
+func dsrConnections() Case {
 	svc := func(endpoints ...Endpoint) []Object {
 		s := lbBy("maglev", "")
 		s.Endpoints = endpoints
@@ -196,7 +196,7 @@ func directConnections() Case {
 	newFlow := Flow{From: "client0", To: NodePort("c"), Want: OneOf(Kept, "a0")}
 	two, six := []string{"b0", "c0"}, []string{"a0", "a1", "b0", "b1", "c0", "c1"}
 	return Case{
-		Name:    "Direct connections stay with their endpoint while others come and go, and it ends",
+		Name:    "DSR connections stay with their endpoint while others come and go, and it ends",
 		Objects: svc(On(two...)...),
 		Flows:   kept(nil, two...),
 		Then: []Step{

@@ -5,24 +5,24 @@ import (
 	"time"
 )
 
-// DirectReplier is a Backend with endpoints that answer clients of other nodes directly (direct
+// DSRReporter is a Backend with endpoints that answer clients of other nodes directly (direct
 // server return). Any goroutine may call its methods.
-type DirectReplier interface {
-	// DirectCounts returns the connections that this node has forwarded with the client's
+type DSRReporter interface {
+	// DSRCounts returns the connections that this node has forwarded with the client's
 	// address, and those of them whose client repeated its SYN, since the programs were loaded.
-	DirectCounts() (announced, unanswered uint64)
-	// DirectCarriers returns the addresses of all endpoints on other nodes, sorted; none if there
+	DSRCounts() (announced, unanswered uint64)
+	// DSRCarriers returns the addresses of all endpoints on other nodes, sorted; none if there
 	// are no probes.
-	DirectCarriers() []DirectCarrier
-	// DirectReplies describes the endpoints. Its cost follows the number of Service ports.
-	DirectReplies() (DirectReplies, error)
+	DSRCarriers() []DSRCarrier
+	// DSRReplies describes the endpoints. Its cost follows the number of Service ports.
+	DSRReplies() (DSRReplies, error)
 }
 
-// DirectReplies are the endpoints with direct replies, as a node knows them.
-type DirectReplies struct {
+// DSRReplies are the endpoints with DSR, as a node knows them.
+type DSRReplies struct {
 	// Paths are the endpoints on other nodes that this node has forwarded connections to with
 	// the client's address.
-	Paths []DirectPath
+	Paths []DSRPath
 	// ThroughStack are the Pods of this node that other nodes forward such connections to, and
 	// whose packets traverse the node's stack.
 	ThroughStack []netip.AddrPort
@@ -40,15 +40,15 @@ const (
 // Carriers are all of them.
 var Carriers = []string{CarrierUnknown, CarrierOption, CarrierGUE, CarrierNone}
 
-// DirectCarrier is the way to an endpoint on another node.
-type DirectCarrier struct {
+// DSRCarrier is the way to an endpoint on another node.
+type DSRCarrier struct {
 	Endpoint netip.Addr
 	Carrier  string
 	MTU      int // CarrierGUE: the longest packet that arrives, with all headers, in bytes; otherwise 0
 }
 
-// DirectPath is what a node knows about the replies of an endpoint on another node.
-type DirectPath struct {
+// DSRPath is what a node knows about the replies of an endpoint on another node.
+type DSRPath struct {
 	Endpoint netip.AddrPort
 	Failures uint32    // repeated SYNs since the last reply
 	Failed   time.Time // the last repeated SYN; zero: none

@@ -5,35 +5,35 @@ import (
 	"net/netip"
 )
 
-// directCarriers reports endpoints on other nodes whose node learns about the Service in another way
+// dsrCarriers reports endpoints on other nodes whose node learns about the Service in another way
 // than by an IP option, or in none.
-type directCarriers struct{}
+type dsrCarriers struct{}
 
-func (directCarriers) Name() string { return "direct carriers" }
-func (directCarriers) About() string {
+func (dsrCarriers) Name() string { return "direct carriers" }
+func (dsrCarriers) About() string {
 	return "IP options between the nodes"
 }
 
-func (directCarriers) Find(n *Node) (found []Finding) {
+func (dsrCarriers) Find(n *Node) (found []Finding) {
 	if n.Traffic == nil {
 		return nil
 	}
-	d := &n.Traffic.Direct
+	d := &n.Traffic.DSR
 	const network = "Have the network between the nodes forward packets with IP options (IPv4 type 158, IPv6 destination options of type 30). "
 	if e := &d.Encapsulated; e.Count > 0 {
 		found = append(found, Finding{
-			ID: "direct-replies-encapsulated", Severity: Info,
+			ID: "dsr-encapsulated", Severity: Info,
 			Title:    fmt.Sprintf("the network drops IP options to %s of %d", plural(e.Count, "endpoint"), d.Probed),
 			Evidence: append(e.evidence(), fmt.Sprintf("the longest packet that arrives has %d bytes", d.MTU)),
 			Numbers:  map[string]float64{"endpoints": float64(e.Count), "probed_endpoints": float64(d.Probed), "mtu": float64(d.MTU)},
-			Packets: "All packets of direct connections to these endpoints travel within datagrams of UDP (--dsr-port). " +
+			Packets: "All packets of DSR connections to these endpoints travel within datagrams of UDP (--dsr-port). " +
 				"They are 48 bytes longer (IPv4) or 80 (IPv6): a client that sends longer ones than fit gets an ICMP error with the MTU. XDP does not forward them.",
 			Remedy: network + "Nothing is lost without it.",
 		})
 	}
 	if e := &d.Unreached; e.Count > 0 {
 		found = append(found, Finding{
-			ID: "direct-replies-impossible", Severity: Warning,
+			ID: "dsr-impossible", Severity: Warning,
 			Title:    fmt.Sprintf("%s of %d cannot answer clients directly", plural(e.Count, "endpoint"), d.Probed),
 			Evidence: e.evidence(),
 			Numbers:  map[string]float64{"endpoints": float64(e.Count), "probed_endpoints": float64(d.Probed)},

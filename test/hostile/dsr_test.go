@@ -106,7 +106,7 @@ func serialize(stack ...gopacket.SerializableLayer) ([]byte, error) {
 // secret is that of the cluster.
 const secret = "a secret of the cluster"
 
-var directVariants = []variant{{false, "elsewhere"}, {true, "elsewhere"}}
+var dsrVariants = []variant{{false, "elsewhere"}, {true, "elsewhere"}}
 
 // startDirect starts a cluster that forwards so, with a Service whose endpoint is not at the receiving
 // node.
@@ -127,7 +127,7 @@ func secretFile(t *testing.T) string {
 }
 
 // TestForgedAnnouncements has a host of the LAN, a pod beside the endpoint and one of another node
-// forge what nodes tell each other about connections with direct replies. Nothing of it may reach the
+// forge what nodes tell each other about connections with DSR. Nothing of it may reach the
 // endpoint, or have it answer with the forger's address, and honest connections go on. With the
 // cluster's secret the same packets arrive: so the forgeries lack nothing but that.
 func TestForgedAnnouncements(t *testing.T) {
@@ -135,7 +135,7 @@ func TestForgedAnnouncements(t *testing.T) {
 		return // not a skip: the other dataplanes read no announcements
 	}
 	e, s := startDirect(t, "hostile-direct", "dsr")
-	for _, v := range directVariants {
+	for _, v := range dsrVariants {
 		conn := e.mustConnect(t, v, netip.MustParseAddrPort(s.MustAddress(t, flows.NodePort(receiver), v.combo("tcp"))))
 		if conn.source != conn.local().String() {
 			t.Fatalf("%s: the endpoint sees %s, so nothing is direct here", v, conn.source)
@@ -214,17 +214,17 @@ var forgedStarts = []struct {
 	{"ACK", "A", false}, {"FIN", "FA", false}, {"RST", "R", false}, {"SYN and ACK", "A", true},
 }
 
-// TestForgedStarts forges segments of a client's ports, on a network that drops direct replies. New
+// TestForgedStarts forges segments of a client's ports, on a network that drops DSR replies. New
 // connections of the client still get the node's address, in time.
 func TestForgedStarts(t *testing.T) {
 	if flag.Lookup("proxy-mode").Value.String() != "ebpf" {
-		return // not a skip: the other dataplanes have no direct replies
+		return // not a skip: the other dataplanes have no DSR replies
 	}
 	e, s := startDirect(t, "hostile-starts", "hybrid")
 	e.Do(t, honest, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", firstPort, firstPort+clientPorts-1), 0)
 	})
-	for _, v := range directVariants {
+	for _, v := range dsrVariants {
 		dst := netip.MustParseAddrPort(s.MustAddress(t, flows.NodePort(receiver), v.combo("tcp")))
 		if conn := e.mustConnect(t, v, dst); conn.source != conn.local().String() {
 			t.Fatalf("%s: the endpoint sees %s, so nothing is direct here", v, conn.source)

@@ -7,15 +7,15 @@ import (
 	"spillway.dev/spillway/internal/escape"
 )
 
-// directRepliesMissing reports clients that an endpoint on another node does not answer directly.
-type directRepliesMissing struct{}
+// dsrRepliesMissing reports clients that an endpoint on another node does not answer directly.
+type dsrRepliesMissing struct{}
 
-func (directRepliesMissing) Name() string { return "direct replies" }
-func (directRepliesMissing) About() string {
+func (dsrRepliesMissing) Name() string { return "DSR replies" }
+func (dsrRepliesMissing) About() string {
 	return "SYNs repeated to endpoints that answer directly"
 }
 
-// Without a broken path, direct replies are a finding if leastRepeated connections and a
+// Without a broken path, DSR replies are a finding if leastRepeated connections and a
 // repeatedShare-th of all had none within a minute.
 const (
 	leastRepeated = 5
@@ -25,18 +25,18 @@ const (
 // shownEndpoints is how many endpoints a finding names.
 const shownEndpoints = 5
 
-func (directRepliesMissing) Find(n *Node) []Finding {
+func (dsrRepliesMissing) Find(n *Node) []Finding {
 	if n.Traffic == nil {
 		return nil
 	}
-	d := &n.Traffic.Direct
+	d := &n.Traffic.DSR
 	broken := slices.DeleteFunc(slices.Clone(d.Broken), n.Traffic.dead)
 	some := len(d.Broken) == 0 && len(n.Traffic.Unanswered) == 0 && d.Unanswered >= leastRepeated && d.Unanswered*repeatedShare >= d.Announced
 	if len(broken) == 0 && !some {
 		return nil
 	}
 	f := Finding{
-		ID: "direct-replies-missing", Severity: Warning,
+		ID: "dsr-replies-missing", Severity: Warning,
 		Title:   fmt.Sprintf("new clients wait for a second: %d of the last %d got no direct reply", d.Unanswered, d.Announced),
 		Numbers: map[string]float64{"endpoints": float64(len(broken)), "working_endpoints": float64(d.Working), "announced": float64(d.Announced), "unanswered": float64(d.Unanswered)},
 		Packets: "Such a client repeats its SYN after a second. This node then forwards it with its own address: the client is served, and the endpoint does not see the client's address. " +
@@ -51,11 +51,11 @@ func (directRepliesMissing) Find(n *Node) []Finding {
 }
 
 // dead reports whether an endpoint does not answer clients with this node's address either.
-func (t *Traffic) dead(e DirectEndpoint) bool {
+func (t *Traffic) dead(e DSREndpoint) bool {
 	return slices.ContainsFunc(t.Unanswered, func(u FailingEndpoint) bool { return u.Endpoint == e.Endpoint.String() })
 }
 
-func brokenText(broken []DirectEndpoint, more int) string {
+func brokenText(broken []DSREndpoint, more int) string {
 	e := &broken[0]
 	if len(broken)+more == 1 {
 		return fmt.Sprintf("%s does not answer the clients of Service %s directly", e.name(), e.Service)
@@ -64,7 +64,7 @@ func brokenText(broken []DirectEndpoint, more int) string {
 }
 
 // describe adds evidence and commands.
-func (d *DirectReplies) describe(f *Finding, broken []DirectEndpoint) {
+func (d *DSRReplies) describe(f *Finding, broken []DSREndpoint) {
 	for i := range broken[:min(len(broken), shownEndpoints)] {
 		e := &broken[i]
 		last := "no direct reply has arrived yet"
@@ -83,12 +83,12 @@ func (d *DirectReplies) describe(f *Finding, broken []DirectEndpoint) {
 	}
 	f.Evidence = append(f.Evidence, plural(d.Working, "other endpoint")+" answered clients directly within the last 5 minutes")
 	if d.Window > 0 {
-		f.Evidence = append(f.Evidence, fmt.Sprintf("%d of %s in the last %.0f s had no reply after a second", d.Unanswered, plural(int(d.Announced), "direct connection"), d.Window.Seconds()))
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%d of %s in the last %.0f s had no reply after a second", d.Unanswered, plural(int(d.Announced), "DSR connection"), d.Window.Seconds()))
 	}
 }
 
 // remedy names the likely causes.
-func (d *DirectReplies) remedy(broken []DirectEndpoint) string {
+func (d *DSRReplies) remedy(broken []DSREndpoint) string {
 	const (
 		node    = "Look at the endpoint's node: its agent has no --dsr-key-file or another secret (spillway_ebpf_drops_total{reason=\"dsr\"} grows there), or a NetworkPolicy or rp_filter drops the packets (rp-filter-strict). "
 		network = "Look at the network: it must forward SYNs with IP options, and packets of a node with the Service's address as source (AWS: source/destination check, Azure: IP forwarding, GCP: canIpForward). " +
