@@ -133,7 +133,7 @@ func (n *packetNode) prepare(b *testing.B, c *packetCase) {
 	target := n.objects.Programs[c.hook.prog]
 	if target == nil {
 		c.hook.iface = "eth0"
-		target = loadProgram(b, "empty", c.kind(), asm.Instructions{asm.LoadImm(asm.R0, int64(int32(c.code)), asm.DWord), asm.Return()})
+		target = n.loadProgram(b, "empty", c.kind(), asm.Instructions{asm.LoadImm(asm.R0, int64(int32(c.code)), asm.DWord), asm.Return()})
 	}
 	targets, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1}, ebpf.MapOptions{})
 	ok(b, err)
@@ -162,7 +162,7 @@ func (n *packetNode) prepare(b *testing.B, c *packetCase) {
 	if c.kind() == ebpf.XDP {
 		store = asm.FnXdpStoreBytes
 	}
-	c.restore = loadProgram(b, "restore", c.kind(), append(code,
+	c.restore = n.loadProgram(b, "restore", c.kind(), append(code,
 		asm.Mov.Reg(asm.R1, asm.R6),
 		asm.Mov.Imm(asm.R2, 0),
 		asm.Mov.Imm(asm.R4, int32(len(data))),
@@ -184,11 +184,14 @@ func (c *packetCase) kind() ebpf.ProgramType {
 	return ebpf.SchedCLS
 }
 
-func loadProgram(b *testing.B, name string, kind ebpf.ProgramType, code asm.Instructions) *ebpf.Program {
+func (n *packetNode) loadProgram(b *testing.B, name string, kind ebpf.ProgramType, code asm.Instructions) *ebpf.Program {
 	b.Helper()
 	spec := &ebpf.ProgramSpec{Name: name, Type: kind, Instructions: code, License: "GPL"}
 	if kind == ebpf.XDP {
-		spec.AttachType = ebpf.AttachXDP // a tail call needs the same one
+		spec.AttachType = ebpf.AttachXDP // a tail call needs the same one, and the same flag
+		if n.objects.Features.XDPFrags {
+			spec.Flags = unix.BPF_F_XDP_HAS_FRAGS
+		}
 	}
 	p, err := ebpf.NewProgram(spec)
 	ok(b, err)
