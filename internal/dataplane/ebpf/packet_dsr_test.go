@@ -709,11 +709,11 @@ func BenchmarkPacketDSR(b *testing.B) {
 				{name: "SNAT, known flow", hook: inEth0, code: actRedirect, frame: in},
 				{name: "SNAT, known flow (A/A)", hook: inEth0, code: actRedirect, frame: in},
 				{name: "SNAT, reply", hook: inTun0, code: actRedirect, frame: out},
-				{name: "direct, known flow", hook: inEth0, code: actRedirect, frame: direct},
+				{name: "DSR, known flow", hook: inEth0, code: actRedirect, frame: direct},
 				{name: "SNAT, first packet", hook: inEth0, code: actRedirect, frame: firstSNAT, fresh: true},
-				{name: "direct, first packet, with the option", hook: inEth0, code: actRedirect, frame: first(p), fresh: true, grows: true},
-				{name: "direct, known flow, in a datagram", hook: inEth0, code: actRedirect, frame: datagram, grows: true},
-				{name: "direct, first packet, in a datagram", hook: inEth0, code: actRedirect, frame: firstGUE, fresh: true, grows: true},
+				{name: "DSR, first packet, with the option", hook: inEth0, code: actRedirect, frame: first(p), fresh: true, grows: true},
+				{name: "DSR, known flow, in a datagram", hook: inEth0, code: actRedirect, frame: datagram, grows: true},
+				{name: "DSR, first packet, in a datagram", hook: inEth0, code: actRedirect, frame: firstGUE, fresh: true, grows: true},
 			}
 		})
 	})

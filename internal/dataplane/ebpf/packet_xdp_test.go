@@ -356,7 +356,7 @@ func BenchmarkPacketXDP(b *testing.B) {
 				{name: "not ours", hook: inEth0, code: actNext, frame: notOurs},
 				{name: "known flow, SNAT", hook: inEth0, code: actRedirect, frame: in},
 				{name: "reply, SNAT", hook: inTun0, code: actRedirect, frame: out},
-				{name: "known flow, direct", hook: inEth0, code: actRedirect, frame: ack},
+				{name: "known flow, DSR", hook: inEth0, code: actRedirect, frame: ack},
 				{name: "SYN that a Local policy drops", hook: inEth0, code: actDrop, frame: dropped},
 			}
 			if !xdp {
