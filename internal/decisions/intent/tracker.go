@@ -48,9 +48,11 @@ type Tracker struct {
 	slices     []*store.Slice // buffers of one decision
 	nearSlices []*store.Slice
 	claims     claims // of one call of Changes
-	candidates []candidate
-	near       []candidate
-	healthy    []netip.Addr
+	// selectedPods says of pods whether a NetworkPolicy selects them, in one call of Changes.
+	selectedPods map[model.Name]bool
+	candidates   []candidate
+	near         []candidate
+	healthy      []netip.Addr
 }
 
 // service is a Service, or a placeholder for one that has slices only.
@@ -167,6 +169,7 @@ func (t *Tracker) markEndpointDirty(a netip.Addr) {
 // returns what is different. The first call always returns the Node.
 func (t *Tracker) Changes() Changes {
 	var c Changes
+	t.selectedPods = map[model.Name]bool{}
 	complained := t.checkNode()
 	c.Moves = t.addresses.resolve()
 	if t.decideDirty(&c) {

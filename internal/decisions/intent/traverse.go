@@ -84,14 +84,33 @@ func (t *Tracker) selected(namespace string, ep *model.Endpoint, addr netip.Addr
 	return ep.Pod.Name == "" && len(known) == 0 && ep.Node != "" && len(t.facts.NetworkPolicies(namespace)) > 0
 }
 
-// podSelected reports whether a NetworkPolicy selects a pod. Any selector may select a pod
-// whose labels are not known.
+// mostSelectorParts is how many parts of the selectors of a namespace are compared with a pod. An
+// author of NetworkPolicies can write millions of them.
+const mostSelectorParts = 4096
+
+// podSelected reports whether a NetworkPolicy selects, or may select, a pod. One call of Changes
+// asks for a pod once, although any number of endpoints can name it.
 func (t *Tracker) podSelected(name model.Name) bool {
+	selected, known := t.selectedPods[name]
+	if !known {
+		selected = t.maySelect(name)
+		t.selectedPods[name] = selected
+	}
+	return selected
+}
+
+// maySelect compares the selectors of a pod's namespace. Any selector may select a pod whose labels
+// are not known, and those past mostSelectorParts any pod.
+func (t *Tracker) maySelect(name model.Name) bool {
 	policies, pod := t.facts.NetworkPolicies(name.Namespace), t.facts.Pod(name)
 	if pod == nil {
 		return len(policies) > 0
 	}
-	return slices.ContainsFunc(policies, func(p *model.NetworkPolicy) bool { return p.Selector.Matches(pod.Labels) })
+	parts := 0
+	return slices.ContainsFunc(policies, func(p *model.NetworkPolicy) bool {
+		parts += 1 + p.Selector.Parts()
+		return parts > mostSelectorParts || p.Selector.Matches(pod.Labels)
+	})
 }
 
 // anyNetworkPolicy reports whether a NetworkPolicy may require netfilter.

@@ -3,7 +3,9 @@ package intent
 import (
 	"net/netip"
 	"slices"
+	"strconv"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/facts/model"
@@ -53,6 +55,37 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 	}
 	check("guarded no more", setTraversal(tr, donottrack.Traversal{AllowsAny: ports}), 2, false, true)
 	check("opened no more", setTraversal(tr, donottrack.Traversal{}), 1, false, false)
+}
+
+// TestSelectorsOfANamespaceAreBounded has a policy with so many parts that a pod is not compared with
+// all of them: it may be selected.
+func TestSelectorsOfANamespaceAreBounded(t *testing.T) {
+	pod := netip.MustParseAddr("10.244.0.2")
+	name := model.Name{Namespace: "n", Name: "cache"}
+	for _, row := range []struct {
+		parts    int
+		selected bool
+	}{{mostSelectorParts - 1, false}, {mostSelectorParts, true}} {
+		selector := model.Selector{MatchLabels: map[string]string{"no": "pod"}}
+		for i := range row.parts - 1 {
+			selector.Expressions = append(selector.Expressions, model.Requirement{Key: strconv.Itoa(i), Operator: "DoesNotExist"})
+		}
+		tr := New(Config{NodeName: "here"})
+		tr.Apply(model.Delta{Full: true,
+			Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				Ports: []model.ServicePort{{Name: "a", Protocol: model.TCP, Port: 1}}}},
+			Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
+				Ports:     []model.EndpointPort{{Name: "a", Protocol: model.TCP, Port: 11211}},
+				Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: "here", Pod: name}}}},
+			Pods:            map[model.Name]*model.Pod{name: {Name: name, Node: "here", IPs: []netip.Addr{pod}}},
+			NetworkPolicies: map[model.Name]*model.NetworkPolicy{name: {Name: name, Selector: selector, Ingress: true}},
+		})
+		tr.SetTime(time.Now())
+		tr.Changes()
+		if e := tr.State().Ports[0].Endpoints[0]; e.MustTraverseNetfilter != row.selected {
+			t.Errorf("%d parts: the pod's packets must traverse netfilter: %v, want %v", row.parts, e.MustTraverseNetfilter, row.selected)
+		}
+	}
 }
 
 // With --bypass always, packets bypass the enforcement of NetworkPolicies. Deny rules of

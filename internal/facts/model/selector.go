@@ -18,6 +18,15 @@ func (s Selector) Matches(labels map[string]string) bool {
 	return true
 }
 
+// Parts counts the labels and values that Matches may compare.
+func (s Selector) Parts() int {
+	n := len(s.MatchLabels) + len(s.Expressions)
+	for i := range s.Expressions {
+		n += len(s.Expressions[i].Values)
+	}
+	return n
+}
+
 // Everything reports whether the selector has no part, and so matches everything.
 func (s Selector) Everything() bool { return len(s.MatchLabels) == 0 && len(s.Expressions) == 0 }
 
