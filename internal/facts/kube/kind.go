@@ -164,6 +164,8 @@ func (k *kind[A, M]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if a, ok := obj.(A); ok {
 			a.SetManagedFields(nil)
+			a.SetFinalizers(nil)
+			a.SetOwnerReferences(nil)
 			if k.trim != nil {
 				k.trim(a)
 			}

@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -32,9 +33,20 @@ func TestAListKeepsOnlyTheMetadataThatIsRead(t *testing.T) {
 		return m
 	}
 	svc, slice, policy := &corev1.Service{ObjectMeta: meta()}, &discoveryv1.EndpointSlice{ObjectMeta: meta()}, &networkingv1.NetworkPolicy{ObjectMeta: meta()}
-	trimService(svc)
-	trimSlice(slice)
-	trimNetworkPolicy(policy)
+	for _, o := range []struct {
+		object metav1.Object
+		trim   cache.TransformFunc
+	}{
+		{svc, (&kind[*corev1.Service, model.Service]{trim: trimService}).Transformer()},
+		{slice, (&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{trim: trimSlice}).Transformer()},
+		{policy, (&kind[*networkingv1.NetworkPolicy, model.NetworkPolicy]{trim: trimNetworkPolicy}).Transformer()},
+	} {
+		o.object.SetFinalizers([]string{large})
+		o.object.SetOwnerReferences([]metav1.OwnerReference{{Name: large}})
+		if _, err := o.trim(o.object); err != nil || o.object.GetFinalizers() != nil || o.object.GetOwnerReferences() != nil {
+			t.Errorf("error %v: finalizers or owners are left", err)
+		}
+	}
 	for _, m := range []metav1.ObjectMeta{svc.ObjectMeta, slice.ObjectMeta} {
 		if !maps.Equal(m.Annotations, read) || !maps.Equal(m.Labels, labels) {
 			t.Errorf("annotations %v, labels %v; want %v, %v", slices.Sorted(maps.Keys(m.Annotations)), m.Labels, read, labels)

@@ -3,6 +3,7 @@ package kubeobject
 import (
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -132,6 +133,13 @@ func TestOnlyOwnAnnotationsAreKept(t *testing.T) {
 	s, problems := Service(o)
 	if len(problems) > 0 || len(s.Annotations) != 1 || len(s.Annotations[model.AnnotationPrefix+"helper"]) > 1000 {
 		t.Errorf("%d annotations, problems %v", len(s.Annotations), problems)
+	}
+	for i := range 1000 {
+		o.Annotations[model.AnnotationPrefix+strconv.Itoa(i)] = "z"
+	}
+	s, problems = Service(o)
+	if len(problems) != 1 || !strings.Contains(problems[0].What, "1001 names") || len(s.Annotations) != maxOwnAnnotations {
+		t.Errorf("%d annotations are kept, problems %v", len(s.Annotations), problems)
 	}
 }
 

@@ -2,6 +2,7 @@ package kubeobject
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -44,7 +45,7 @@ func Service(o *corev1.Service) (*model.Service, []model.Problem) {
 		Affinity:        c.affinity(spec, &o.Spec),
 		ExternalLocal:   c.oneOf(spec.Child("externalTrafficPolicy"), string(o.Spec.ExternalTrafficPolicy), "Cluster", "Local") == "Local",
 		InternalLocal:   c.oneOf(spec.Child("internalTrafficPolicy"), string(deref(o.Spec.InternalTrafficPolicy)), "Cluster", "Local") == "Local",
-		Annotations:     ownAnnotations(o.Annotations),
+		Annotations:     c.ownAnnotations(o.Annotations),
 		Ports:           c.servicePorts(spec.Child("ports"), &o.Spec),
 	}
 	c.trafficDistribution(spec.Child("trafficDistribution"), o.Spec.TrafficDistribution)
@@ -76,17 +77,29 @@ func (c *checker) bounded(spec *field.Path, s *model.Service) {
 	}
 }
 
+// maxOwnAnnotations is more than there are. A Service may have 16,000 of such names.
+const maxOwnAnnotations = 32
+
 // ownAnnotations returns the annotations that are read, nil if there are none. The others
 // may have 256 KiB, in each of thousands of Services. The API server checks no value, and
 // no message of the agent's API can have one that is not UTF-8.
-func ownAnnotations(all map[string]string) (out map[string]string) {
-	for key, value := range all {
+func (c *checker) ownAnnotations(all map[string]string) (out map[string]string) {
+	var own []string
+	for key := range all {
 		if strings.HasPrefix(key, model.AnnotationPrefix) {
-			if out == nil {
-				out = map[string]string{}
-			}
-			out[key] = strings.ToValidUTF8(clip(value), string(unicode.ReplacementChar))
+			own = append(own, key)
 		}
+	}
+	slices.Sort(own)
+	if n := len(own); n > maxOwnAnnotations {
+		c.notef(field.NewPath("metadata", "annotations"), "has %d names with %s; the first %d count", n, model.AnnotationPrefix, maxOwnAnnotations)
+		own = own[:maxOwnAnnotations]
+	}
+	for _, key := range own {
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[key] = strings.ToValidUTF8(clip(all[key]), string(unicode.ReplacementChar))
 	}
 	return out
 }
