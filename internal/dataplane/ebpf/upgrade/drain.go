@@ -42,10 +42,7 @@ func Drain(cfg objects.Config) (any bool, err error) {
 	}
 	err = reserve(cfg)
 	for _, dir := range dirs {
-		e := deleteFrontends(dir, objects.IsService)
-		if err = errors.Join(err, e, deleteBackends(dir)); err != nil {
-			return any, err
-		}
+		err = errors.Join(err, deleteFrontends(dir, objects.IsService), deleteBackends(dir))
 	}
 	if len(dirs) > 0 {
 		err = errors.Join(err, reserve(cfg)) // the last connections
@@ -114,8 +111,8 @@ func timeoutsOf(cfg objects.Config) objects.Timeouts {
 
 // countOpen counts TCP connections that have not ended.
 func countOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) (open int, err error) {
-	err = eachOpen(ctx, flows, t, func(_ *objects.TCTuple, reply bool) error {
-		if !reply {
+	err = eachOpen(ctx, flows, t, func(_ *objects.TCTuple, f *objects.TCFlow) error {
+		if !isReply(f) {
 			open++
 		}
 		return nil
@@ -123,13 +120,17 @@ func countOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) (open 
 	return open, err
 }
 
+func isReply(f *objects.TCFlow) bool {
+	return objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY != 0
+}
+
 // eachOpen calls do for each entry of a TCP connection that has not ended.
-func eachOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts, do func(k *objects.TCTuple, reply bool) error) error {
+func eachOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts, do func(*objects.TCTuple, *objects.TCFlow) error) error {
 	return objects.EachFlow(ctx, flows, func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
 		if model.Protocol(k.Proto) != model.TCP || objects.TCFlowState(f.State) == objects.TCFlowStateFLOW_CLOSED || t.Dead(k, f, now) {
 			return nil
 		}
-		return do(k, objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY != 0)
+		return do(k, f)
 	})
 }
 

@@ -34,7 +34,7 @@ func reserve(cfg objects.Config) error {
 	return reserveReplies(context.Background(), flows, &timeouts)
 }
 
-// reserveReplies keeps the reply tuples of the open TCP connections from netfilter, which
+// reserveReplies keeps the reply tuples of the established TCP connections from netfilter, which
 // translates for other clients' connections, or for other addresses of a Service, meanwhile. A
 // client may use one port for two of them. With the same endpoint, the second would get the
 // first one's tuple: the endpoint would answer its SYN as part of the first, and these programs
@@ -56,8 +56,9 @@ func reserveReplies(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) e
 	if err != nil {
 		return err
 	}
-	err = eachOpen(ctx, flows, t, func(k *objects.TCTuple, reply bool) error {
-		if !reply {
+	err = eachOpen(ctx, flows, t, func(k *objects.TCTuple, f *objects.TCFlow) error {
+		// A handshake is reserved when it is over: a flood of forged SYNs gets no entry.
+		if !isReply(f) || objects.TCFlowState(f.State) < objects.TCFlowStateFLOW_ESTABLISHED {
 			return nil
 		}
 		if room <= 0 {
