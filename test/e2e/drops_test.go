@@ -19,7 +19,7 @@ func (e *env) expectDrop(t *testing.T, dst, reason string) {
 	ctx, stop := context.WithTimeout(t.Context(), await.Limit)
 	defer stop()
 	cmd := exec.CommandContext(ctx, e.Binary, "drops", "--bpffs", e.Agent("a").BPFFS, "--reason", "TC_INGRESS",
-		"--address", e.Addr("client0", false).String(), "--protocol", "tcp", "--count", "1", "-o", "json")
+		"--netns", e.MustHost(t, "a").Namespace, "--protocol", "tcp", "--count", "1", "-o", "json") // other tests have clients of this address
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
