@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
@@ -67,6 +69,41 @@ func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	noError(t, upgrade.Drained(t.Context(), cfg))
 	noError(t, upgrade.Cleanup(cfg))
 	noError(t, upgrade.Drained(t.Context(), cfg)) // nothing is there
+}
+
+// TestConnectionsWithoutReservationGoOn has an agent that conntrack refuses.
+func TestConnectionsWithoutReservationGoOn(t *testing.T) {
+	cfg := ownPlace(t)
+	stubPrograms(t)
+	b, err := New(t.Context(), cfg)
+	noError(t, err)
+	defer b.Close()
+	noError(t, b.Replace(t.Context(), intent.State{}))
+	keys, values := objectstest.Flow(1, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
+	for i := range keys {
+		noError(t, b.objects.Maps[objects.TCMapFlows].Put(keys[i], values[i]))
+	}
+	dropNetAdmin(t)
+	if _, err := upgrade.Drain(cfg); !errors.Is(err, unix.EPERM) {
+		t.Errorf("drain: %v, want what conntrack says", err)
+	}
+	stopped, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer stop()
+	if err := upgrade.Drained(stopped, cfg); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while a connection runs: %v", err)
+	}
+}
+
+// dropNetAdmin takes CAP_NET_ADMIN from the test's thread until the test ends.
+func dropNetAdmin(t *testing.T) {
+	t.Helper()
+	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var had [2]unix.CapUserData
+	noError(t, unix.Capget(header, &had[0]))
+	without := had
+	without[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	noError(t, unix.Capset(header, &without[0]))
+	t.Cleanup(func() { noError(t, unix.Capset(header, &had[0])) })
 }
 
 // While new packets belong to another dataplane, MASQUERADE may choose the port of a UDP

@@ -80,15 +80,16 @@ func Drained(ctx context.Context, cfg objects.Config) error {
 		return err
 	}
 	timeouts := timeoutsOf(cfg)
-	begun, told := time.Now(), false
+	begun, told, warned := time.Now(), false, false
 	for {
 		start := time.Now()
-		open, err := countOpen(ctx, flows, &timeouts)
-		if err == nil {
-			err = reserveReplies(ctx, flows, &timeouts)
-		}
+		open, unreserved, err := keepOpen(ctx, flows, &timeouts)
 		if err != nil || open == 0 || time.Since(begun) > timeouts.TCPEstablished {
 			return err
+		}
+		if unreserved != nil && !warned {
+			warned = true
+			cfg.Log.Warn("Netfilter may give the ports of these connections to others", "connections", open, "reason", unreserved)
 		}
 		if !told {
 			told = true
@@ -102,6 +103,18 @@ func Drained(ctx context.Context, cfg objects.Config) error {
 	}
 }
 
+// reserve calls keepOpen for the flow table of a previous instance, if there is one.
+func reserve(cfg objects.Config) error {
+	flows, err := flowsOf(cfg)
+	if flows == nil || err != nil {
+		return err
+	}
+	defer flows.Close()
+	timeouts := timeoutsOf(cfg)
+	_, unreserved, err := keepOpen(context.Background(), flows, &timeouts)
+	return errors.Join(err, unreserved)
+}
+
 func timeoutsOf(cfg objects.Config) objects.Timeouts {
 	if cfg.Timeouts == (objects.Timeouts{}) {
 		return objects.DefaultTimeouts
@@ -109,29 +122,22 @@ func timeoutsOf(cfg objects.Config) objects.Timeouts {
 	return cfg.Timeouts
 }
 
-// countOpen counts TCP connections that have not ended.
-func countOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) (open int, err error) {
-	err = eachOpen(ctx, flows, t, func(_ *objects.TCTuple, f *objects.TCFlow) error {
-		if !isReply(f) {
+// keepOpen counts the TCP connections that have not ended, and makes reservations for them.
+// unreserved says why some have none: they go on all the same.
+func keepOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) (open int, unreserved, err error) {
+	reserved := openReservations()
+	defer reserved.close()
+	err = objects.EachFlow(ctx, flows, func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
+		switch {
+		case model.Protocol(k.Proto) == model.UDP || objects.TCFlowState(f.State) == objects.TCFlowStateFLOW_CLOSED || t.Dead(k, f, now):
+		case objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY != 0:
+			reserved.add(k, f)
+		default:
 			open++
 		}
 		return nil
 	})
-	return open, err
-}
-
-func isReply(f *objects.TCFlow) bool {
-	return objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY != 0
-}
-
-// eachOpen calls do for each entry of a TCP connection that has not ended.
-func eachOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts, do func(*objects.TCTuple, *objects.TCFlow) error) error {
-	return objects.EachFlow(ctx, flows, func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
-		if model.Protocol(k.Proto) != model.TCP || objects.TCFlowState(f.State) == objects.TCFlowStateFLOW_CLOSED || t.Dead(k, f, now) {
-			return nil
-		}
-		return do(k, f)
-	})
+	return open, reserved.err, err
 }
 
 // endUDP deletes all UDP flows except those that give a packet of the node's stack another

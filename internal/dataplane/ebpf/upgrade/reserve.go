@@ -1,12 +1,9 @@
 package upgrade
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"time"
-
-	"github.com/cilium/ebpf"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
@@ -20,21 +17,7 @@ const reservedFor = 5 * time.Minute
 // include/uapi/linux/netfilter/nf_conntrack_tcp.h.
 const tcpEstablished = 3
 
-// errNoRoom ends reserveReplies early: the other half of the table is for new connections.
-var errNoRoom = errors.New("the conntrack table is half full")
-
-// reserve calls reserveReplies for the flow table of a previous instance, if there is one.
-func reserve(cfg objects.Config) error {
-	flows, err := flowsOf(cfg)
-	if flows == nil || err != nil {
-		return err
-	}
-	defer flows.Close()
-	timeouts := timeoutsOf(cfg)
-	return reserveReplies(context.Background(), flows, &timeouts)
-}
-
-// reserveReplies keeps the reply tuples of the established TCP connections from netfilter, which
+// reservations keep the reply tuples of the established TCP connections from netfilter, which
 // translates for other clients' connections, or for other addresses of a Service, meanwhile. A
 // client may use one port for two of them. With the same endpoint, the second would get the
 // first one's tuple: the endpoint would answer its SYN as part of the first, and these programs
@@ -43,37 +26,40 @@ func reserve(cfg objects.Config) error {
 //
 // The endpoint's packets are the entry's original direction: a program that asks whether
 // netfilter translates these replies must not find it (conntrack_sees_as_reply).
-func reserveReplies(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) error {
-	table, err := conntrack.Open()
-	if errors.Is(err, conntrack.ErrUnsupported) {
-		return nil
+type reservations struct {
+	table *conntrack.Conn // nil: the kernel has no conntrack
+	room  int             // for more entries: the other half of the table is for new connections
+	err   error           // the first one; nothing is tried after it
+}
+
+func openReservations() *reservations {
+	r := &reservations{}
+	if r.table, r.err = conntrack.Open(); errors.Is(r.err, conntrack.ErrUnsupported) {
+		r.err = nil
 	}
-	if err != nil {
-		return err
+	if r.table != nil {
+		r.room, r.err = conntrackRoom()
 	}
-	defer table.Close()
-	room, err := conntrackRoom()
-	if err != nil {
-		return err
+	return r
+}
+
+func (r *reservations) close() {
+	if r.table != nil {
+		r.table.Close()
 	}
-	err = eachOpen(ctx, flows, t, func(k *objects.TCTuple, f *objects.TCFlow) error {
-		// A handshake is reserved when it is over: a flood of forged SYNs gets no entry.
-		if !isReply(f) || objects.TCFlowState(f.State) < objects.TCFlowStateFLOW_ESTABLISHED {
-			return nil
-		}
-		if room <= 0 {
-			return errNoRoom
-		}
-		added, err := table.Add(reservation(k))
-		if added {
-			room--
-		}
-		return err
-	})
-	if errors.Is(err, errNoRoom) {
-		return nil
+}
+
+// add reserves the tuple of a reply. A handshake is reserved when it is over: a flood of forged
+// SYNs gets no entry.
+func (r *reservations) add(k *objects.TCTuple, f *objects.TCFlow) {
+	if r.table == nil || r.room <= 0 || r.err != nil || objects.TCFlowState(f.State) < objects.TCFlowStateFLOW_ESTABLISHED {
+		return
 	}
-	return err
+	added, err := r.table.Add(reservation(k))
+	if added {
+		r.room--
+	}
+	r.err = err
 }
 
 // conntrackRoom is how many entries may be added: with them, the table is half full at most.
