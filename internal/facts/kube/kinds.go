@@ -35,7 +35,7 @@ func (s *Source) allKinds() []watched {
 	}
 	s.services = &serviceKind{
 		source: s, name: model.KindService, known: map[model.Name]*model.Service{}, others: map[model.Name]struct{}{},
-		convert: kubeobject.Service, trim: trimService, foreign: s.ofAnotherProxy,
+		convert: kubeobject.Service, trim: trimMetadata[*corev1.Service], foreign: s.ofAnotherProxy,
 		lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
 			metav1.ListOptions{LabelSelector: labeled, FieldSelector: "spec.clusterIP!=None"}),
 		put: func(d *model.Delta, n model.Name, m *model.Service) {
@@ -48,7 +48,7 @@ func (s *Source) allKinds() []watched {
 		s.services,
 		&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{
 			source: s, name: "EndpointSlice", known: map[model.Name]*model.EndpointSlice{}, convert: kubeobject.EndpointSlice,
-			trim: trimSlice,
+			trim: trimMetadata[*discoveryv1.EndpointSlice],
 			// Not by the proxy's name: slices written by hand lack that label.
 			lw: listWatch(c.DiscoveryV1().EndpointSlices("").List, c.DiscoveryV1().EndpointSlices("").Watch,
 				metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService + "," + discoveryv1.LabelServiceName}),
@@ -122,28 +122,15 @@ func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
 	(*m)[name] = v
 }
 
-// trimService, trimSlice and trimNetworkPolicy leave the labels and annotations that are read. A
-// tenant may write 256 KiB of annotations, and any number of labels, into each of thousands of
-// objects, and a Reflector collects all of them at its start.
-func trimService(o *corev1.Service) {
-	trimAnnotations(o.Annotations)
-	trimLabels(o.Labels)
-}
-
-func trimSlice(o *discoveryv1.EndpointSlice) {
-	trimAnnotations(o.Annotations)
-	trimLabels(o.Labels)
+// trimMetadata leaves the labels and annotations that are read. A tenant may write 256 KiB of
+// annotations, and any number of labels, into each of thousands of objects, and a Reflector
+// collects all of them at its start.
+func trimMetadata[A metav1.Object](o A) {
+	maps.DeleteFunc(o.GetAnnotations(), func(key, _ string) bool { return !kubeobject.ReadsAnnotation(key) })
+	maps.DeleteFunc(o.GetLabels(), func(key, _ string) bool { return !kubeobject.ReadsLabel(key) })
 }
 
 func trimNetworkPolicy(o *networkingv1.NetworkPolicy) { o.Annotations, o.Labels = nil, nil }
-
-func trimAnnotations(all map[string]string) {
-	maps.DeleteFunc(all, func(key, _ string) bool { return !kubeobject.ReadsAnnotation(key) })
-}
-
-func trimLabels(all map[string]string) {
-	maps.DeleteFunc(all, func(key, _ string) bool { return !kubeobject.ReadsLabel(key) })
-}
 
 // trimNode removes unused fields of a Node: a cluster has thousands of Nodes with dozens
 // of labels each. Other Nodes keep the zone label. This node keeps all labels, since
