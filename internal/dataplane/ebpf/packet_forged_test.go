@@ -67,7 +67,7 @@ func TestPacketForged(t *testing.T) {
 	t.Run("PortShare", func(t *testing.T) { eachFamily(t, n, n.portShare) })
 	t.Run("WrongNode", func(t *testing.T) { eachTransport(t, n, n.wrongNode) })
 	t.Run("UnknownPod", func(t *testing.T) { eachTransport(t, n, n.unknownPod) })
-	t.Run("DirectConnection", func(t *testing.T) { eachTransport(t, n, n.dsrConnections) })
+	t.Run("OwnConnection", func(t *testing.T) { eachTransport(t, n, n.ownConnections) })
 	t.Run("AddressOfAnotherPod", func(t *testing.T) { eachFamily(t, n, n.addressOfAnotherPod) })
 	t.Run("PolicyComes", func(t *testing.T) { eachTransport(t, n, n.policyComes) })
 	t.Run("IPsec", func(t *testing.T) { eachTransport(t, n, n.ipsec) })
@@ -764,10 +764,10 @@ func (n *packetNode) unknownPod(t *testing.T, p *plan, proto uint8) {
 	n.send(t, inPod2, f).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
 }
 
-// dsrConnections: a pod's socket, or another node, speaks to the endpoint directly, and
+// ownConnections: a pod's socket, or another node, speaks to the endpoint directly, and
 // nothing here knows of it. A forged first packet to a NodePort, by the same address and
 // port, does not get its answers.
-func (n *packetNode) dsrConnections(t *testing.T, p *plan, proto uint8) {
+func (n *packetNode) ownConnections(t *testing.T, p *plan, proto uint8) {
 	peer := p.farGW
 	n.setNode(t, func(node *intent.Node) { node.Peers = []netip.Addr{peer} })
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
