@@ -11,7 +11,7 @@ import (
 )
 
 // TestAPodFloodsTheAgentWithNetlinkEvents: a pod with CAP_NET_ADMIN changes its addresses,
-// neighbors and the state of its interface ten thousand times a second. The agent reads the events of every
+// neighbors and the state of its interface as fast as it can, but for a pause of 0.1 ms. The agent reads the events of every
 // pod. Others' Services change meanwhile, a policy comes, and the agent is started again.
 func TestAPodFloodsTheAgentWithNetlinkEvents(t *testing.T) {
 	e := start(t, "hostile-netlink")
