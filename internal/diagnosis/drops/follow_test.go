@@ -1,8 +1,10 @@
 package drops
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -105,10 +107,14 @@ func TestALostPacketOfLegacyIptablesIsFound(t *testing.T) {
 func TestALostPacketBetweenNamespacesIsFound(t *testing.T) {
 	router := newNamespace(t, "router", "")
 	client := newNamespace(t, "client", "")
-	shell(t, strings.NewReplacer("R", router.Names[0], "C", client.Names[0]).Replace(`
+	// A pod's address is looked for in all namespaces of the machine: no other run has these.
+	link := uint32(100<<24|64<<16) + uint32(os.Getpid()&0xfffff)<<2 // 100.64.0.0/10, RFC 6598
+	gateway := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, link+1)))
+	pod := gateway.Next()
+	shell(t, strings.NewReplacer("R", router.Names[0], "C", client.Names[0], "GATEWAY", gateway.String(), "POD", pod.String()).Replace(`
 ip -n C link add eth0 type veth peer name in0 netns R
-ip -n C addr add 10.77.0.2/24 dev eth0; ip -n C addr add 192.0.2.9/32 dev lo; ip -n C link set eth0 up; ip -n C route add default via 10.77.0.1
-ip -n R addr add 10.77.0.1/24 dev in0; ip -n R link set in0 up
+ip -n C addr add POD/30 dev eth0; ip -n C addr add 192.0.2.9/32 dev lo; ip -n C link set eth0 up; ip -n C route add default via GATEWAY
+ip -n R addr add GATEWAY/30 dev in0; ip -n R link set in0 up
 ip -n R link add other type veth peer name rehto; ip -n R link set rehto up; ip -n R link set other up; ip -n R route add 192.0.2.0/24 dev other
 ip netns exec R sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.in0.rp_filter=1
 ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
@@ -117,9 +123,9 @@ ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
 		reasons        []string
 		meaning        string
 	}{
-		{"reverse path", "192.0.2.9:0", "10.77.0.1:85", []string{"IP_RPFILTER"}, "rp_filter"},
-		{"TTL", "10.77.0.2:0", "192.0.2.77:90", []string{"IP_INHDR"}, "TTL (hop limit) ran out"},
-		{"no route", "10.77.0.2:0", "203.0.113.1:86", []string{"IP_INNOROUTES", "IP_OUTNOROUTES", "NOT_SPECIFIED"}, ""},
+		{"reverse path", "192.0.2.9:0", gateway.String() + ":85", []string{"IP_RPFILTER"}, "rp_filter"},
+		{"TTL", pod.String() + ":0", "192.0.2.77:90", []string{"IP_INHDR"}, "TTL (hop limit) ran out"},
+		{"no route", pod.String() + ":0", "203.0.113.1:86", []string{"IP_INNOROUTES", "IP_OUTNOROUTES", "NOT_SPECIFIED"}, ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			f := follow(t, Config{Namespaces: []conntrack.Namespace{router}})
@@ -151,11 +157,11 @@ ip netns exec C sysctl -qw net.ipv4.conf.eth0.arp_announce=2`))
 	}
 	t.Run("a pod by its address", func(t *testing.T) {
 		list, _ := conntrack.Namespaces()
-		pod, err := FindPod("10.77.0.2", list)
-		if err != nil || len(pod.Namespaces) != 1 || pod.Namespaces[0].Inode != client.Inode {
-			t.Fatalf("%+v, %v", pod, err)
+		found, err := FindPod(pod.String(), list)
+		if err != nil || len(found.Namespaces) != 1 || found.Namespaces[0].Inode != client.Inode {
+			t.Fatalf("%+v, %v", found, err)
 		}
-		f := follow(t, Config{Pods: []Pod{pod}})
+		f := follow(t, Config{Pods: []Pod{found}})
 		netnstest.Within(t, client.Names[0], func() { sendUDP("203.0.113.1:87") }) // lost in the router, from the pod
 		next(t, f, func(d Drop) bool { return d.DestinationPort == 87 && d.Inode == router.Inode })
 		netnstest.Within(t, client.Names[0], func() { sendUDP("127.0.0.1:88") }) // lost in the pod
