@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/facts/store"
@@ -96,25 +97,49 @@ func (c *Config) entriesOf(ports []*ServicePort) (n entries) {
 // mostEntries counts the entries that a Service, whose slices are of, asks for at most. It leaves
 // out shares of endpoints, which only a decision knows.
 func (t *Tracker) mostEntries(e *service, of []*store.Slice) (n entries) {
-	if e.spec == nil {
-		return n
+	n = e.asked.entries
+	if e.asked.redirect != (model.Name{}) {
+		t.nearSlices = t.facts.SlicesOf(e.asked.redirect, t.nearSlices)
+		n[endpointEntries] += endpointsOf(t.nearSlices, e.asked.ports)
 	}
-	for i := range e.plan.ports {
-		p := &e.plan.ports[i]
-		n[frontendEntries] += len(p.requests)
-		if slices.ContainsFunc(p.requests, func(c addressRequest) bool { return c.kind == LoadBalancerIP }) {
-			n[rangeEntries] += len(e.plan.ranges[p.id.Family])
-		}
-	}
-	if e.plan.redirect != (model.Name{}) {
-		t.nearSlices = t.facts.SlicesOf(e.plan.redirect, t.nearSlices)
-		n[endpointEntries] += endpointsOf(t.nearSlices, len(e.plan.ports))
-	}
-	n[endpointEntries] += endpointsOf(of, len(e.plan.ports))
-	if e.plan.balance == Maglev && n[endpointEntries] > 0 {
-		n[slotEntries] = len(e.plan.ports) * t.cfg.MaglevSize
+	n[endpointEntries] += endpointsOf(of, e.asked.ports)
+	if e.asked.maglev && n[endpointEntries] > 0 {
+		n[slotEntries] = e.asked.ports * t.cfg.MaglevSize
 	}
 	return n
+}
+
+// asked is what a Service asks for, whatever its endpoints are. It costs no more than the object: a
+// tenant's 256 ports times 254 addresses are counted, not listed.
+type asked struct {
+	created  time.Time
+	entries  entries // addresses and source ranges, times ports
+	ports    int     // times families
+	maglev   bool
+	redirect model.Name
+}
+
+// asks counts what the Service of a plan asks for.
+func (p *plan) asks(svc *model.Service) asked {
+	ports := len(svc.Ports) * len(p.families)
+	a := asked{created: svc.Created, ports: ports, maglev: p.balance == Maglev, redirect: p.redirect}
+	withRanges := map[model.Family]bool{}
+	for _, at := range p.addrs {
+		withRanges[model.FamilyOf(at.addr)] = withRanges[model.FamilyOf(at.addr)] || at.kind == LoadBalancerIP
+	}
+	for f, are := range withRanges {
+		if are {
+			a.entries[rangeEntries] += len(svc.Ports) * len(p.ranges[f])
+		}
+	}
+	nodePorts := 0
+	for i := range svc.Ports {
+		if svc.Ports[i].NodePort != 0 {
+			nodePorts += len(p.families)
+		}
+	}
+	a.entries[frontendEntries] = len(svc.Ports)*len(p.addrs) + nodePorts
+	return a
 }
 
 // endpointsOf counts the endpoints of slices, each once per port of the slice, of which a Service
@@ -221,7 +246,7 @@ func (b *budget) divide(services map[model.Name]*service) (changed []*service) {
 // choose refuses the Services of a namespace that do not fit into its share, the youngest first.
 func (b *budget) choose(list []*service, share entries) {
 	slices.SortFunc(list, func(a, b *service) int {
-		return cmp.Or(compareAges(a.spec.Created, b.spec.Created), a.name.Compare(b.name))
+		return cmp.Or(compareAges(a.asked.created, b.asked.created), a.name.Compare(b.name))
 	})
 	var used entries
 next:

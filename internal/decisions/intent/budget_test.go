@@ -178,6 +178,78 @@ func TestServicesThatDoNotFitAreNotDecided(t *testing.T) {
 	}
 }
 
+// planOf returns what a Service requests.
+func planOf(svc *model.Service) plan {
+	p := planService(svc, &Config{})
+	p.addPorts(svc, &Config{})
+	return p
+}
+
+// A Service that does not fit keeps no list of its addresses times its ports, which its object
+// multiplies: 256 ports times 254 externalIPs are 20 KB. So it takes no address, either.
+func TestServicesThatDoNotFitRequestNoAddress(t *testing.T) {
+	const count, each = 100, 30 // ports, and externalIPs
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		c := newCluster(t, Capacity{Frontends: count * (each + 2) * 3})
+		wide := func(name string, created int64) *model.Service {
+			s, _ := tenant("greedy", name, created, count, 0, family)
+			for i := range byte(each) {
+				a := netip.AddrFrom4([4]byte{192, 0, 2, i})
+				if family == model.IPv6 {
+					a = netip.AddrFrom16([16]byte{0: 0x20, 1: 0x01, 2: 0x0d, 3: 0xb8, 15: i})
+				}
+				s.ExternalIPs = append(s.ExternalIPs, a)
+			}
+			return s
+		}
+		d := model.Delta{Services: map[model.Name]*model.Service{}}
+		for i := range 20 {
+			s := wide(fmt.Sprint("s", i), int64(100+i))
+			d.Services[s.Name] = s
+		}
+		c.Apply(d)
+		fit := []model.Name{}
+		for name, e := range c.services {
+			if _, refused := c.most.refused[e]; !refused {
+				fit = append(fit, name)
+			}
+		}
+		if len(fit) != 1 || fit[0].Name != "s0" {
+			t.Fatalf("%s: %v fit, want s0", family, fit)
+		}
+		if got, want := len(c.addresses.requesters), count*(each+2); got != want {
+			t.Errorf("%s: %d addresses times ports are requested, want %d, those of the one that fits", family, got, want)
+		}
+
+		// An annotation of it changes no request, and concerns no other Service.
+		ejecting := wide("s0", 100)
+		ejecting.Annotations = map[string]string{OutlierEjectionAnnotation: "true"}
+		honest := &model.Service{Name: model.Name{Namespace: "honest", Name: "web"}, Created: time.Unix(1000, 0), ClusterIPs: ejecting.ClusterIPs, Ports: ejecting.Ports[:1]}
+		honest.ClusterIPs = []netip.Addr{ejecting.ClusterIPs[0].Next()}
+		honest.ExternalIPs = ejecting.ExternalIPs[:1]
+		c.Apply(model.Delta{Services: map[model.Name]*model.Service{honest.Name: honest}})
+		c.facts.Apply(model.Delta{Services: map[model.Name]*model.Service{ejecting.Name: ejecting}})
+		c.divideMost()
+		c.planDirty()
+		if len(c.addresses.before) > 0 || c.services[honest.Name].dirty {
+			t.Errorf("%s: an annotation requests %d addresses anew, and concerns the other Service: %v", family, len(c.addresses.before), c.services[honest.Name].dirty)
+		}
+		c.Changes()
+
+		// Without the one that fits, another does, and requests its addresses.
+		c.remove("greedy", "s0")
+		if holder := c.addresses.holder(addressKey{Addr: ejecting.ExternalIPs[0], Protocol: model.TCP, Port: 1000}); holder.Service.Name != "s1" {
+			t.Errorf("%s: %v has the address, want the oldest that fits", family, holder)
+		}
+		for i := range 20 {
+			c.remove("greedy", fmt.Sprint("s", i))
+		}
+		if got := len(c.addresses.requesters); got != 2 {
+			t.Errorf("%s: %d addresses are requested when the Services are gone, want 2", family, got)
+		}
+	}
+}
+
 // What is served does not depend on the order in which objects come.
 func TestTheOldestServicesAreServed(t *testing.T) {
 	order := []int64{3, 0, 4, 1, 2}

@@ -26,7 +26,9 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 		held := make([]addressRequest, 0, len(p.requests))
 		for _, c := range p.requests {
 			if holder := t.addresses.holder(c.key); holder != p.id {
-				problems = append(problems, conflict(e.name, c, holder))
+				if len(problems) <= maxProblems { // capProblems drops the rest
+					problems = append(problems, conflict(e.name, c, holder))
+				}
 				continue
 			}
 			if t.leavesToNode(c) {

@@ -12,6 +12,8 @@ import (
 
 // plan is what a Service requests, before other Services and endpoints count.
 type plan struct {
+	families   []model.Family                  // of the clusterIPs
+	addrs      []frontendAddr                  // of all ports
 	ports      []portPlan                      // sorted by ID
 	health     *addressRequest                 // the healthCheckNodePort; nil for none
 	ranges     map[model.Family][]netip.Prefix // for LoadBalancer frontends; see Frontend.SourceRanges
@@ -66,20 +68,21 @@ func fieldOf(kind FrontendKind, index int) string {
 	return "status.loadBalancer.ingress"
 }
 
-// planService lists what a Service requests. A Service is served only in the families of
-// its clusterIPs.
+// complain adds a Problem; decide drops those past maxProblems.
+func (p *plan) complain(svc model.Name, field, what string) {
+	if len(p.problems) <= maxProblems {
+		p.problems = append(p.problems, model.ServiceProblem(svc, field, what))
+	}
+}
+
+// planService lists what a Service requests, without its ports. A Service is served only in the
+// families of its clusterIPs.
 func planService(svc *model.Service, cfg *Config) plan {
 	var p plan
-	complain := func(field, what string) {
-		if len(p.problems) > maxProblems {
-			return // decide drops the rest
-		}
-		p.problems = append(p.problems, model.ServiceProblem(svc.Name, field, what))
-	}
-	families := make([]model.Family, 0, 2)
+	complain := func(field, what string) { p.complain(svc.Name, field, what) }
 	for _, a := range svc.ClusterIPs {
-		if a.IsValid() && !slices.Contains(families, model.FamilyOf(a)) {
-			families = append(families, model.FamilyOf(a))
+		if a.IsValid() && !slices.Contains(p.families, model.FamilyOf(a)) {
+			p.families = append(p.families, model.FamilyOf(a))
 		}
 	}
 	external := svc.ExternalIPs
@@ -88,8 +91,7 @@ func planService(svc *model.Service, cfg *Config) plan {
 			"(CVE-2020-8554); use a Service of type LoadBalancer, or allow them")
 		external = nil
 	}
-	addrs := frontendAddrs(svc, external, families, complain)
-	helpers := helpersOf(svc, complain)
+	p.addrs = frontendAddrs(svc, external, p.families, complain)
 	p.balance, p.weights = cfg.balanceOf(svc, complain)
 	p.forwarding = cfg.forwardingOf(svc, p.balance, complain)
 	p.synLimit = cfg.synLimitOf(svc, complain)
@@ -99,33 +101,39 @@ func planService(svc *model.Service, cfg *Config) plan {
 	reportUnknown(svc, complain)
 	if svc.SourceRanges != nil {
 		p.ranges = map[model.Family][]netip.Prefix{}
-		for _, f := range families {
+		for _, f := range p.families {
 			p.ranges[f] = rangesOf(svc.SourceRanges, f)
 		}
 	}
-	known := make(map[PortID]bool, len(svc.Ports)*len(families))
-	for i := range svc.Ports {
-		spec := &svc.Ports[i]
-		for _, f := range families {
-			id := PortID{Service: svc.Name, Port: spec.Name, Number: spec.Port, Protocol: spec.Protocol, Family: f}
-			if known[id] {
-				complain(fmt.Sprintf("spec.ports[%d]", i), "repeats an earlier port; remove one of the two")
-				break
-			}
-			known[id] = true
-			port := planPort(id, spec, i, addrs, cfg.APIServer, complain)
-			port.helper = helpers[i]
-			port.ofFTP = spec.Protocol == model.TCP && slices.Contains(helpers, FTP)
-			p.ports = append(p.ports, port)
-		}
-	}
-	slices.SortFunc(p.ports, func(a, b portPlan) int { return a.id.Compare(b.id) })
 	// As in the API server, only a load balancer that must distinguish nodes needs health
 	// checks.
 	if svc.HealthCheckNodePort != 0 && svc.Type == model.LoadBalancer && svc.ExternalLocal {
 		p.health = &addressRequest{key: addressKey{Port: svc.HealthCheckNodePort}}
 	}
 	return p
+}
+
+// addPorts adds the ports of a Service: each has a request for each address.
+func (p *plan) addPorts(svc *model.Service, cfg *Config) {
+	complain := func(field, what string) { p.complain(svc.Name, field, what) }
+	helpers := helpersOf(svc, complain)
+	known := make(map[PortID]bool, len(svc.Ports)*len(p.families))
+	for i := range svc.Ports {
+		spec := &svc.Ports[i]
+		for _, f := range p.families {
+			id := PortID{Service: svc.Name, Port: spec.Name, Number: spec.Port, Protocol: spec.Protocol, Family: f}
+			if known[id] {
+				complain(fmt.Sprintf("spec.ports[%d]", i), "repeats an earlier port; remove one of the two")
+				break
+			}
+			known[id] = true
+			port := planPort(id, spec, i, p.addrs, cfg.APIServer, complain)
+			port.helper = helpers[i]
+			port.ofFTP = spec.Protocol == model.TCP && slices.Contains(helpers, FTP)
+			p.ports = append(p.ports, port)
+		}
+	}
+	slices.SortFunc(p.ports, func(a, b portPlan) int { return a.id.Compare(b.id) })
 }
 
 // frontendAddr is an address of a Service that serves all of its ports.

@@ -38,7 +38,7 @@ func TestHelpers(t *testing.T) {
 			if c.annotation != "" {
 				svc.Annotations = map[string]string{HelperAnnotation: c.annotation}
 			}
-			p := planService(svc, &Config{})
+			p := planOf(svc)
 			var problems []string
 			for _, pr := range p.problems {
 				problems = append(problems, pr.Field+": "+pr.What)

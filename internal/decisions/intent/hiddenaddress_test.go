@@ -123,6 +123,7 @@ func TestANodePortTouchesOnlyThoseThatHideIt(t *testing.T) {
 		tr.Apply(delta(web(called("s"+ip), clusterIPs(ip), externalIPs("192.168.0.1"), portNumber(uint16(1000+i)))))
 	}
 	tr.facts.Apply(delta(web(called("np"), clusterIPs("10.96.0.8"), nodePort(1007))))
+	tr.planDirty()
 	if n := len(tr.dirty); n != 2 {
 		t.Errorf("%d Services are decided again, want 2", n)
 	}

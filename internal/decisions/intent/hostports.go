@@ -39,12 +39,15 @@ func (t *Tracker) onHostPorts(name model.Name, before, now *model.Pod) {
 		return
 	}
 	if h == nil {
-		t.replan(service, nil, plan{})
+		t.replan(e, nil, plan{})
+		e.asked = asked{}
 		delete(t.podsWithHostPorts, e)
 		return
 	}
-	t.replan(service, h.spec, h.plan)
-	t.podsWithHostPorts[t.services[service]] = h.slices
+	e = t.serviceNamed(service)
+	t.replan(e, h.spec, h.plan)
+	e.asked = asked{ports: len(h.plan.ports), entries: entries{frontendEntries: len(h.plan.ports)}}
+	t.podsWithHostPorts[e] = h.slices
 }
 
 // hostPortsOf returns nil for a Pod without host ports on this node, or without an address.

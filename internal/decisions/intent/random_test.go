@@ -345,9 +345,14 @@ func checkHolders(t *testing.T, tr *Tracker, world model.Delta, before, after ma
 		}
 	}
 	for _, svc := range world.Services {
-		if svc.ProxyName == "" {
-			claim(svc.Name, svc.Created, func(k FrontendKind) int { return []int{ClusterIP: 1, LoadBalancerIP: 2, ExternalIP: 3, NodePort: 3}[k] }, planService(svc, &Config{}))
+		if svc.ProxyName != "" {
+			continue
 		}
+		p := planOf(svc)
+		if _, refused := tr.most.refused[tr.services[svc.Name]]; refused {
+			p.ports = nil
+		}
+		claim(svc.Name, svc.Created, func(k FrontendKind) int { return []int{ClusterIP: 1, LoadBalancerIP: 2, ExternalIP: 3, NodePort: 3}[k] }, p)
 	}
 	for _, p := range world.Pods {
 		if h := tr.hostPortsOf(p); h != nil && tr.cfg.HostPorts {

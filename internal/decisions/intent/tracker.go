@@ -61,6 +61,12 @@ type service struct {
 	spec *model.Service // nil while there is none that this agent serves
 	plan plan
 
+	// next is its spec with the next call of Changes; nil: deleted. asked is what that asks for at
+	// most. With portless it does not fit, and the plan has no ports.
+	next     *nextPlan
+	asked    asked
+	portless bool
+
 	ports   []*ServicePort // that are served, sorted by ID
 	most    entries        // that it asks for at most
 	entries entries        // that it asks for, as decided
@@ -171,6 +177,8 @@ func (t *Tracker) Changes() Changes {
 	var c Changes
 	t.selectedPods = map[model.Name]bool{}
 	complained := t.checkNode()
+	t.divideMost()
+	t.planDirty()
 	c.Moves = t.addresses.resolve()
 	if t.decideDirty(&c) {
 		complained = true
@@ -205,7 +213,6 @@ type decidedService struct {
 // divided, it holds the new ports of at most half of the capacity, and of one Service more: a
 // namespace may ask for any number that do not fit.
 func (t *Tracker) decideDirty(c *Changes) (complained bool) {
-	t.divideMost()
 	decided := make([]decidedService, 0, len(t.dirty))
 	var held entries
 	for _, e := range t.dirty {

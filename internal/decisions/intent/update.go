@@ -16,20 +16,59 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 		svc = nil
 	}
 	e := t.services[name]
-	if svc == nil && (e == nil || e.spec == nil) {
+	if svc == nil && (e == nil || e.spec == nil && e.next == nil) {
 		return
 	}
-	p := plan{}
+	e = t.serviceNamed(name)
+	e.next, e.asked = &nextPlan{spec: svc}, asked{}
 	if svc != nil {
-		p = planService(svc, &t.cfg)
+		e.next.plan = planService(svc, &t.cfg)
+		e.asked = e.next.plan.asks(svc)
 	}
-	t.replan(name, svc, p)
+	t.markDirty(e)
+}
+
+// nextPlan is a plan without ports. A nil spec deletes the Service.
+type nextPlan struct {
+	spec *model.Service
+	plan plan
+}
+
+// planDirty plans the dirty Services that have changed, and those that now fit, or no longer do.
+// The addresses of a Service times its ports can be many more than its object has: one that does
+// not fit requests none.
+func (t *Tracker) planDirty() {
+	for _, e := range t.dirty[:len(t.dirty):len(t.dirty)] { // replan adds others
+		_, refused := t.most.refused[e]
+		next := e.next
+		if next == nil {
+			if e.spec == nil || e.spec.Type == model.HostPorts || refused == e.portless {
+				continue
+			}
+			next = &nextPlan{e.spec, planService(e.spec, &t.cfg)}
+		}
+		if next.spec != nil && !refused {
+			next.plan.addPorts(next.spec, &t.cfg)
+		}
+		next.plan.addrs = nil
+		t.replan(e, next.spec, next.plan)
+		e.next, e.portless = nil, refused
+	}
 }
 
 // replan replaces what a Service requests; a nil spec deletes it.
-func (t *Tracker) replan(name model.Name, svc *model.Service, now plan) {
-	e := t.serviceNamed(name)
+func (t *Tracker) replan(e *service, svc *model.Service, now plan) {
 	t.markDirty(e)
+	before := e.plan
+	t.redirecting.Remove(before.redirect, e)
+	if now.redirect != (model.Name{}) {
+		t.redirecting.Add(now.redirect, e)
+	}
+	if sameRequests(e.spec, svc, &before, &now) {
+		now.ports, now.health = before.ports, before.health // those in the table
+		e.spec, e.plan = svc, now
+		return
+	}
 	if e.spec != nil {
 		t.eachRequest(e, func(key addressKey, c requester) {
 			t.addresses.remove(key, c.id())
@@ -38,13 +77,8 @@ func (t *Tracker) replan(name model.Name, svc *model.Service, now plan) {
 			}
 		})
 	}
-	before := e.plan
-	t.redirecting.Remove(before.redirect, e)
 	e.spec, e.plan = svc, now
 	if svc != nil {
-		if e.plan.redirect != (model.Name{}) {
-			t.redirecting.Add(e.plan.redirect, e)
-		}
 		t.eachRequest(e, func(key addressKey, c requester) {
 			t.addresses.add(key, c)
 			if mayConflict(c.kind) {
@@ -54,6 +88,16 @@ func (t *Tracker) replan(name model.Name, svc *model.Service, now plan) {
 	}
 	t.markConflictingDirty(before)
 	t.markConflictingDirty(e.plan)
+}
+
+// sameRequests reports whether a Service requests what it did, with the same rank.
+func sameRequests(was, is *model.Service, before, now *plan) bool {
+	if was == nil || is == nil || was.Type != is.Type || !was.Created.Equal(is.Created) || (before.health == nil) != (now.health == nil) {
+		return false
+	}
+	return (before.health == nil || *before.health == *now.health) && slices.EqualFunc(before.ports, now.ports, func(p, q portPlan) bool {
+		return p.id == q.id && p.helper == q.helper && p.ofFTP == q.ofFTP && slices.Equal(p.requests, q.requests)
+	})
 }
 
 // serviceNamed returns the entry of a Service, and creates it if necessary.
