@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/facts/store"
 )
 
 // An externalIP or a LoadBalancer IP may be a node's own address or a pod's: Kubernetes
@@ -149,18 +150,35 @@ type claims struct {
 	ports map[*model.EndpointSlice]map[socket]struct{} // of slices with many
 }
 
-// claimsAt returns the slices with an endpoint of an address, sorted by Service and name.
+// Of the slices of a namespace at one address, no more than maxClaims count, with maxClaimedPorts
+// ports together: any number of slices may name the address of a Service, which asks them at each
+// of its ports.
+const (
+	maxClaims       = 64
+	maxClaimedPorts = 20000 // of one slice, as in the API server
+)
+
+// claimsAt returns the slices with an endpoint of an address, sorted by Service and name: the
+// first of each namespace, and those of the API servers.
 func (t *Tracker) claimsAt(a netip.Addr) []claim {
 	if list, known := t.claims.at[a]; known {
 		return list
 	}
-	var list []claim
-	for _, s := range t.facts.SlicesAt(a) {
-		list = append(list, claim{s.Object, t.claims.portsOf(s.Object)})
-	}
-	slices.SortFunc(list, func(a, b claim) int {
-		return cmp.Or(a.Service.Compare(b.Service), a.Name.Compare(b.Name))
+	at := t.facts.SlicesAt(a)
+	slices.SortFunc(at, func(a, b *store.Slice) int {
+		return cmp.Or(a.Object.Service.Compare(b.Object.Service), a.Object.Name.Compare(b.Object.Name))
 	})
+	var list []claim
+	namespace, count, ports := "", 0, 0
+	for _, s := range at {
+		if s.Object.Service.Namespace != namespace {
+			namespace, count, ports = s.Object.Service.Namespace, 0, 0
+		}
+		count, ports = count+1, ports+len(s.Object.Ports)
+		if count <= maxClaims && ports <= maxClaimedPorts || ofAPIServers(s.Object) {
+			list = append(list, claim{s.Object, t.claims.portsOf(s.Object)})
+		}
+	}
 	if t.claims.at == nil {
 		t.claims.at = map[netip.Addr][]claim{}
 	}

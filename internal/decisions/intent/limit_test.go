@@ -2,6 +2,7 @@ package intent
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -158,6 +159,32 @@ func TestTheProblemsOfOneServiceAreBounded(t *testing.T) {
 	}
 	if p := planService(web(externalIPs(many...)), &Config{}); len(p.problems) > maxProblems+1 {
 		t.Errorf("a plan has %d problems", len(p.problems))
+	}
+}
+
+// TestSlicesAtAnAddressAreLimited: a tenant names the address of another's Service in any number
+// of slices. That of the API servers counts whatever others there are.
+func TestSlicesAtAnAddressAreLimited(t *testing.T) {
+	api := sliceOf("kubernetes", at("192.0.2.1", there))
+	api.Name.Namespace, api.Service = "default", model.Name{Namespace: "default", Name: "kubernetes"}
+	d := delta(api, ofService(sliceOf("honest", at("192.0.2.1", there)), "zz"))
+	_, slicePorts := manyPortsOf(maxClaimedPorts / 4)
+	for i := range 1000 {
+		few := sliceOf(fmt.Sprint("few", i), at("192.0.2.1", there))
+		few.Name.Namespace, few.Service = "default", model.Name{Namespace: "default", Name: fmt.Sprint("a", i)}
+		d.Slices[few.Name] = few
+		many := withPorts(sliceOf(fmt.Sprint("many", i), at("192.0.2.1", there)), slicePorts...)
+		many.Name.Namespace, many.Service = "greedy", model.Name{Namespace: "greedy", Name: "none"}
+		d.Slices[many.Name] = many
+	}
+	got := map[string]int{}
+	tr := New(Config{NodeName: here})
+	tr.Apply(d)
+	for _, c := range tr.claimsAt(addr("192.0.2.1")) {
+		got[c.Service.Namespace]++
+	}
+	if want := map[string]int{"default": maxClaims + 1, "greedy": 4, "ns": 1}; !maps.Equal(got, want) {
+		t.Errorf("slices that count, by namespace: %v, want %v", got, want)
 	}
 }
 
