@@ -41,6 +41,7 @@ type problems struct {
 	log        *slog.Logger
 	onAppeared func(appeared []model.Problem) // with a new place or text; nil: no callback
 	current    [origins][]model.Problem
+	changed    bool            // current has, since the last report
 	known      []model.Problem // as last reported, sorted, each once
 	faults     map[place]*fault
 	next       time.Time // when to call report again; zero: after a change
@@ -65,10 +66,18 @@ type fault struct {
 // due returns when to call report again without a change, and whether to.
 func (p *problems) due() (time.Time, bool) { return orNever(p.next) }
 
-func (p *problems) set(o origin, ps []model.Problem) { p.current[o] = ps }
+func (p *problems) set(o origin, ps []model.Problem) {
+	p.changed = p.changed || !slices.Equal(p.current[o], ps)
+	p.current[o] = ps
+}
 
-// report logs what changed since the last report, and what lasts.
+// report logs what changed since the last report, and what lasts. A turn without either looks at
+// no Problem: tenants can make any number of them.
 func (p *problems) report(now time.Time) {
+	if !p.changed && !passed(p.next, now) {
+		return
+	}
+	p.changed = false
 	var all []model.Problem
 	for _, ps := range p.current {
 		all = append(all, ps...)

@@ -33,6 +33,25 @@ func wantLines(t *testing.T, log *bytes.Buffer, began, lasting, ended int) {
 	}
 }
 
+// TestATurnWithoutAChangeLooksAtNoProblem: a tenant can make any number of them, and each turn
+// reports.
+func TestATurnWithoutAChangeLooksAtNoProblem(t *testing.T) {
+	p, _, report := watchedLog()
+	bad := model.ServiceProblem(model.Name{Namespace: "ns", Name: "web"}, "spec", "is bad")
+	report(0, bad)
+	p.known = nil // what a look would find again
+	report(time.Second, bad)
+	if p.known != nil {
+		t.Error("a turn without a change looks at the Problems")
+	}
+	if report(reminderPeriod, bad); len(p.known) != 1 {
+		t.Errorf("when a reminder is due: %v, want the Problem", p.known)
+	}
+	if report(reminderPeriod+time.Second, bad, bad); len(p.known) != 1 {
+		t.Errorf("after a change: %v, want the Problem once", p.known)
+	}
+}
+
 // TestALastingFaultIsOneLineHoweverItsTextChanges has a server whose answers change with
 // each attempt, and are sometimes right.
 func TestALastingFaultIsOneLineHoweverItsTextChanges(t *testing.T) {

@@ -228,8 +228,8 @@ func TestAServerWithoutWatchListIsNoProblem(t *testing.T) {
 		problems int
 	}{{new(bool), 0}, {nil, 1}} {
 		_, err := watches.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: c.initial})
-		if !apierrors.IsInvalid(err) || len(s.problems()) != c.problems {
-			t.Errorf("%v: error %v, problems %v, want %d", c, err, s.problems(), c.problems)
+		if !apierrors.IsInvalid(err) || len(s.serverProblems()) != c.problems {
+			t.Errorf("%v: error %v, problems %v, want %d", c, err, s.serverProblems(), c.problems)
 		}
 	}
 }

@@ -199,6 +199,7 @@ func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
 	case !reflect.DeepEqual(m, old):
 		k.known[name] = m
 		k.put(d, name, m)
+		k.source.faultsChanged = k.source.faultsChanged || old == nil && k.name == model.KindService // see objectProblems
 	}
 }
 
@@ -208,6 +209,7 @@ func (k *kind[A, M]) drop(d *model.Delta, name model.Name) {
 	if _, ok := k.known[name]; ok {
 		delete(k.known, name)
 		k.put(d, name, nil)
+		k.source.faultsChanged = k.source.faultsChanged || k.name == model.KindService
 	}
 }
 

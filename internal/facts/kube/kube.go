@@ -91,7 +91,12 @@ type Source struct {
 	closed    map[string]bool      // by kind: the server has closed the last watch at once
 	access    *accessFiles         // nil: not read again
 	delivered []model.Problem
-	own       doNotTrack
+	// See newProblems.
+	ofServer      []model.Problem // in delivered
+	listed        time.Time       // when delivered was made
+	faultsChanged bool            // since then
+	listsLater    bool
+	own           doNotTrack
 	// othersLogged says that the log has the Services of other proxies.
 	othersLogged bool
 
@@ -257,12 +262,7 @@ func (s *Source) send(d model.Delta) {
 	if s.started {
 		s.logOthers()
 	}
-	problems := s.problems()
-	if slices.Equal(problems, s.delivered) {
-		problems = nil
-	} else {
-		s.delivered = problems
-	}
+	problems := s.newProblems()
 	if !d.Empty() || problems != nil {
 		s.deliver(d, problems)
 	}

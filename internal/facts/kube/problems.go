@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +22,7 @@ import (
 
 // setFaults replaces the problems of an object.
 func (s *Source) setFaults(o object, uid string, problems []model.Problem) {
+	s.faultsChanged = s.faultsChanged || !slices.Equal(s.faults[o], problems)
 	if len(problems) == 0 {
 		delete(s.faults, o)
 		delete(s.uids, o)
@@ -29,8 +31,50 @@ func (s *Source) setFaults(o object, uid string, problems []model.Problem) {
 	s.faults[o], s.uids[o] = problems, uid
 }
 
-// problems returns the current problems, sorted, never nil.
-func (s *Source) problems() []model.Problem {
+// Authors of objects can make any number of problems, and each list has them all. So a change
+// that concerns none makes no list, and one of more than manyProblems comes once a listPeriod.
+const (
+	manyProblems = 1000
+	listPeriod   = time.Second
+)
+
+// newProblems returns the current problems, sorted; nil if they are those that were delivered, or
+// are listed later.
+func (s *Source) newProblems() []model.Problem {
+	ofServer := s.serverProblems()
+	if !s.faultsChanged && slices.Equal(ofServer, s.ofServer) {
+		return nil
+	}
+	if wait := listPeriod - time.Since(s.listed); wait > 0 && len(s.delivered) > manyProblems {
+		if !s.listsLater {
+			s.listsLater = true
+			time.AfterFunc(wait, s.listLater)
+		}
+		return nil
+	}
+	s.faultsChanged, s.ofServer, s.listed = false, ofServer, time.Now()
+	problems := append(s.objectProblems(), ofServer...)
+	slices.SortFunc(problems, func(a, b model.Problem) int {
+		return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))
+	})
+	problems = slices.Compact(problems)
+	if slices.Equal(problems, s.delivered) {
+		return nil
+	}
+	s.delivered = problems
+	return problems
+}
+
+func (s *Source) listLater() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.listsLater = false; s.ctx.Err() == nil {
+		s.emit(model.Delta{})
+	}
+}
+
+// objectProblems returns the problems of objects, never nil.
+func (s *Source) objectProblems() []model.Problem {
 	out := []model.Problem{}
 	for o, ps := range s.faults {
 		// A slice of a Service that another proxy serves is not for this agent to judge.
@@ -39,8 +83,12 @@ func (s *Source) problems() []model.Problem {
 		}
 		out = append(out, ps...)
 	}
-	kinds, server := s.lostKinds()
-	out = append(out, kinds...)
+	return out
+}
+
+// serverProblems returns those of the API server, of the access to it and of this node's Node.
+func (s *Source) serverProblems() []model.Problem {
+	out, server := s.lostKinds()
 	if p, ok := s.serverProblem(server); ok {
 		out = append(out, p)
 	}
@@ -50,10 +98,7 @@ func (s *Source) problems() []model.Problem {
 	if p, ok := s.missingNode(); ok {
 		out = append(out, p)
 	}
-	slices.SortFunc(out, func(a, b model.Problem) int {
-		return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))
-	})
-	return slices.Compact(out)
+	return out
 }
 
 // missingNode returns the problem that this node has no Node object. Package intent
