@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
@@ -122,7 +126,9 @@ func (e *env) restartAll(t *testing.T) {
 	e.waitReady(t)
 }
 
-// restoreRules writes rules of iptables on node a, for both families.
+// restoreRules writes rules of iptables on node a, for both families. Like portmap it then deletes
+// the UDP entries of conntrack for the hostPort: the rules do not translate what netfilter has seen
+// before, and a client may have the port of such a question again.
 func (e *env) restoreRules(t *testing.T, variant, rules string) {
 	t.Helper()
 	for _, v6 := range []bool{false, true} {
@@ -137,6 +143,15 @@ func (e *env) restoreRules(t *testing.T, variant, rules string) {
 			t.Fatalf("%s: %v: %s", program, err, out)
 		}
 	}
+	e.Do(t, "a", func() error {
+		var filter netlink.ConntrackFilter
+		err := errors.Join(filter.AddProtocol(unix.IPPROTO_UDP), filter.AddPort(netlink.ConntrackOrigDstPort, hostPort))
+		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+			_, deleted := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, &filter)
+			err = errors.Join(err, deleted)
+		}
+		return err
+	})
 }
 
 // expectHostPort asks from the other node, its pods, pods of the same node, the node
@@ -165,15 +180,17 @@ func (e *env) expectHostPort(t *testing.T, when string, answers bool) {
 	}
 }
 
-// waitHostPort waits until the agent of node a has seen the rules: questions of a pod
-// are answered.
+// waitHostPort waits until the agent of node a has seen the rules: questions of a pod beside, of
+// another node and of a machine outside are answered.
 func (e *env) waitHostPort(t *testing.T) {
 	t.Helper()
-	for _, combo := range flows.AllCombos {
-		dst := net.JoinHostPort(e.Addr("a", combo.IPv6()).String(), fmt.Sprint(hostPort))
-		await.True(t, "an answer by the hostPort, "+string(combo), func() bool {
-			return askOnce(t, e.MustProbe(t, "a1"), dst, combo, false)[0].Server == "a0"
-		})
+	for _, from := range []string{"a1", "b", "client0"} {
+		for _, combo := range flows.AllCombos {
+			dst := net.JoinHostPort(e.Addr("a", combo.IPv6()).String(), fmt.Sprint(hostPort))
+			await.True(t, fmt.Sprintf("an answer by the hostPort, %s from %s", combo, from), func() bool {
+				return askOnce(t, e.MustProbe(t, from), dst, combo, false)[0].Server == "a0"
+			})
+		}
 	}
 }
 
