@@ -186,6 +186,7 @@ func scenarios() []scenario {
 }
 
 func TestHostile(t *testing.T) {
+	t.Parallel() // the three longest wait more than they work
 	e := start(t, "hostile")
 	e.forgetFlows(t)
 	t.Run("Together", func(t *testing.T) {

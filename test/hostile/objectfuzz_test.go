@@ -43,6 +43,7 @@ type objectFuzzer struct {
 // own endpoints, what changes of them arrives, their protections hold, and the agents are healthy
 // and log little.
 func TestRandomTenants(t *testing.T) {
+	t.Parallel()
 	flags := []string{"--host-ports", "--outlier-ejection", "--max-source-ranges=1024"}
 	if *tenantForwarding != "" {
 		flags = append(flags, "--forwarding", *tenantForwarding, "--dsr-key-file", secretFile(t))

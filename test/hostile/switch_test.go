@@ -63,6 +63,7 @@ func (e *env) change(t *testing.T, mode string, nodes ...string) {
 // programs or rules which carry them. With netfilter, conntrack met some of them in the
 // middle, and takes any number for valid.
 func TestForgedSegmentsAfterASwitch(t *testing.T) {
+	t.Parallel()
 	for _, s := range switches {
 		if s.from != flag.Lookup("proxy-mode").Value.String() {
 			continue // runs with this mode's tests
