@@ -87,7 +87,10 @@ func jsonHeader(w http.ResponseWriter, code int) {
 // MetricsHandler serves /metrics, /proxyMode and, if asked, /debug/pprof/.
 func MetricsHandler(m *Metrics, proxyMode string, profiling bool) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry}))
+	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		Registry:      m.registry,               // which counts the errors
+		ErrorHandling: promhttp.ContinueOnError, // one collector that fails hides no others
+	}))
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")

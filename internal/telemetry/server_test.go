@@ -201,6 +201,28 @@ func TestMetricsKeepKubeProxysNames(t *testing.T) {
 	}
 }
 
+// failing is a collector of a value that has no text.
+type failing struct{ *prometheus.Desc }
+
+func (f failing) Describe(ch chan<- *prometheus.Desc) { ch <- f.Desc }
+func (f failing) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(f.Desc, prometheus.GaugeValue, 1, "\xff")
+}
+
+func TestACollectorThatFailsHidesNoOthers(t *testing.T) {
+	m := NewMetrics(Build{})
+	if err := m.Register(failing{prometheus.NewDesc("spillway_failing", "A value.", []string{"name"}, nil)}); err != nil {
+		t.Fatal(err)
+	}
+	url := serve(t, MetricsHandler(m, "ebpf", false)) + "/metrics"
+	if code, _, body := get(t, url); code != 200 || !strings.Contains(body, "\nspillway_problems 0") {
+		t.Errorf("status %d: %s", code, body)
+	}
+	if _, _, body := get(t, url); !strings.Contains(body, `promhttp_metric_handler_errors_total{cause="gathering"} 1`) {
+		t.Error("the failure is not counted")
+	}
+}
+
 func TestProxyModeAndProfiling(t *testing.T) {
 	m := NewMetrics(Build{})
 	url := serve(t, MetricsHandler(m, "ebpf", false))

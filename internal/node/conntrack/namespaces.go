@@ -165,7 +165,7 @@ func addProcesses(proc string, at func(uint64, string) *Namespace) error {
 		if n := at(inode, path); n.PID == 0 || pid < n.PID {
 			n.PID = pid
 			comm, _ := os.ReadFile(filepath.Join(proc, name, "comm"))
-			n.Command = strings.TrimSpace(string(comm))
+			n.Command = escape.Text(strings.TrimSpace(string(comm))) // any bytes: its process chooses them
 		}
 	}
 	if denied > 0 {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -161,5 +163,23 @@ func TestThatNothingCouldBeReadIsSaid(t *testing.T) {
 	}
 	if _, err := readAll(t.Context(), []Namespace{locked, OwnNamespace()}, nil, Read); err == nil || errors.Is(err, ErrNothingRead) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A pod names its processes, with any bytes. A label that is not UTF-8 would end the agent.
+func TestAProcessNameOfAPodDoesNotEndTheScrape(t *testing.T) {
+	proc := t.TempDir()
+	dir := filepath.Join(proc, "4711", "ns")
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.Symlink("net:[4026532000]", filepath.Join(dir, "net")),
+		os.WriteFile(filepath.Join(proc, "4711", "comm"), []byte("\xff\x1b[2J\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	c := NewNamespaceCollector(func() ([]Namespace, error) {
+		list, err := findNamespaces(proc, nil)
+		return slices.DeleteFunc(list, func(n Namespace) bool { return n.Own }), err
+	})
+	c.read = func(_ context.Context, n Namespace) (Report, error) { return Report{Namespace: n, Entries: 2}, nil }
+	if got := gathered(t, c); got[`spillway_conntrack_namespace_entries \xff\x1b[2J[4711]`] != 2 {
+		t.Errorf("got %v", got)
 	}
 }
