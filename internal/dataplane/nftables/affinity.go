@@ -42,6 +42,19 @@ func (l *layout) newClients(f *nft.IP) *set {
 	})
 }
 
+// timeouts are those that the table has, in seconds. Each costs a set, a chain and rules that the
+// packets of other Services traverse, and any author of a Service chooses one of 86,400.
+var timeouts = []int{
+	1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800, 2700,
+	3600, 5400, 7200, 10800, 14400, 21600, 28800, 43200, 64800, 86400,
+}
+
+// timeoutOf returns the first timeout of the table that lasts as long. It is at most half longer.
+func timeoutOf(affinity time.Duration) time.Duration {
+	i, _ := slices.BinarySearch(timeouts, int((affinity+time.Second-1)/time.Second))
+	return time.Duration(timeouts[min(i, len(timeouts)-1)]) * time.Second
+}
+
 // timeout returns the map of the frontends with one timeout. The table has one map for each
 // timeout.
 func (b *base) timeout(l *layout, d time.Duration) *set {
@@ -55,13 +68,8 @@ func (b *base) timeout(l *layout, d time.Duration) *set {
 	return s
 }
 
-// seconds formats a timeout for names: 10800s, or 1500ms.
-func seconds(d time.Duration) string {
-	if d%time.Second != 0 {
-		return fmt.Sprintf("%dms", d.Milliseconds())
-	}
-	return fmt.Sprintf("%ds", d/time.Second)
-}
+// seconds formats a timeout for names: 10800s.
+func seconds(d time.Duration) string { return fmt.Sprintf("%ds", d/time.Second) }
 
 // numberOf is how a packet carries a hash of a Service port or of an endpoint: the
 // same for all frontends, while others come and go, and after a restart. Should
@@ -72,7 +80,7 @@ func numberOf(key []byte) string {
 
 // sticky records the timeout of a frontend, valid the endpoints that it has in a pool.
 func (r *rendering) sticky(l *layout, b *base, key string, p *intent.ServicePort) {
-	r.add(b.timeout(l, p.Affinity), key, nft.Value{Data: numberOf([]byte(p.ID.String()))})
+	r.add(b.timeout(l, timeoutOf(p.Affinity)), key, nft.Value{Data: numberOf([]byte(p.ID.String()))})
 }
 
 func (r *rendering) valid(to *pool, key string, p *intent.ServicePort, route intent.Route) {

@@ -1,6 +1,8 @@
 package nftables
 
 import (
+	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +10,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/nft"
 )
 
 func TestWhatClientsHaveSurvivesRestartsAndChanges(t *testing.T) {
@@ -70,5 +73,47 @@ func TestTimeOutsHaveSetsAndRulesOfTheirOwnWhileTheyAreInUse(t *testing.T) {
 	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{web("a", "10.96.0.1", time.Hour)}})
 	if _, err := runNft("list chain inet spillway clients4-60s"); err == nil {
 		t.Error("the chain stays")
+	}
+}
+
+// The kernel looks at every chain in every commit, and a connection's first packet at every rule of
+// a chain: what a namespace chooses must not make them many.
+func TestTimeoutsMakeFewSetsAndRules(t *testing.T) {
+	ch := newTable(traits{}).change()
+	before := len(ch.t.layout.sets)
+	for i := range 20_000 {
+		timeout, name := time.Duration(4*i+1)*time.Second, fmt.Sprint("s", i)
+		a, b := byte(i>>8), byte(i)
+		for _, p := range []*intent.ServicePort{
+			port(name, model.IPv4, clusterIP(netip.AddrFrom4([4]byte{10, 96, a, b}).String(), intent.ToCluster), affine(timeout), endpoints("10.244.1.2:8080")),
+			port(name, model.IPv6, clusterIP(netip.AddrFrom16([16]byte{0: 0xfd, 14: a, 15: b}).String(), intent.ToCluster), affine(timeout), endpoints("[fd44::2]:8080")),
+		} {
+			if err := ch.setPort(p.ID, p); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := len(ch.t.layout.sets) - before; n > 2*len(timeouts) {
+		t.Errorf("%d sets", n)
+	}
+	rules := 0
+	for _, c := range ch.t.ruleset(ch.plan(nft.Table{}).exists, &intent.Node{}) {
+		rules = max(rules, len(c.Rules))
+	}
+	if rules > 4*len(timeouts) {
+		t.Errorf("a chain of %d rules", rules)
+	}
+}
+
+func TestAffinityLastsAtLeastAsLongAsConfigured(t *testing.T) {
+	for _, exact := range []time.Duration{time.Second, 10 * time.Second, time.Minute, time.Hour, 3 * time.Hour, 24 * time.Hour} {
+		if got := timeoutOf(exact); got != exact {
+			t.Errorf("%v lasts %v", exact, got)
+		}
+	}
+	for d := time.Second; d <= 24*time.Hour; d += time.Second {
+		if got := timeoutOf(d); got < d || got > d+d/2 {
+			t.Fatalf("%v lasts %v", d, got)
+		}
 	}
 }
