@@ -68,3 +68,36 @@ func TestARefusedPortHoldsUpNoOther(t *testing.T) {
 		})
 	}
 }
+
+// A port of more endpoints than there are slots gives up what it had, with the batch of others.
+func TestAPortOfTooManyEndpointsKeepsNoAddressFromOthers(t *testing.T) {
+	for f, ip := range map[model.Family]string{model.IPv4: "10.96.0.", model.IPv6: "fd96::"} {
+		t.Run(f.String(), func(t *testing.T) {
+			enter(t)
+			b := open(t)
+			endpoint := endpoints(map[model.Family]string{model.IPv4: "10.244.2.1:8080", model.IPv6: "[fd44:2::1]:8080"}[f])
+			large := port("large", f, clusterIP(ip+"1", intent.ToCluster), clusterIP(ip+"2", intent.ToCluster), endpoint)
+			if err := b.Replace(t.Context(), intent.State{Node: node(), Ports: []*intent.ServicePort{large}}); err != nil {
+				t.Fatal(err)
+			}
+			grown := port("large", f, clusterIP(ip+"1", intent.ToCluster))
+			for range classes[len(classes)-1] + 1 {
+				grown.Endpoints = append(grown.Endpoints, large.Endpoints...)
+			}
+			other := port("other", f, clusterIP(ip+"2", intent.ToCluster), endpoint, endpoints(map[model.Family]string{model.IPv4: "10.244.2.2:8080", model.IPv6: "[fd44:2::2]:8080"}[f]))
+			err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{grown, other}})
+			var part *dataplane.PortErrors
+			if !errors.As(err, &part) || len(part.Errors) != 1 || part.Errors[grown.ID] == nil {
+				t.Errorf("error %v, want one of the large port", err)
+			}
+			if err := b.Apply(t.Context(), intent.Changes{Deletes: []intent.PortID{grown.ID}}); err != nil {
+				t.Errorf("the large port is deleted: %v", err)
+			}
+			b.Close()
+			have, err := open(t).Applied(t.Context())
+			if err != nil || len(have.Ports) != 1 || have.Ports[0].ID != other.ID || len(have.Ports[0].Endpoints) != 2 {
+				t.Errorf("served are %v: %v", have.Ports, err)
+			}
+		})
+	}
+}

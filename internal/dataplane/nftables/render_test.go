@@ -72,8 +72,8 @@ func TestMoreEndpointsThanSlotsAreAnErrorOfThatPortAlone(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	got, err := open(t).Applied(t.Context())
-	if err != nil || len(got.Ports) != 1 || got.Ports[0].ID != good.ID {
-		t.Errorf("served are %v, %v", got.Ports, err)
+	if err != nil || len(got.Ports) != 2 || len(got.Ports[0].Endpoints) > 0 || got.Ports[1].ID != good.ID || len(got.Ports[1].Endpoints) != 1 {
+		t.Errorf("served are %v, %v; want one, and the other closed", got.Ports, err)
 	}
 }
 

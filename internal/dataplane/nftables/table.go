@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"maps"
+	"slices"
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/nft"
@@ -61,13 +62,17 @@ func (t *table) change() *change {
 	return &change{t: t, ports: map[intent.PortID]*intent.ServicePort{}, sets: map[string]*setChange{}}
 }
 
-// setPort adds, replaces or, if p is nil, deletes a port. A change sets each port once.
-func (c *change) setPort(id intent.PortID, p *intent.ServicePort) error {
+// setPort adds, replaces or, if p is nil, deletes a port. A change sets each port once. A port with
+// too many endpoints is an error, and is closed: another port may get an address that it gives up.
+func (c *change) setPort(id intent.PortID, p *intent.ServicePort) (tooMany error) {
 	var want rendering
 	if p != nil {
 		r, err := renderPort(c.t.layout, p)
 		if err != nil {
-			return err
+			p, tooMany = closed(p), err
+			if r, err = renderPort(c.t.layout, p); err != nil {
+				return err
+			}
 		}
 		want = *r
 	}
@@ -80,7 +85,16 @@ func (c *change) setPort(id intent.PortID, p *intent.ServicePort) error {
 	}
 	c.addRendering(&want)
 	c.ports[id] = p
-	return nil
+	return tooMany
+}
+
+// closed returns a port that refuses its packets.
+func closed(p *intent.ServicePort) *intent.ServicePort {
+	out := &intent.ServicePort{ID: p.ID, Frontends: slices.Clone(p.Frontends)}
+	for i := range out.Frontends {
+		out.Frontends[i].ExternalRoute, out.Frontends[i].InternalRoute = intent.Reject, intent.Reject
+	}
+	return out
 }
 
 // setNode replaces what the table has about the node.
