@@ -78,7 +78,7 @@ type Backend struct {
 // s later at the earliest.
 const auditShare = 100
 
-var _ dataplane.Backend = (*Backend)(nil)
+var _ dataplane.Partial = (*Backend)(nil)
 
 // New opens the dataplane. Its error is one line that names what the machine lacks.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
@@ -137,6 +137,10 @@ func (b *Backend) Name() string { return "nftables" }
 
 // CanCarry accepts every protocol that a Service may have.
 func (b *Backend) CanCarry(*intent.ServicePort) error { return nil }
+
+// PartEndpoints is the number of endpoints that are written in some tenths of a second. The
+// kernel also keeps 4 KiB for each element of a batch: see nft.Transaction.Parts.
+func (b *Backend) PartEndpoints() int { return 1 << 15 }
 
 // Apply writes the changes in one batch.
 func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
