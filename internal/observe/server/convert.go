@@ -70,18 +70,22 @@ func protocolOf(p nodev1alpha1.Protocol) model.Protocol {
 // The others have no address that is served. whole adds endpoints, and what the kernel lacks.
 func convertService(s reconcile.Service, problems []model.Problem, whole bool) *nodev1alpha1.Service {
 	out := &nodev1alpha1.Service{Namespace: s.Spec.Namespace, Name: s.Spec.Name.Name, Type: string(s.Spec.Type)}
+	served := map[model.EndpointPort]bool{}
+	var named map[intent.PortID][]slicePort
+	if whole {
+		named = slicesByPort(s.Slices)
+	}
 	for i, p := range s.Ports {
 		port := convertPort(s.Spec, p, s.Sync[i])
 		if whole {
-			port.Endpoints = endpoints(p, s.Slices)
+			port.Endpoints = endpoints(p, named[intent.PortID{Port: p.ID.Port, Protocol: p.ID.Protocol, Family: p.ID.Family}])
 			port.Differences = unwritten(s.Sync[i])
 		}
 		out.Ports = append(out.Ports, port)
+		served[model.EndpointPort{Name: p.ID.Port, Port: p.ID.Number, Protocol: p.ID.Protocol}] = true
 	}
 	for _, spec := range s.Spec.Ports {
-		if !slices.ContainsFunc(s.Ports, func(p *intent.ServicePort) bool {
-			return p.ID.Port == spec.Name && p.ID.Number == spec.Port && p.ID.Protocol == spec.Protocol
-		}) {
+		if !served[model.EndpointPort{Name: spec.Name, Port: spec.Port, Protocol: spec.Protocol}] {
 			out.Ports = append(out.Ports, &nodev1alpha1.ServicePort{Name: spec.Name, Port: uint32(spec.Port), Protocol: protocol(spec.Protocol)})
 		}
 	}
@@ -196,24 +200,43 @@ func unwritten(sync reconcile.PortSync) (out []string) {
 	return out
 }
 
+// slicePort is a slice that has a port, with its number.
+type slicePort struct {
+	*model.EndpointSlice
+	number uint16
+}
+
+// slicesByPort returns the slices by family, name and protocol of their ports. It reads each slice
+// once: a Service and each of its slices may have thousands of ports.
+func slicesByPort(from []*model.EndpointSlice) map[intent.PortID][]slicePort {
+	out := map[intent.PortID][]slicePort{}
+	for _, s := range from {
+		for _, port := range s.Ports {
+			if id := (intent.PortID{Port: port.Name, Protocol: port.Protocol, Family: s.Family}); port.Port != 0 {
+				out[id] = append(out[id], slicePort{s, port.Port})
+			}
+		}
+	}
+	return out
+}
+
 // endpoints returns all endpoints of a port that EndpointSlices name, sorted by address. One
 // address may be in several slices: a ready one counts, as in package intent.
-func endpoints(p *intent.ServicePort, from []*model.EndpointSlice) []*nodev1alpha1.Endpoint {
+func endpoints(p *intent.ServicePort, from []slicePort) []*nodev1alpha1.Endpoint {
 	found := map[netip.AddrPort]*model.Endpoint{}
 	for _, s := range from {
-		if s.Family != p.ID.Family {
-			continue
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			at := netip.AddrPortFrom(e.Addr, s.number)
+			if known := found[at]; known == nil || !known.Ready && e.Ready {
+				found[at] = e
+			}
 		}
-		for _, port := range s.Ports {
-			if port.Name != p.ID.Port || port.Protocol != p.ID.Protocol || port.Port == 0 {
-				continue
-			}
-			for i := range s.Endpoints {
-				at := netip.AddrPortFrom(s.Endpoints[i].Addr, port.Port)
-				if known := found[at]; known == nil || !known.Ready && s.Endpoints[i].Ready {
-					found[at] = &s.Endpoints[i]
-				}
-			}
+	}
+	ejected := map[netip.AddrPort]bool{}
+	for i := range p.Endpoints {
+		if p.Endpoints[i].Ejected {
+			ejected[p.Endpoints[i].Addr] = true
 		}
 	}
 	shares := sharesInUse(p)
@@ -228,12 +251,10 @@ func endpoints(p *intent.ServicePort, from []*model.EndpointSlice) []*nodev1alph
 		endpoint := &nodev1alpha1.Endpoint{
 			Address: at.Addr().String(), Port: uint32(at.Port()), Node: e.Node,
 			Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, InUse: shares[at] > 0,
+			Ejected: ejected[at],
 		}
 		if p.Weights != nil {
 			endpoint.Shares = shares[at]
-		}
-		if i := slices.IndexFunc(p.Endpoints, func(e intent.Endpoint) bool { return e.Addr == at }); i >= 0 {
-			endpoint.Ejected = p.Endpoints[i].Ejected
 		}
 		if e.Pod != (model.Name{}) {
 			endpoint.Pod = e.Pod.String()
