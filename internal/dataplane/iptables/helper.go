@@ -20,6 +20,9 @@ import (
 //	raw PREROUTING, OUTPUT ─> SPW-HELPERS   -d 10.96.0.69/32 --dport 69: CT --helper tftp
 //	nat POSTROUTING ─ expected by a helper ─> SPW-EXPECTED
 //
+// Every packet of the node traverses SPW-HELPERS. If more than leafSize rules are needed, it leads
+// to a tree of chains: see trie.
+//
 // Endpoints of this node are in SPW-HELPERS too: another node may have translated the
 // connection already. This node's conntrack then has nothing to translate, and any
 // program's rules apply to the expected connection. A CNI would masquerade a TFTP
@@ -96,42 +99,52 @@ func (r *ruleset) helpChains() map[string][]chain {
 	if len(r.helped) == 0 {
 		return nil
 	}
-	assign, stay := chain{name: chainHelpers}, chain{name: chainExpected}
+	assign, stay := dispatch{root: chainHelpers, addrDigits: addrDigits(r.family)}, chain{name: chainExpected}
 	for _, p := range r.helped {
 		r.helpPort(p, &assign, &stay)
 	}
-	out := map[string][]chain{tableMangle: r.expectationChains()}
-	for table, c := range map[string]*chain{tableRaw: &assign, tableNAT: &stay} {
-		slices.Sort(c.rules)
-		if c.rules = slices.Compact(c.rules); len(c.rules) > 0 {
-			out[table] = []chain{*c}
-		}
+	out := map[string][]chain{tableMangle: r.expectationChains(), tableRaw: assign.chains()}
+	slices.Sort(stay.rules)
+	if stay.rules = slices.Compact(stay.rules); len(stay.rules) > 0 {
+		out[tableNAT] = []chain{stay}
 	}
 	return out
 }
 
-func (r *ruleset) helpPort(p *intent.ServicePort, assign, stay *chain) {
-	proto := protocolName(p.ID.Protocol)
-	to := func(addr string, port uint16) {
-		assign.add(newRule("-d "+addr+" -p "+proto+" -m "+proto).add("--dport", fmt.Sprint(port)).
-			jump("CT --helper " + kernelName(p.Helper)))
+func (r *ruleset) helpPort(p *intent.ServicePort, assign *dispatch, stay *chain) {
+	to := func(addr netip.Addr, port uint16) {
+		key := dispatchKey(&intent.Frontend{Kind: intent.ClusterIP, Addr: addr, Port: port}, p.ID.Protocol)
+		assign.set(entry{key: key, rule: newRule(assign.match(key, "")).jump("CT --helper " + kernelName(p.Helper))})
 	}
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		if f.Kind != intent.NodePort {
-			to(host(f.Addr).String(), f.Port)
+			to(f.Addr, f.Port)
 			continue
 		}
 		for _, a := range r.nodePortAddrs {
-			to(host(a).String(), f.Port)
+			to(a, f.Port)
 		}
 	}
 	for _, e := range p.Endpoints {
 		if e.OnThisNode {
-			to(host(e.Addr.Addr()).String(), e.Addr.Port())
+			to(e.Addr.Addr(), e.Addr.Port())
 			stay.add(from(host(e.Addr.Addr())).jump("SNAT --to-source " + e.Addr.Addr().String()))
 		}
 	}
+}
+
+// chains returns the chains of a tree: none if it is empty, and the root alone if its rules fit.
+func (d *dispatch) chains() (list []chain) {
+	switch {
+	case d.top == nil:
+		return nil
+	case d.top.leaf():
+		return []chain{{d.root, d.rulesOf(d.top)}}
+	}
+	list = []chain{{d.root, []string{d.jump(d.top)}}}
+	d.top.walk(func(n *trieNode) { list = append(list, chain{d.chain(n.prefix), d.rulesOf(n)}) })
+	return list
 }
 
 // helpJumps returns the jumps to the chains that are wanted.
@@ -281,16 +294,19 @@ func (r *ruleset) recomputeHelpers() (diffs []difference, full bool) {
 			if was && sumOf(c.rules) == before {
 				continue
 			}
-			full = full || !was
+			full = full || !was && slices.Contains(helpChainNames, c.name)
 			r.wants(table, c.name, sumOf(c.rules))
 			diff.fill = append(diff.fill, c)
 		}
-		for _, name := range helpChainNames {
-			if before, was := r.want[table][name]; was && !wanted[name] {
-				r.rules[table] -= before.rules
-				delete(r.want[table], name)
-				full = true
+		for _, name := range slices.Sorted(maps.Keys(r.want[table])) {
+			jumped := slices.Contains(helpChainNames, name)
+			if wanted[name] || table == tableNAT && !jumped { // table nat has chains of others
+				continue
 			}
+			r.rules[table] -= r.want[table][name].rules
+			delete(r.want[table], name)
+			diff.gone = append(diff.gone, name)
+			full = full || jumped
 		}
 		if !diff.empty() {
 			diffs = append(diffs, diff)

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -87,6 +88,71 @@ func TestHelpersAreGivenToTheirServicesOnlyAndGoWithThem(t *testing.T) {
 		if strings.Contains(b.raw(), chainPrefix) || strings.Contains(b.dump(), chainExpected) {
 			t.Errorf("left over when it is no TFTP any more:\n%s\n%s", b.raw(), b.dump())
 		}
+	})
+}
+
+// Every packet of the node traverses these chains, and any author of a Service can have ports with a
+// helper.
+func TestManyPortsWithAHelperMakeNoLongChain(t *testing.T) {
+	port := func(f model.Family, i int) *intent.ServicePort {
+		addr, endpoint := netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), netip.AddrFrom4([4]byte{10, 244, 1, byte(i)})
+		if f == model.IPv6 {
+			addr, endpoint = netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(i)}), netip.AddrFrom16([16]byte{0: 0xfd, 1: 1, 15: byte(i)})
+		}
+		return &intent.ServicePort{
+			ID: id("boot", fmt.Sprint("p", i), uint16(1000+i), model.UDP, f), Helper: intent.TFTP,
+			Frontends: []intent.Frontend{{Addr: addr, Port: uint16(1000 + i), ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster}},
+			Endpoints: []intent.Endpoint{{Addr: netip.AddrPortFrom(endpoint, 69), ClusterPolicy: true, OnThisNode: true}},
+		}
+	}
+	eachVariant(t, func(b *bench) {
+		be := b.open()
+		var all []*intent.ServicePort
+		for i := range 100 {
+			all = append(all, port(model.IPv4, i), port(model.IPv6, i))
+		}
+		b.replace(be, all...)
+		check := func(rules int) {
+			t.Helper()
+			b.inSync(be)
+			for _, save := range []string{"iptables-save", "ip6tables-save"} {
+				text, err := b.command(save).Output()
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, raw, _ := strings.Cut(string(text), "*raw")
+				raw, _, _ = strings.Cut(raw, "COMMIT")
+				if n := strings.Count(raw, "-j CT --helper tftp"); n != rules {
+					t.Errorf("%s: %d rules give a helper, want %d", save, n, rules)
+				}
+				chains := map[string]int{}
+				for line := range strings.Lines(raw) {
+					if rule, is := strings.CutPrefix(line, "-A "); is {
+						name, _, _ := strings.Cut(rule, " ")
+						chains[name]++
+					}
+				}
+				for name, n := range chains {
+					if n > leafSize {
+						t.Errorf("%s: chain %s has %d rules", save, name, n)
+					}
+				}
+			}
+		}
+		check(200)
+		change := intent.Changes{Upserts: []*intent.ServicePort{port(model.IPv4, 200), port(model.IPv6, 200)}}
+		if err := be.Apply(t.Context(), change); err != nil {
+			t.Fatal(err)
+		}
+		check(202)
+		change = intent.Changes{Deletes: []intent.PortID{all[0].ID, all[1].ID, change.Upserts[0].ID, change.Upserts[1].ID}}
+		for _, p := range all[2:194] {
+			change.Deletes = append(change.Deletes, p.ID)
+		}
+		if err := be.Apply(t.Context(), change); err != nil {
+			t.Fatal(err)
+		}
+		check(6)
 	})
 }
 
