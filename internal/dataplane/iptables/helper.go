@@ -69,6 +69,7 @@ var kernelName = intent.Helper.String
 type helpers struct {
 	helped  map[intent.PortID]*intent.ServicePort
 	changed bool // since the last sync
+	taken   bool // frontends of any port changed since
 }
 
 // fronts records that a port's frontends changed: no expectation of another Service may
@@ -76,7 +77,7 @@ type helpers struct {
 func (h *helpers) fronts(old, now *intent.ServicePort) {
 	same := func(a, b intent.Frontend) bool { return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port }
 	if len(h.helped) > 0 && !(old != nil && now != nil && slices.EqualFunc(old.Frontends, now.Frontends, same)) {
-		h.changed = true
+		h.taken = true
 	}
 }
 
@@ -282,9 +283,9 @@ func rangesOfPorts(ports []uint16) (out []intent.PortRange) {
 // reports that a chain comes or goes, and with it the jumps.
 func (r *ruleset) recomputeHelpers() (diffs []difference, full bool) {
 	if !r.changed {
-		return nil, false
+		return r.recomputeTaken(), false
 	}
-	r.changed = false
+	r.changed, r.taken = false, false
 	chains := r.helpChains()
 	for _, table := range slices.Concat([]string{tableNAT}, helpTables) {
 		diff, wanted := difference{table: table}, map[string]bool{}
@@ -313,6 +314,22 @@ func (r *ruleset) recomputeHelpers() (diffs []difference, full bool) {
 		}
 	}
 	return diffs, full
+}
+
+// recomputeTaken updates the one chain that depends on ports without a helper. The others may have
+// a rule for each of a hundred thousand endpoints.
+func (r *ruleset) recomputeTaken() []difference {
+	before, was := r.want[tableMangle][chainTaken]
+	if !r.taken || !was {
+		return nil
+	}
+	r.taken = false
+	c := r.takenChain()
+	if sumOf(c.rules) == before {
+		return nil
+	}
+	r.wants(tableMangle, c.name, sumOf(c.rules))
+	return []difference{{table: tableMangle, fill: []chain{c}}}
 }
 
 // tables returns the family's tables that hold, or may hold, rules of the agent.

@@ -10,6 +10,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/await"
 )
 
 func tftp() *intent.ServicePort {
@@ -233,6 +234,34 @@ func TestPortsThatFTPMayNotAnnounceFollowTheServices(t *testing.T) {
 }
 
 // The kernel has no helper of this name. That simulates a kernel without TFTP's helper.
+// The rules about a Service's FTP endpoints are not made anew for each change of another Service:
+// here that would be hundreds of millions.
+func TestAChangeDoesNotDependOnFTPEndpointsOfOthers(t *testing.T) {
+	for f, addr := range map[model.Family]netip.Addr{model.IPv4: netip.MustParseAddr("10.0.0.1"), model.IPv6: netip.MustParseAddr("fd00::1")} {
+		large := &intent.ServicePort{ID: id("files", "", 21, model.TCP, f), Helper: intent.FTP, Frontends: []intent.Frontend{{Addr: addr, Port: 21}}}
+		for e := addr; len(large.Endpoints) < 100_000; e = e.Next() {
+			large.Endpoints = append(large.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(e, 21), ClusterPolicy: true})
+		}
+		r := newRuleset(facts{family: f})
+		r.apply([]*intent.ServicePort{large}, nil)
+		r.recomputeHelpers()
+		done := make(chan bool, 1)
+		go func() {
+			named := true
+			for i := range 2000 {
+				r.apply([]*intent.ServicePort{{ID: id("web", "", 80, model.TCP, f), Frontends: []intent.Frontend{{Kind: intent.NodePort, Port: uint16(30000 + 2*i)}}}}, nil)
+				diffs, full := r.recomputeHelpers()
+				named = named && !full && len(diffs) == 1 && len(diffs[0].fill) == 1 && diffs[0].fill[0].name == chainTaken
+			}
+			done <- named
+		}()
+		await.True(t, f.String()+": all changes are made", func() bool { return len(done) > 0 })
+		if !<-done {
+			t.Errorf("%s: not each change is one of chain %s alone", f, chainTaken)
+		}
+	}
+}
+
 func TestAKernelWithoutAHelperServesThePortAndSaysSo(t *testing.T) {
 	kernelName = func(intent.Helper) string { return "none-such" }
 	t.Cleanup(func() { kernelName = intent.Helper.String })
