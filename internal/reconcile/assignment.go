@@ -54,8 +54,7 @@ func (r *Reconciler) assign(p *intent.ServicePort) {
 		r.syncs[old.backend].enqueue(p.ID, r.pendingPort(nil, old))
 	}
 	if a.backend > 0 && (!known || old.backend != a.backend) {
-		r.log.Info("Service port is served by another dataplane", "port", p.ID.String(),
-			"dataplane", r.syncs[a.backend].backend.Name(), "reason", reason)
+		r.fellBack = append(r.fellBack, fallback{p.ID, a.backend, reason})
 	}
 	if a.backend != unassigned {
 		r.syncs[a.backend].enqueue(p.ID, r.pendingPort(p, old))
@@ -64,6 +63,26 @@ func (r *Reconciler) assign(p *intent.ServicePort) {
 		r.noteGone(p.ID)
 	}
 	r.assignments[p.ID] = a
+}
+
+// fallback is a port that the first backend cannot carry, and why.
+type fallback struct {
+	port    intent.PortID
+	backend int8
+	reason  error
+}
+
+// logFallbacks writes a line for each new fallback: a Service may have thousands of ports.
+func (r *Reconciler) logFallbacks() {
+	for i, f := range r.fellBack {
+		if i == maxProblemLines {
+			r.log.Info("more Service ports are served by another dataplane", "count", len(r.fellBack)-i)
+			break
+		}
+		r.log.Info("Service port is served by another dataplane", "port", f.port.String(),
+			"dataplane", r.syncs[f.backend].backend.Name(), "reason", f.reason)
+	}
+	r.fellBack = nil
 }
 
 // pendingPort returns a change of a port whose assignment was old.

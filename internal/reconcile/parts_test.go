@@ -2,9 +2,11 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -288,4 +290,19 @@ func TestPortsThatExchangeAddressesAreInOnePart(t *testing.T) {
 	if len(bs.pending)+len(bs.moves) > 0 {
 		t.Errorf("left are %d ports and %d moves", len(bs.pending), len(bs.moves))
 	}
+}
+
+// TestALargeServiceOfAnotherDataplaneFillsNoLog: its author could push the lines about others out.
+func TestALargeServiceOfAnotherDataplaneFillsNoLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := newFakeBackend("first"), newFakeBackend("second")
+		first.cannot = func(*intent.ServicePort) error { return errors.New("never") }
+		g := start(t, func(c *Config) { c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, donottrack.Config{}) }, first, second)
+		g.Deliver(model.Delta{Full: true}, nil)
+		g.Deliver(service("giant", 1, 90, 3), nil)
+		g.after(time.Minute)
+		if n := strings.Count(g.log.String(), "Service port is served by another dataplane"); n != maxProblemLines || !strings.Contains(g.log.String(), "count=70") {
+			t.Errorf("%d lines, want %d and one that counts 70 more:\n%s", n, maxProblemLines, g.log)
+		}
+	})
 }

@@ -24,8 +24,8 @@ const (
 )
 
 const (
-	// maxProblemLines bounds the log lines of one turn: ten thousand ports that do not fit a
-	// map are one fault.
+	// maxProblemLines bounds the log lines of one turn of each kind: ten thousand ports that do
+	// not fit a map are one fault.
 	maxProblemLines = 20
 	// reminderPeriod is the time between two log lines about a Problem that lasts.
 	reminderPeriod = time.Hour

@@ -130,6 +130,7 @@ type Reconciler struct {
 	policies     *doNotTrackSync // nil: there are none
 	assignments  map[intent.PortID]assignment
 	counters     counters
+	fellBack     []fallback // not logged yet
 	entries      entries
 	handshakes   handshakes
 	node         intent.Node

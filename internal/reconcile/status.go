@@ -61,6 +61,7 @@ func (r *Reconciler) publish() {
 		r.problems.set(fromPolicies, append(ps.problem(), ps.refused...))
 	}
 	r.problems.report(time.Now())
+	r.logFallbacks()
 	ports, failed := map[string]int{}, map[string]string{}
 	for i, bs := range r.syncs {
 		ports[bs.backend.Name()] = r.counters.perBackend[i]
