@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/observe/flowlog"
@@ -33,10 +34,12 @@ const (
 	// readingShare bounds the cost of examinations and of reading the flow table: the next
 	// begins so many times its duration after the last.
 	readingShare = 20
-	// mostTraffic limits the endpoints and the Service ports of a report, and mostClients the
-	// clients of each.
+	// mostTraffic limits the endpoints and the Service ports of a report, mostClients the clients of
+	// each, and mostFailing the failing endpoints whose names are looked up. Namespaces take turns, and
+	// of failing endpoints first the addresses of Services: none hides those of another.
 	mostTraffic = 20
 	mostClients = 1000
+	mostFailing = 4096
 )
 
 // stateNew is the state of a flow whose endpoint has not answered.
@@ -203,37 +206,64 @@ func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlo
 	keys := slices.SortedFunc(maps.Keys(failing), func(a, b endpointKey) int {
 		return cmp.Or(cmp.Compare(len(failing[b]), len(failing[a])), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
 	})
-	keys = keys[:min(len(keys), maxNames/2)]
-	if len(keys) == 0 {
-		return nil, nil
+	keys = inTurns(keys, func(k endpointKey) netip.AddrPort { return failing[k][0].service })
+	var named []namedEndpoint
+	for some := range slices.Chunk(keys[:min(len(keys), mostFailing)], maxNames/2) {
+		names := make([]reconcile.Address, 0, 2*len(some))
+		for _, k := range some {
+			names = append(names, reconcile.Address{Protocol: k.protocol, AddrPort: k.at, EndpointOfMax: maxEndpointOf},
+				reconcile.Address{Protocol: k.protocol, AddrPort: failing[k][0].service})
+		}
+		if err := s.cfg.State.Names(ctx, names); err != nil {
+			return nil, fmt.Errorf("name endpoints: %w", err)
+		}
+		for i, k := range some {
+			if e := (namedEndpoint{k, names[2*i], names[2*i+1].Service}); slices.Contains(e.EndpointOf, e.of) {
+				named = append(named, e)
+			}
+		}
 	}
-	names := make([]reconcile.Address, 0, 2*len(keys))
-	for _, k := range keys {
-		names = append(names, reconcile.Address{Protocol: k.protocol, AddrPort: k.at, EndpointOfMax: maxEndpointOf},
-			reconcile.Address{Protocol: k.protocol, AddrPort: failing[k][0].service})
-	}
-	if err := s.cfg.State.Names(ctx, names); err != nil {
-		return nil, fmt.Errorf("name endpoints: %w", err)
-	}
+	named = inTurns(named, func(e namedEndpoint) string { return e.of.Service.Namespace })
 	var list []doctor.FailingEndpoint
-	for i, k := range keys {
-		endpoint, service := names[2*i], names[2*i+1].Service
-		if !slices.Contains(endpoint.EndpointOf, service) {
-			continue
-		}
+	for _, e := range named[:min(len(named), mostTraffic)] {
 		u := doctor.FailingEndpoint{
-			Service: servicePort(service.Service, service.Port, service.Number), Protocol: k.protocol.String(), Endpoint: k.at.String(), Node: endpoint.Node,
-			Flows: len(failing[k]), Window: window,
+			Service: servicePort(e.of.Service, e.of.Port, e.of.Number), Protocol: e.key.protocol.String(), Endpoint: e.key.at.String(), Node: e.Node,
+			Flows: len(failing[e.key]), Window: window,
 		}
-		u.Clients, u.Longest, u.Latest = clientsOf(failing[k], time.Now())
-		if endpoint.Pod != (model.Name{}) {
-			u.Pod = endpoint.Pod.String()
+		u.Clients, u.Longest, u.Latest = clientsOf(failing[e.key], time.Now())
+		if e.Pod != (model.Name{}) {
+			u.Pod = e.Pod.String()
 		}
-		if list = append(list, u); len(list) == mostTraffic {
-			break
-		}
+		list = append(list, u)
 	}
 	return list, nil
+}
+
+// namedEndpoint is a failing endpoint with its names, and the Service port whose clients fail.
+type namedEndpoint struct {
+	key endpointKey
+	reconcile.Address
+	of intent.PortID
+}
+
+// inTurns returns a list in the order in which its owners take turns, each with its own order.
+func inTurns[T any, O comparable](list []T, owner func(T) O) []T {
+	type ranked struct {
+		one  T
+		turn int
+	}
+	turns, all := map[O]int{}, make([]ranked, 0, len(list))
+	for _, one := range list {
+		of := owner(one)
+		all = append(all, ranked{one, turns[of]})
+		turns[of]++
+	}
+	slices.SortStableFunc(all, func(a, b ranked) int { return cmp.Compare(a.turn, b.turn) })
+	out := make([]T, 0, len(list))
+	for _, r := range all {
+		out = append(out, r.one)
+	}
+	return out
 }
 
 // servicePort returns namespace/name:port.
@@ -271,6 +301,7 @@ func (s *Server) refusals(ctx context.Context) ([]doctor.Refusal, error) {
 	keys := slices.SortedFunc(maps.Keys(found), func(a, b refusalKey) int {
 		return cmp.Or(cmp.Compare(found[b].Packets, found[a].Packets), a.service.Compare(b.service), cmp.Compare(a.port, b.port), cmp.Compare(a.reason, b.reason), cmp.Compare(a.protocol, b.protocol))
 	})
+	keys = inTurns(keys, func(k refusalKey) string { return k.service.Namespace })
 	var list []doctor.Refusal
 	for _, k := range keys[:min(len(keys), mostTraffic)] {
 		service, exists, err := s.cfg.State.Service(ctx, k.service)

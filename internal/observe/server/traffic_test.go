@@ -238,3 +238,56 @@ func TestAFullFlowTableIsFound(t *testing.T) {
 		}
 	}
 }
+
+// A report has room for 20. A namespace whose endpoints fail on purpose does not hide those of others.
+func TestANamespaceHidesNoFindingsOfOthers(t *testing.T) {
+	services := []reconcile.Service{serviceOf("default", "web", 1)}
+	flows := []dataplane.Flow{trafficFlow(0, "new", 5*time.Second), trafficFlow(1, "new", 5*time.Second), trafficFlow(2, "new", 5*time.Second)}
+	var events []dataplane.FlowEvent
+	refuse := func(id intent.PortID, times int) {
+		for range times {
+			events = append(events, dataplane.FlowEvent{Kind: dataplane.FlowRefused, Time: time.Now(), Reason: "drop_source_range", Flow: dataplane.EventFlow{
+				Port: id, Protocol: model.TCP, Client: netip.MustParseAddrPort("198.51.100.1:1"), ServiceAddress: netip.MustParseAddrPort("10.0.0.1:30080"),
+			}})
+		}
+	}
+	refuse(services[0].Ports[0].ID, 1)
+	for i := range 30 {
+		s := serviceOf("greedy", fmt.Sprint("s", i), 2+i)
+		p := s.Ports[0]
+		refuse(p.ID, 10)
+		p.Endpoints = nil
+		for n := range 20 {
+			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 7, byte(i), byte(n)}), 8080)
+			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: at, ClusterPolicy: true})
+			for port := range 5 {
+				f := trafficFlow(port, "new", 5*time.Second)
+				f.Service, f.Endpoint = netip.AddrPortFrom(p.Frontends[0].Addr, 80), at
+				flows = append(flows, f)
+			}
+		}
+		services = append(services, s)
+	}
+	log := flowlog.New(flowlog.Config{Node: "n1"})
+	log.Add(events)
+	h := start(t, func(c *Config) {
+		c.State, c.Backends = &fakeState{services: services}, []dataplane.Backend{&fakePlane{flows: flows}}
+		c.Events = FlowEvents{Mode: "refused", Log: log, Reporter: fakeReporter{}}
+		c.examine = func(context.Context) (*doctor.Node, error) { return &doctor.Node{}, nil }
+	}).wait(t)
+	resp, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int{}
+	for _, f := range resp.Findings {
+		if found[f.Id]++; strings.Contains(f.Title, "default/web") {
+			found[f.Id+" of default/web"]++
+		}
+	}
+	for _, id := range []string{"endpoint-unanswered", "source-range-refuses"} {
+		if found[id] != mostTraffic || found[id+" of default/web"] != 1 {
+			t.Errorf("%d findings %s, and %d of default/web", found[id], id, found[id+" of default/web"])
+		}
+	}
+}
