@@ -117,7 +117,7 @@ func Capacity(c Config) (capacity intent.Capacity) {
 		capacity.SourceRanges = int(c.MaxSourceRanges)
 	}
 	if fallbacks[c.Mode] != nil {
-		capacity.FallbackRanges = nftables.Capacity.SourceRanges
+		capacity.FallbackRanges, capacity.FrontendSlots = nftables.Capacity.SourceRanges, nftables.Capacity.FrontendSlots
 	}
 	return capacity
 }

@@ -26,7 +26,7 @@ const DefaultTable = "spillway"
 // Capacity is what the table takes without delaying other changes for more than a second or two. The
 // kernel's time for the source ranges of an address grows with their square (nft_set_pipapo.c): 8,192
 // take a second, and 65,536 more than a minute.
-var Capacity = intent.Capacity{Frontends: 1 << 19, Endpoints: 1 << 20, Slots: 1 << 21, SourceRanges: 1 << 14}
+var Capacity = intent.Capacity{Frontends: 1 << 19, Endpoints: 1 << 20, Slots: 1 << 21, SourceRanges: 1 << 14, FrontendSlots: 1 << 21}
 
 // Config is how the dataplane is set up.
 type Config struct {

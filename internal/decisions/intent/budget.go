@@ -32,6 +32,9 @@ type Capacity struct {
 	SourceRanges int // of all Service ports
 	// FallbackRanges are those of the ports that another dataplane carries: see Config.FallsBack.
 	FallbackRanges int
+	// FrontendSlots are shares of endpoints for each frontend, where each has slots of its own: of the
+	// ports that another dataplane carries, and without Config.FallsBack of all ports.
+	FrontendSlots int
 }
 
 // resource is a kind of entry.
@@ -43,6 +46,7 @@ const (
 	slotEntries
 	rangeEntries
 	fallbackRangeEntries
+	frontendSlotEntries
 	resources
 )
 
@@ -51,10 +55,11 @@ var (
 	resourceNames = [resources]string{
 		"addresses times ports", "endpoints times ports", "shares of endpoints by weights, policies or maglev's tables", "source ranges times ports",
 		"source ranges times ports that another dataplane carries (FTP, SCTP)",
+		"addresses times ports times endpoints that nftables carries",
 	}
 	resourceFields = [resources]string{
 		"spec.ports", "spec.ports", annotationField(BalanceAnnotation), "spec.loadBalancerSourceRanges",
-		"spec.loadBalancerSourceRanges",
+		"spec.loadBalancerSourceRanges", "spec.externalIPs",
 	}
 )
 
@@ -77,8 +82,14 @@ func (c *Config) entriesOf(ports []*ServicePort) (n entries) {
 			ranges = max(ranges, len(p.Frontends[i].SourceRanges))
 		}
 		n[rangeEntries] += ranges
-		if c.FallsBack != nil && c.FallsBack(p) {
+		fallsBack := c.FallsBack != nil && c.FallsBack(p)
+		if fallsBack {
 			n[fallbackRangeEntries] += ranges
+		}
+		if fallsBack || c.FallsBack == nil {
+			for _, route := range []Route{ToCluster, ToLocal} {
+				n[frontendSlotEntries] += p.frontendsTo(route) * sum(p.Shares(route))
+			}
 		}
 		routes := []Route{ToCluster, ToLocal}
 		if p.Table != nil {
@@ -86,9 +97,28 @@ func (c *Config) entriesOf(ports []*ServicePort) (n entries) {
 			routes = routes[1:]
 		}
 		for _, route := range routes {
-			for _, share := range p.Shares(route) {
-				n[slotEntries] += share
-			}
+			n[slotEntries] += sum(p.Shares(route))
+		}
+	}
+	return n
+}
+
+func sum(list []int) (n int) {
+	for _, one := range list {
+		n += one
+	}
+	return n
+}
+
+// frontendsTo counts the frontends from which a route leads, of packets from inside or from outside.
+func (p *ServicePort) frontendsTo(route Route) (n int) {
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		if f.InternalRoute == route {
+			n++
+		}
+		if f.ExternalRoute == route && f.ExternalRoute != f.InternalRoute {
+			n++
 		}
 	}
 	return n
@@ -171,7 +201,7 @@ type refusal struct {
 func newBudget(c Capacity, entriesOf func(*service) *entries) budget {
 	return budget{
 		entriesOf: entriesOf,
-		capacity:  entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges, fallbackRangeEntries: c.FallbackRanges},
+		capacity:  entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges, fallbackRangeEntries: c.FallbackRanges, frontendSlotEntries: c.FrontendSlots},
 		of:        map[string]*entries{},
 	}
 }

@@ -85,10 +85,11 @@ func TestOneNamespaceCannotFillTheNode(t *testing.T) {
 		capacity Capacity
 		says     string
 	}{
-		// A tenant's Service of 10 ports has 20 frontends, 10 endpoints, 10 slots, 100 ranges.
+		// A tenant's Service of 10 ports has 20 frontends, 10 endpoints, 10 slots, 20 of frontends, 100 ranges.
 		{"Frontends", Capacity{Frontends: 100}, "20 addresses times ports"},
 		{"Endpoints", Capacity{Endpoints: 50}, "10 endpoints times ports"},
 		{"Slots", Capacity{Slots: 50}, "10 shares of endpoints"},
+		{"FrontendSlots", Capacity{FrontendSlots: 100}, "20 addresses times ports times endpoints"},
 		{"FallbackRanges", Capacity{FallbackRanges: 550}, "100 source ranges times ports that another"},
 		{"SourceRanges", Capacity{SourceRanges: 550}, "100 source ranges times ports"},
 	} {
