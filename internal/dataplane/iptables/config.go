@@ -16,8 +16,10 @@ import (
 )
 
 // Capacity is what one restore writes without delaying other changes for more than some seconds: a
-// source range and an endpoint are a rule each, and 32,768 rules take a second.
-var Capacity = intent.Capacity{Frontends: 1 << 18, Endpoints: 1 << 18, Slots: 1 << 19, SourceRanges: 1 << 16}
+// source range and an endpoint are a rule each, and 32,768 rules take a second. With affinity, an
+// endpoint is also a list of xt_recent: for each rule that names one the kernel looks through all of
+// them, and iptables-legacy commits all rules at each change.
+var Capacity = intent.Capacity{Frontends: 1 << 18, Endpoints: 1 << 18, Slots: 1 << 19, SourceRanges: 1 << 16, AffinityEndpoints: 1 << 14}
 
 // Variant is one of the two sets of programs called iptables. Each has its own tables in
 // the kernel, and does not see the other's.

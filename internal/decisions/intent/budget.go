@@ -35,6 +35,8 @@ type Capacity struct {
 	// FrontendSlots are shares of endpoints for each frontend, where each has slots of its own: of the
 	// ports that another dataplane carries, and without Config.FallsBack of all ports.
 	FrontendSlots int
+	// AffinityEndpoints are the endpoints of Service ports with session affinity.
+	AffinityEndpoints int
 }
 
 // resource is a kind of entry.
@@ -47,6 +49,7 @@ const (
 	rangeEntries
 	fallbackRangeEntries
 	frontendSlotEntries
+	affinityEndpointEntries
 	resources
 )
 
@@ -55,11 +58,11 @@ var (
 	resourceNames = [resources]string{
 		"addresses times ports", "endpoints times ports", "shares of endpoints by weights, policies or maglev's tables", "source ranges times ports",
 		"source ranges times ports that another dataplane carries (FTP, SCTP)",
-		"addresses times ports times endpoints that nftables carries",
+		"addresses times ports times endpoints that nftables carries", "endpoints times ports with session affinity",
 	}
 	resourceFields = [resources]string{
 		"spec.ports", "spec.ports", annotationField(BalanceAnnotation), "spec.loadBalancerSourceRanges",
-		"spec.loadBalancerSourceRanges", "spec.externalIPs",
+		"spec.loadBalancerSourceRanges", "spec.externalIPs", "spec.sessionAffinity",
 	}
 )
 
@@ -77,6 +80,9 @@ func (c *Config) entriesOf(ports []*ServicePort) (n entries) {
 	for _, p := range ports {
 		n[frontendEntries] += len(p.Frontends)
 		n[endpointEntries] += len(p.Endpoints) + len(p.ServingUnselected)
+		if p.Affinity > 0 {
+			n[affinityEndpointEntries] += len(p.Endpoints)
+		}
 		ranges := 0 // all frontends that have ranges have the same
 		for i := range p.Frontends {
 			ranges = max(ranges, len(p.Frontends[i].SourceRanges))
@@ -201,7 +207,7 @@ type refusal struct {
 func newBudget(c Capacity, entriesOf func(*service) *entries) budget {
 	return budget{
 		entriesOf: entriesOf,
-		capacity:  entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges, fallbackRangeEntries: c.FallbackRanges, frontendSlotEntries: c.FrontendSlots},
+		capacity:  entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges, fallbackRangeEntries: c.FallbackRanges, frontendSlotEntries: c.FrontendSlots, affinityEndpointEntries: c.AffinityEndpoints},
 		of:        map[string]*entries{},
 	}
 }

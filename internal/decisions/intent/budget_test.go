@@ -52,6 +52,9 @@ func newCluster(t *testing.T, c Capacity) *cluster {
 
 func (c *cluster) put(namespace, name string, created int64, ports, ranges int, family model.Family) Changes {
 	s, slice := tenant(namespace, name, created, ports, ranges, family)
+	if c.cfg.Capacity.AffinityEndpoints > 0 {
+		s.Affinity = time.Hour
+	}
 	return c.Apply(model.Delta{Services: map[model.Name]*model.Service{s.Name: s}, Slices: map[model.Name]*model.EndpointSlice{slice.Name: slice}})
 }
 
@@ -90,6 +93,7 @@ func TestOneNamespaceCannotFillTheNode(t *testing.T) {
 		{"Endpoints", Capacity{Endpoints: 50}, "10 endpoints times ports"},
 		{"Slots", Capacity{Slots: 50}, "10 shares of endpoints"},
 		{"FrontendSlots", Capacity{FrontendSlots: 100}, "20 addresses times ports times endpoints"},
+		{"AffinityEndpoints", Capacity{AffinityEndpoints: 50}, "10 endpoints times ports with session affinity"},
 		{"FallbackRanges", Capacity{FallbackRanges: 550}, "100 source ranges times ports that another"},
 		{"SourceRanges", Capacity{SourceRanges: 550}, "100 source ranges times ports"},
 	} {
