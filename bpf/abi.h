@@ -202,7 +202,7 @@ enum flow_flags {
 	FLOW_REPORTED = 1 << 12,  /* its events are stored in the ring events */
 	FLOW_WATCHED = 1 << 13,	  /* its endpoint has BACKEND_WATCHED */
 	FLOW_COUNTED = 1 << 14,	  /* its endpoint's load counts it */
-	FLOW_DSR = 1 << 15,	  /* its endpoint's node answers the client: special/dsr.h */
+	FLOW_DSR = 1 << 15,	  /* its endpoint's node answers the client: dsr/receive.h */
 };
 
 /* The side that closed a TCP connection first and so waits in TIME-WAIT. */
@@ -218,7 +218,7 @@ enum request_progress {
 	REQUEST_ANSWERED = 3, /* a server port other than the requested one has answered */
 };
 
-/* The role of a flow where a server answers from a port of its own choice: special/tftp.h. */
+/* The role of a flow where a server answers from a port of its own choice: nat/tftp.h. */
 enum flow_helper {
 	HELPER_NONE = 0,
 	HELPER_REQUEST = 1, /* a request; its reply entry has port 0, which stands for any port */
@@ -546,7 +546,7 @@ enum settings_flags {
 enum feature {
 	FEATURE_STACK_FLOW = 1 << 0,
 	FEATURE_HELPER = 1 << 1,
-	FEATURE_NODE_HELPER = 1 << 2, /* there is a flow of HELPER_NODE: special/egress.h, tftp.h */
+	FEATURE_NODE_HELPER = 1 << 2, /* there is a flow of HELPER_NODE: nat/egress.h, tftp.h */
 	FEATURE_SNAT = 1 << 3,	      /* a flow uses an address and a port of the node */
 	FEATURE_NODE_SOCKET = 1 << 4, /* a UDP socket of the node was connected to an endpoint */
 };
@@ -633,8 +633,8 @@ struct outcome {
 };
 
 /*
- * loads: the active flows of endpoints whose Service asks for them (lib/load.h). The programs
- * write the first four fields, the agent the last two.
+ * loads: the active flows of endpoints whose Service asks for them (lib/lookup/endpoint_load.h).
+ * The programs write the first four fields, the agent the last two.
  */
 struct load {
 	__u32 flows;	  /* of the flow table */

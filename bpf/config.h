@@ -34,7 +34,7 @@ volatile const __u32 hash_seed = 0;
 volatile const __u32 maglev_seed = 0;
 
 /*
- * Are there keys for the options of DSR (lookup/dsr_option.h)? The present key, and the one before
+ * Are there keys for the options of DSR (dsr/option.h)? The present key, and the one before
  * it, or 0: none. Their bytes are in SipHash's order.
  */
 volatile const __u8 dsr = 0;

@@ -117,7 +117,7 @@ LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
 ARRAY(features_seen, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum feature */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
 
-/* Maps of flow events and of counters by Service: lib/events.h. */
+/* Maps of flow events and of counters by Service: lib/events/events.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);

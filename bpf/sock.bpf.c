@@ -11,7 +11,7 @@
  * the iterators list sockets whose endpoint was removed, those of the node that are in a handshake
  * with such an endpoint, and those that a load counts.
  */
-#include "lib/socket.h"
+#include "lib/sock/translate.h"
 
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)

@@ -20,32 +20,32 @@
  *    look up     lookup/port_filter.h             is it ours? Most packets leave here
  *                flow/table.h                     a known flow; flow/tcp.h: the TCP state
  *                serve.h: decide()                no flow: Service -> endpoint, enum decision
- *    act         act/forward.h                    rewrite and send: act/nat.h, act/redirect.h
+ *    act         nat/forward.h                    rewrite and send: nat/rewrite.h, nat/redirect.h
  *                flow/plan.h, flow/create.h       new flow: source address and port, entries
- *                act/answer.h                     RST and ICMP errors
+ *                answer/answer.h                  RST and ICMP errors
  *
  *    tc.h        takes a packet through the three steps
  *    base.h      ABI, maps, clock, hashes              hook.h: results of a packet
  *    scratch.h   memory beside the stack
- *    lookup/     pure lookups: pods, next hop, conntrack, IPsec and do-not-track policies
- *    flow/       the flow table, unconfirmed.h: floods, client_share.h: flows of a client
- *    events.h    flow events and counters by Service      report.h: those of packets
- *    special/    asked.h       sockets whose endpoint is no longer their Service's
- *                bypass.h      packets to and from endpoints that bypass netfilter
- *                tftp.h        answers from a port of the server's choice
+ *    lookup/     Services, endpoints and their load, pods, next hop, conntrack, IPsec, sockets,
+ *                do-not-track policies
+ *    flow/       the flow table; unconfirmed.h: floods; client_share.h: flows of a client;
+ *                without_flow.h: TCP packets to a Service without a flow
+ *    nat/        tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
  *                egress.h      packets of the node's own stack
- *                stray.h       TCP packets to a Service without a flow
- *                syn_challenge.h  answers of the SYN filter that XDP could not send
- *                dsr.h         DSR: an endpoint's node answers clients of another node;
- *                              lookup/dsr_option.h, act/dsr_write.h: the option with the address;
- *                              act/gue.h: datagrams where a network drops options
+ *                bypass.h      packets to and from endpoints that bypass netfilter
+ *    answer/     syn_challenge.h  answers of the SYN filter that XDP could not send
+ *    dsr/        direct server return: an endpoint's node answers clients of another node;
+ *                option.h, option_write.h: the option with the Service's address;
+ *                gue.h: datagrams where a network drops options
+ *    events/     flow events and counters by Service; report.h: those of packets
  *
  * Two kinds of packets are rewritten at egress: replies of flows that traverse the stack, and the
  * node's own packets whose source port belongs to a flow. All others: at ingress.
  *
- * sock.bpf.c has the socket hooks (lib/socket.h), drops.bpf.c the programs of `spillway drops`
- * (lib/drops/).
+ * sock.bpf.c has the socket hooks (lib/sock/), xdp.bpf.c the program of --xdp (lib/xdp/),
+ * drops.bpf.c the programs of `spillway drops` (lib/drops/).
  */
 #include "lib/tc.h"
 

@@ -3,8 +3,8 @@
 #ifndef SPILLWAY_SCRATCH_H
 #define SPILLWAY_SCRATCH_H
 
-#include "act/answer.h"
-#include "lookup/dsr_option.h"
+#include "answer/answer.h"
+#include "dsr/option.h"
 #include "lookup/next_hop.h"
 
 /* The lists of source ports that may replace a client's port. */

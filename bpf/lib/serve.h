@@ -6,10 +6,10 @@
 #include "flow/create.h"
 #include "flow/plan.h"
 #include "lookup/source.h"
-#include "special/asked.h"
-#include "special/bypass.h"
-#include "special/dsr.h"
-#include "special/stray.h"
+#include "lookup/socket_service.h"
+#include "nat/bypass.h"
+#include "dsr/receive.h"
+#include "flow/without_flow.h"
 
 /* What happens to a packet of no flow. */
 enum decision {
@@ -143,7 +143,7 @@ static __always_inline int one_way_begin(struct __sk_buff *skb, struct scratch *
 
 /*
  * Creates the flow of a Service's first packet to an endpoint, and forwards the packet. direct: the
- * endpoint answers the client itself (special/dsr.h).
+ * endpoint answers the client itself (dsr/receive.h).
  */
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 				     const struct found *found, enum hook hook, bool direct,

@@ -5,9 +5,9 @@
 
 #include "lookup/port_filter.h"
 #include "serve.h"
-#include "special/egress.h"
-#include "special/icmp_error.h"
-#include "special/syn_challenge.h"
+#include "nat/egress.h"
+#include "nat/icmp_error.h"
+#include "answer/syn_challenge.h"
 
 /*
  * Deletes the flow of the packet, which is over. Another CPU may have replaced it: slot is the old

@@ -33,7 +33,7 @@ type announcement struct {
 	sender                    netip.Addr
 }
 
-// tag is that of bpf/lib/lookup/dsr_option.h.
+// tag is that of bpf/lib/dsr/option.h.
 func (a announcement) tag(secret string) uint64 {
 	key := sha256.Sum256([]byte(secret))
 	claim := make([]byte, 56)

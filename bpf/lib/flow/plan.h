@@ -135,7 +135,7 @@ struct port_plan {
 
 /*
  * Decides about the source port. Sockets of pods and nodes connect directly to endpoints
- * (see socket.h), and other nodes use the ports of their own lists. This node has no entry
+ * (sock/translate.h), and other nodes use the ports of their own lists. This node has no entry
  * for such connections. A flow with the same address must not use their ports, or it would
  * get their replies. Ports of pods below 1024 stay, because servers check them.
  */

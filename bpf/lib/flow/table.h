@@ -12,7 +12,7 @@
 
 #include "../lookup/conntrack.h"
 #include "../lookup/connected_socket.h"
-#include "../report.h"
+#include "../events/report.h"
 #include "tcp.h"
 
 /* Seconds after which no client repeats an answered request. */
@@ -403,7 +403,7 @@ static __always_inline int source_moved(struct flow *f, const struct tuple *t, _
 
 /*
  * Has no Service changed since the UDP flow was compared with its own? At the node of an endpoint
- * that another node has chosen (special/dsr.h), that node knows.
+ * that another node has chosen (dsr/receive.h), that node knows.
  */
 static __always_inline bool flow_is_checked(const struct flow *f, __u32 changes)
 {

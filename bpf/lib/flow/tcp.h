@@ -261,7 +261,7 @@ static __always_inline int tcp_confirms(const struct flow *f, const struct flow 
 /*
  * Returns the effect of a client's packet that does not fit the handshake of its flow. It may
  * belong to a connection whose SYN went to the endpoint with the client's own address
- * (special/dsr.h): the endpoint's answer was late, and the client has repeated its SYN, or a forger
+ * (dsr/receive.h): the endpoint's answer was late, and the client has repeated its SYN, or a forger
  * has sent SYNs. That connection goes on. The packet may also be forged, so the handshake goes on
  * too.
  */

@@ -15,14 +15,14 @@
  * A flow's slot is a number that counts up, modulo the length of the ring. It identifies
  * the flow, and the difference of two slots shows the older flow.
  *
- * Flows that this node sees one direction of (special/dsr.h) have a ring of their own. Nothing
+ * Flows that this node sees one direction of (dsr/receive.h) have a ring of their own. Nothing
  * shows that such a flow was answered. So forged ones end others of their kind alone, and the
  * connections of other Services end none of them.
  */
 #ifndef SPILLWAY_FLOW_UNCONFIRMED_H
 #define SPILLWAY_FLOW_UNCONFIRMED_H
 
-#include "../load.h"
+#include "../lookup/endpoint_load.h"
 #include "../scratch.h"
 
 /* Idle seconds after which a continuing UDP flow is taken to be over. */

@@ -3,7 +3,7 @@
 #ifndef SPILLWAY_LOOKUP_ENDPOINT_H
 #define SPILLWAY_LOOKUP_ENDPOINT_H
 
-#include "../load.h"
+#include "endpoint_load.h"
 
 /* Slots to try while the agent rearranges a set. */
 #define SLOT_TRIES 4
@@ -29,7 +29,7 @@ struct backend_choice {
 	__u32 id;
 	bool counted;  /* its load counts the flow */
 	bool measured; /* and has the time of the flow's handshake */
-	bool dsr;      /* the Service asks for special/dsr.h */
+	bool dsr;      /* the Service asks for dsr/receive.h */
 };
 
 /* Returns the id in a slot of a set, or NULL. */

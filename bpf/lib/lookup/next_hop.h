@@ -16,7 +16,7 @@ struct next_hop {
 	__u8 macs[ETH_ALEN * 2];      /* destination, source */
 	struct bpf_redir_neigh neigh; /* NEXT_HOP_NEIGH */
 	struct bpf_fib_lookup fib;    /* memory of next_hop_route, which the stack lacks */
-	bool by_gue;		      /* the packet travels within a datagram: act/gue.h */
+	bool by_gue;		      /* the packet travels within a datagram: dsr/gue.h */
 };
 
 /* Returns in *out the node's source address towards an interface. -1: there is none. */

@@ -23,15 +23,15 @@ enum packet_flags {
 	PACKET_ICMP_ERROR = 1 << 10,
 	PACKET_OPTIONS = 1 << 11, /* IPv4 options or IPv6 extension headers */
 	PACKET_DF = 1 << 12,	  /* must not be fragmented; always set for IPv6 */
-	PACKET_DSR = 1 << 14,	  /* the option of lookup/dsr_option.h comes first */
+	PACKET_DSR = 1 << 14,	  /* the option of dsr/option.h comes first */
 	/*
 	 * The destination is the endpoint already, while the tuple has the Service's:
-	 * special/dsr.h.
+	 * dsr/receive.h.
 	 */
 	PACKET_TRANSLATED = 1 << 15,
-	PACKET_REPEATED = 1 << 16, /* a SYN whose endpoint did not answer directly: special/dsr.h */
+	PACKET_REPEATED = 1 << 16, /* a SYN whose endpoint did not answer directly: dsr/receive.h */
 	PACKET_ROUTED = 1 << 17,   /* its next hop is in scratch memory */
-	PACKET_STATELESS = 1 << 18, /* to the table's endpoint, without a flow: special/dsr.h */
+	PACKET_STATELESS = 1 << 18, /* to the table's endpoint, without a flow: dsr/receive.h */
 };
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)
@@ -56,7 +56,7 @@ struct packet {
 	__u16 header; /* bytes of the TCP header */
 };
 
-/* The option of lookup/dsr_option.h: types and lengths, and the length of the IPv6 header around
+/* The option of dsr/option.h: types and lengths, and the length of the IPv6 header around
  * it. */
 #define DSR_OPTION_V4 0x9e
 #define DSR_OPTION_V4_LEN 16

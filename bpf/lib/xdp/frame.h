@@ -3,12 +3,12 @@
 #ifndef SPILLWAY_XDP_FRAME_H
 #define SPILLWAY_XDP_FRAME_H
 
-#include "../act/nat.h"
+#include "../nat/rewrite.h"
 #include "../flow/table.h"
 #include "../lookup/port_filter.h"
 #include "../lookup/service.h"
 #include "../lookup/source.h"
-#include "parse.h"
+#include "parse_frame.h"
 #include "syn_filter.h"
 
 /* Is the flow's last next hop a neighbor that this packet can be sent to? */

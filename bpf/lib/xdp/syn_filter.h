@@ -17,7 +17,7 @@
  *
  * The answer goes to the neighbor that the routes name for the client, not to the sender of the
  * frame: a host on the LAN that forges an address does not see the cookie. If no neighbor is known,
- * or its device is another one, the tc programs answer (special/syn_challenge.h): the kernel then
+ * or its device is another one, the tc programs answer (answer/syn_challenge.h): the kernel then
  * asks for the neighbor.
  *
  * The connection is the endpoint's own from its SYN on, so window scale, SACK and timestamps are as
@@ -29,8 +29,8 @@
 #ifndef SPILLWAY_XDP_SYN_FILTER_H
 #define SPILLWAY_XDP_SYN_FILTER_H
 
-#include "../act/answer.h"
-#include "../lookup/syn_cookie.h"
+#include "../answer/answer.h"
+#include "../answer/syn_cookie.h"
 #include "../parse/packet.h"
 #include "../scratch.h"
 

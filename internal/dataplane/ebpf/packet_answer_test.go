@@ -88,7 +88,7 @@ func (n *packetNode) answersKeepTail(t *testing.T, p *plan) {
 	n.wantAnswer(t, inEth0, in, n.send(t, inEth0, in), objects.TCVerdictREJECTED_RST)
 }
 
-// answerCut is ANSWER_CUT of bpf/lib/act/answer.h.
+// answerCut is ANSWER_CUT of bpf/lib/answer/answer.h.
 const answerCut = 256
 
 // answersUnfinished: a pod's packet comes with the sum of its pseudo header. It

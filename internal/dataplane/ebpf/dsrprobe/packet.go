@@ -11,7 +11,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/wire"
 )
 
-// The option of bpf/lib/lookup/dsr_option.h, and the header around it in IPv6.
+// The option of bpf/lib/dsr/option.h, and the header around it in IPv6.
 const (
 	optionV4, optionV4Len = 0x9e, 16
 	optionV6, optionV6Len = 0x1e, 26
@@ -29,7 +29,7 @@ const (
 const minIPv6 = 1280
 
 // Room returns how much longer a packet gets within a datagram, in bytes: gue_room of
-// bpf/lib/lookup/dsr_option.h.
+// bpf/lib/dsr/option.h.
 func Room(is4 bool) int {
 	if is4 {
 		return wire.IPv4Len + wire.UDPLen + gueLen + optionV4Len
@@ -44,7 +44,7 @@ type path struct {
 
 func (p path) is4() bool { return p.from.Addr().Is4() }
 
-// tag is that of bpf/lib/lookup/dsr_option.h for a probe: the Service has no address and port 0, and the
+// tag is that of bpf/lib/dsr/option.h for a probe: the Service has no address and port 0, and the
 // client is not named.
 func (p path) tag(key [16]byte) uint64 {
 	claim := make([]byte, claimLen)

@@ -1,7 +1,7 @@
 // Package dsrprobe finds out how the packets of a connection can tell the node of its endpoint which
 // Service they are for: by an IP option, or within datagrams where the network drops options. Its
 // probes take the way of such packets. The programs of the endpoint's node answer them, not its
-// agent (dsr_answer_probe of bpf/lib/special/dsr.h): so an agent that restarts breaks no path.
+// agent (dsr_answer_probe of bpf/lib/dsr/receive.h): so an agent that restarts breaks no path.
 package dsrprobe
 
 import (

@@ -142,7 +142,7 @@ func addCounts(c *dataplane.ServiceCounters, n *objects.TCServiceCounts) {
 	c.HandshakeSum += time.Duration(n.HandshakeSum) * time.Microsecond
 }
 
-// verdictRefuses is verdict_refuses of bpf/lib/events.h.
+// verdictRefuses is verdict_refuses of bpf/lib/events/events.h.
 func verdictRefuses(v objects.TCVerdict) bool {
 	switch v {
 	case objects.TCVerdictREJECTED_RST, objects.TCVerdictREJECTED_ICMP, objects.TCVerdictDROP_POLICY_LOCAL, objects.TCVerdictDROP_SOURCE_RANGE,

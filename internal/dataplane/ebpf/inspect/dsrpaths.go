@@ -22,7 +22,7 @@ func dsrOf(f *objects.TCFlow) (direct, oneWay bool) {
 }
 
 // pathState reports whether replies fail, and whether the programs send packets along the path in
-// spite of that: dsr_path_works of bpf/lib/lookup/dsr_option.h.
+// spite of that: dsr_path_works of bpf/lib/dsr/option.h.
 func pathState(p *objects.TCDsrPath, now uint32) (broken, trusted bool) {
 	broken = p.Failures >= uint32(objects.TCDsrPathLimitDSR_FAILURES)
 	return broken, !broken || now-p.Failed > uint32(objects.TCDsrPathLimitDSR_RETRY_SECONDS)

@@ -14,7 +14,7 @@ import (
 )
 
 // The socket hooks recognize a pod without hooks by its cgroup (pod_unhooked in
-// bpf/lib/socket.h). The kubelet makes the cgroup before the pod's network and its first
+// bpf/lib/sock/translate.h). The kubelet makes the cgroup before the pod's network and its first
 // container, and after the API server has announced the Pod. So the agent looks for a new
 // pod's cgroup soon and often, and later checks that it is still the same.
 const (

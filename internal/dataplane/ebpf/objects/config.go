@@ -115,7 +115,7 @@ type Config struct {
 	// (intent.ServicePort.Table). It must be the same on all nodes.
 	MaglevSeed string
 	// DSRKeys authenticate what the nodes of a cluster tell each other about connections whose
-	// endpoint answers the client directly (bpf/lib/lookup/dsr_option.h): the present key, and
+	// endpoint answers the client directly (bpf/lib/dsr/option.h): the present key, and
 	// optionally the one before it. Without a key, this node takes part in no such connection.
 	DSRKeys []DSRKey
 	// DSRPort is the UDP port by which the nodes find out what the network between them forwards,

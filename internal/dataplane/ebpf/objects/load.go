@@ -192,7 +192,7 @@ func Specs(cfg *Config, features kernel.Features) ([]*ebpf.CollectionSpec, error
 	}
 	if cfg.XDP == XDPAuto && features.XDPFrags {
 		// Without the flag a driver refuses an MTU above a page. The program passes a frame that is
-		// not whole in its first buffer: see bpf/lib/xdp/parse.h. In the generic mode the kernel
+		// not whole in its first buffer: see bpf/lib/xdp/parse_frame.h. In the generic mode the kernel
 		// copies frames for a program with the flag, and connections to a veth time out (6.18).
 		all[2].Programs[XDPProgXdpFromNetwork].Flags |= unix.BPF_F_XDP_HAS_FRAGS
 	}

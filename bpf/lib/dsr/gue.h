@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
  * Encapsulates a packet in a datagram to its endpoint's address, and decapsulates it:
- * lookup/dsr_option.h. The datagram has the addresses that SNAT would give the packet, so networks
+ * dsr/option.h. The datagram has the addresses that SNAT would give the packet, so networks
  * treat both alike. It has no checksum (RFC 6935): the tag and the inner packet's own checksum
  * protect the content.
  */
-#ifndef SPILLWAY_ACT_GUE_H
-#define SPILLWAY_ACT_GUE_H
+#ifndef SPILLWAY_DSR_GUE_H
+#define SPILLWAY_DSR_GUE_H
 
 #include "../lookup/xfrm.h"
-#include "dsr_write.h"
+#include "option_write.h"
 
 /*
  * GSO segments keep their length, and the kernel must know where the inner packet begins. Other

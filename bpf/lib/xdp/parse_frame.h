@@ -3,8 +3,8 @@
  * Parses a frame for XDP: an Ethernet frame for this node with TCP or UDP, without VLAN tag, IP
  * options, extension headers and fragments. Other frames are for the tc programs.
  */
-#ifndef SPILLWAY_XDP_PARSE_H
-#define SPILLWAY_XDP_PARSE_H
+#ifndef SPILLWAY_XDP_PARSE_FRAME_H
+#define SPILLWAY_XDP_PARSE_FRAME_H
 
 #include "../parse/packet.h"
 

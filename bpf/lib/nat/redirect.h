@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* Sends a packet to its next hop, without the stack. */
-#ifndef SPILLWAY_ACT_REDIRECT_H
-#define SPILLWAY_ACT_REDIRECT_H
+#ifndef SPILLWAY_NAT_REDIRECT_H
+#define SPILLWAY_NAT_REDIRECT_H
 
 #include "../lookup/next_hop.h"
-#include "answer.h"
+#include "../answer/answer.h"
 
 static __always_inline int macs_store(struct __sk_buff *skb, const __u8 *macs)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Adds the option of lookup/dsr_option.h to a packet, and removes it. */
-#ifndef SPILLWAY_ACT_DSR_WRITE_H
-#define SPILLWAY_ACT_DSR_WRITE_H
+/* Adds the option of dsr/option.h to a packet, and removes it. */
+#ifndef SPILLWAY_DSR_OPTION_WRITE_H
+#define SPILLWAY_DSR_OPTION_WRITE_H
 
 #include "../scratch.h"
-#include "csum.h"
+#include "../nat/csum.h"
 
 /* Makes the IPv4 header longer, and adds the option. Returns 0, or -1. */
 static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet *p,

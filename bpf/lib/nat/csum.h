@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* One's complement sums (RFC 1071) and their incremental update (RFC 1624). */
-#ifndef SPILLWAY_ACT_CSUM_H
-#define SPILLWAY_ACT_CSUM_H
+#ifndef SPILLWAY_NAT_CSUM_H
+#define SPILLWAY_NAT_CSUM_H
 
 #include "../base.h"
 

@@ -8,14 +8,14 @@
  * packets (source ranges, silent drops) are left to the tc programs, if the process is in a
  * pod. So are the sockets of pods that the agent excludes: --socket-hooks, and an annotation.
  */
-#ifndef SPILLWAY_SOCKET_H
-#define SPILLWAY_SOCKET_H
+#ifndef SPILLWAY_SOCK_TRANSLATE_H
+#define SPILLWAY_SOCK_TRANSLATE_H
 
-#include "events.h"
-#include "lookup/endpoint.h"
-#include "lookup/service.h"
+#include "../events/events.h"
+#include "../lookup/endpoint.h"
+#include "../lookup/service.h"
 #include "socket_flow.h"
-#include "socket_lost.h"
+#include "lost_sockets.h"
 
 #define ALLOW 1
 #define REFUSE 0
@@ -180,7 +180,7 @@ static __always_inline struct backend *socket_recall(__u64 cookie, __u8 proto,
 
 /*
  * Stores that any port of the endpoint may answer the socket: a TFTP server answers from a
- * port of its own choice (special/tftp.h). The process sees the answer from the same port
+ * port of its own choice (nat/tftp.h). The process sees the answer from the same port
  * of the Service. What it sends to that port goes to the endpoint's port.
  */
 static __always_inline void socket_expect(__u64 cookie, const struct endpoint_addr *service,

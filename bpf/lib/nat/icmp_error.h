@@ -7,10 +7,10 @@
  *   error to client'  { quoted: client' -> endpoint }   reply entry
  *   error to service  { quoted: service -> client }     forward entry
  */
-#ifndef SPILLWAY_SPECIAL_ICMP_ERROR_H
-#define SPILLWAY_SPECIAL_ICMP_ERROR_H
+#ifndef SPILLWAY_NAT_ICMP_ERROR_H
+#define SPILLWAY_NAT_ICMP_ERROR_H
 
-#include "../act/forward.h"
+#include "forward.h"
 #include "../lookup/source.h"
 
 #define ICMP_HEADER 8

@@ -29,11 +29,11 @@
  *   endpoint:t -> N:c'   from_network  endpoint:t -> N:c    after: new connection, allowed
  *   N:c -> endpoint:t    to_network    N:c' -> endpoint:t   before: its reply, not masqueraded
  */
-#ifndef SPILLWAY_SPECIAL_TFTP_H
-#define SPILLWAY_SPECIAL_TFTP_H
+#ifndef SPILLWAY_NAT_TFTP_H
+#define SPILLWAY_NAT_TFTP_H
 
-#include "../act/forward.h"
-#include "../report.h"
+#include "forward.h"
+#include "../events/report.h"
 
 /*
  * Maximum number of server ports that may answer one packet of a request. RFC 1350 allows

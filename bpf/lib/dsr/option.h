@@ -11,8 +11,8 @@
  * SipHash-2-4 (Aumasson and Bernstein, 2012) by the key of --dsr-key-file. Without it, any host
  * could have an endpoint answer with the address of its choice.
  */
-#ifndef SPILLWAY_LOOKUP_DSR_OPTION_H
-#define SPILLWAY_LOOKUP_DSR_OPTION_H
+#ifndef SPILLWAY_DSR_OPTION_H
+#define SPILLWAY_DSR_OPTION_H
 
 #include "../parse/packet.h"
 #include "../siphash.h"

@@ -14,10 +14,10 @@
  * also at another node. The endpoint's node has the flow as if the packets had arrived there. It
  * sees both directions, and so the state, counters and events are there.
  */
-#ifndef SPILLWAY_SPECIAL_DSR_H
-#define SPILLWAY_SPECIAL_DSR_H
+#ifndef SPILLWAY_DSR_RECEIVE_H
+#define SPILLWAY_DSR_RECEIVE_H
 
-#include "../act/forward.h"
+#include "../nat/forward.h"
 #include "../flow/plan.h"
 #include "../lookup/source.h"
 

@@ -5,11 +5,11 @@
  * know the cookie, so it cannot have the node answer SYNs that XDP has passed. The packet's TCP
  * checksum is wrong: without these programs, the stack drops it.
  */
-#ifndef SPILLWAY_SPECIAL_SYN_CHALLENGE_H
-#define SPILLWAY_SPECIAL_SYN_CHALLENGE_H
+#ifndef SPILLWAY_ANSWER_SYN_CHALLENGE_H
+#define SPILLWAY_ANSWER_SYN_CHALLENGE_H
 
-#include "../act/redirect.h"
-#include "../lookup/syn_cookie.h"
+#include "../nat/redirect.h"
+#include "syn_cookie.h"
 #include "../scratch.h"
 
 /* May XDP have left the answer to this packet to tc? */

@@ -13,12 +13,12 @@
  * endpoints. With counters by Service it loads that of TCP. A flow without events is silent. If
  * its handshake alone is counted, its state is deleted with the SYN-ACK.
  */
-#ifndef SPILLWAY_SOCKET_FLOW_H
-#define SPILLWAY_SOCKET_FLOW_H
+#ifndef SPILLWAY_SOCK_SOCKET_FLOW_H
+#define SPILLWAY_SOCK_SOCKET_FLOW_H
 
-#include "events.h"
-#include "lookup/endpoint.h"
-#include "outcome.h"
+#include "../events/events.h"
+#include "../lookup/endpoint.h"
+#include "../events/outcome.h"
 #include "kernel_sock.h"
 
 static __always_inline bool socket_events_wanted(void)

@@ -4,10 +4,10 @@
  * do not answer. An answer restarts the count, so one working client keeps an endpoint in use.
  * Two CPUs may write at once, and lose one handshake of several.
  */
-#ifndef SPILLWAY_OUTCOME_H
-#define SPILLWAY_OUTCOME_H
+#ifndef SPILLWAY_EVENTS_OUTCOME_H
+#define SPILLWAY_EVENTS_OUTCOME_H
 
-#include "base.h"
+#include "../base.h"
 
 /* A client has sent its first packet to the endpoint. */
 __noinline int outcome_opened(__u32 backend)

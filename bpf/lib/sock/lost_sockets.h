@@ -5,11 +5,11 @@
  * iterator reports the sockets of all network namespaces, and the agent ends them
  * (internal/dataplane/ebpf/flows/sockets_end.go).
  */
-#ifndef SPILLWAY_SOCKET_LOST_H
-#define SPILLWAY_SOCKET_LOST_H
+#ifndef SPILLWAY_SOCK_LOST_SOCKETS_H
+#define SPILLWAY_SOCK_LOST_SOCKETS_H
 
-#include "lookup/endpoint.h"
-#include "lookup/service.h"
+#include "../lookup/endpoint.h"
+#include "../lookup/service.h"
 #include "kernel_sock.h"
 
 /* Clears the record of an earlier connect(). Most sockets have none. */
@@ -95,7 +95,7 @@ static __always_inline void lost_report(struct bpf_iter__bpf_sk_storage_map *ctx
 /*
  * Writes a record if a TCP socket of the node waits for the answer of an endpoint that no Service
  * has any more. No program sees its SYNs on the way, so they cannot be led to another endpoint: see
- * connection_asked in special/asked.h for the sockets of pods.
+ * connection_asked in lookup/socket_service.h for the sockets of pods.
  */
 static __always_inline void handshake_report(struct bpf_iter__bpf_sk_storage_map *ctx)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* The cookies of the SYN filter (xdp/syn_filter.h): only this node can compute them. */
-#ifndef SPILLWAY_LOOKUP_SYN_COOKIE_H
-#define SPILLWAY_LOOKUP_SYN_COOKIE_H
+#ifndef SPILLWAY_ANSWER_SYN_COOKIE_H
+#define SPILLWAY_ANSWER_SYN_COOKIE_H
 
 #include "../parse/packet.h"
 #include "../siphash.h"

@@ -4,8 +4,8 @@
  * 1624). The helpers handle CHECKSUM_PARTIAL and CHECKSUM_COMPLETE, so that devices with
  * checksum offload send correct sums too.
  */
-#ifndef SPILLWAY_ACT_NAT_H
-#define SPILLWAY_ACT_NAT_H
+#ifndef SPILLWAY_NAT_REWRITE_H
+#define SPILLWAY_NAT_REWRITE_H
 
 #include "../parse/packet.h"
 #include "csum.h"

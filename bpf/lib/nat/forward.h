@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* Rewrites a packet as its flow entry says, and sends it to its next hop. */
-#ifndef SPILLWAY_ACT_FORWARD_H
-#define SPILLWAY_ACT_FORWARD_H
+#ifndef SPILLWAY_NAT_FORWARD_H
+#define SPILLWAY_NAT_FORWARD_H
 
 #include "../flow/table.h"
 #include "../hook.h"
 #include "../parse/fragment.h"
-#include "gue.h"
-#include "nat.h"
+#include "../dsr/gue.h"
+#include "rewrite.h"
 #include "redirect.h"
 
 /*

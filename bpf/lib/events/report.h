@@ -5,15 +5,15 @@
  * nothing of events. Flows that time out or that the kernel evicts make no packet: the
  * agent's sweep reports them.
  */
-#ifndef SPILLWAY_REPORT_H
-#define SPILLWAY_REPORT_H
+#ifndef SPILLWAY_EVENTS_REPORT_H
+#define SPILLWAY_EVENTS_REPORT_H
 
 #include "events.h"
-#include "flow/timeout.h"
-#include "flow/unconfirmed.h"
-#include "hook.h"
+#include "../flow/timeout.h"
+#include "../flow/unconfirmed.h"
+#include "../hook.h"
 #include "outcome.h"
-#include "scratch.h"
+#include "../scratch.h"
 
 /* Fills an event with the ends of the flow that has this entry. */
 static __always_inline void event_of_flow(struct event *e, const struct flow *f,

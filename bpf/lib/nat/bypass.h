@@ -3,8 +3,8 @@
  * Packets to and from addresses of endpoints themselves, and packets that a do-not-track
  * policy allows: they may bypass netfilter.
  */
-#ifndef SPILLWAY_SPECIAL_BYPASS_H
-#define SPILLWAY_SPECIAL_BYPASS_H
+#ifndef SPILLWAY_NAT_BYPASS_H
+#define SPILLWAY_NAT_BYPASS_H
 
 #include "../flow/create.h"
 #include "../lookup/untracked.h"

@@ -12,12 +12,12 @@
  * An answer quotes the packet as it arrived (RFC 1812, 4.3.2.3). The quote may contain a
  * checksum of the pseudo header alone, as with the kernel's own icmp_send.
  */
-#ifndef SPILLWAY_ACT_ANSWER_H
-#define SPILLWAY_ACT_ANSWER_H
+#ifndef SPILLWAY_ANSWER_ANSWER_H
+#define SPILLWAY_ANSWER_ANSWER_H
 
 #include "../hook.h"
 #include "../parse/packet.h"
-#include "csum.h"
+#include "../nat/csum.h"
 
 /* Bytes to remove: more than precede any transport header with a partial checksum. */
 #define ANSWER_CUT 256

@@ -8,10 +8,10 @@
  * An endpoint has the place of its id, modulo the size of the map. Ids are never reused, so two
  * endpoints share a place only if as many others were made between them.
  */
-#ifndef SPILLWAY_LOAD_H
-#define SPILLWAY_LOAD_H
+#ifndef SPILLWAY_LOOKUP_ENDPOINT_LOAD_H
+#define SPILLWAY_LOOKUP_ENDPOINT_LOAD_H
 
-#include "base.h"
+#include "../base.h"
 
 /*
  * The shortest handshake of so many seconds counts. An average would not do: after one slow

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* The parts of the kernel's structures of sockets and iterators that the programs read. */
-#ifndef SPILLWAY_KERNEL_SOCK_H
-#define SPILLWAY_KERNEL_SOCK_H
+#ifndef SPILLWAY_SOCK_KERNEL_SOCK_H
+#define SPILLWAY_SOCK_KERNEL_SOCK_H
 
-#include "base.h"
+#include "../base.h"
 
 struct ns_common {
 	unsigned int inum;

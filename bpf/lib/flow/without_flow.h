@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* TCP packets to a Service that belong to no flow and start none. */
-#ifndef SPILLWAY_SPECIAL_STRAY_H
-#define SPILLWAY_SPECIAL_STRAY_H
+#ifndef SPILLWAY_FLOW_WITHOUT_FLOW_H
+#define SPILLWAY_FLOW_WITHOUT_FLOW_H
 
-#include "../act/forward.h"
+#include "../nat/forward.h"
 
 /*
  * Handles a packet to a Service that has no forward entry and is no SYN. The kernel may

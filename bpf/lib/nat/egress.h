@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* Packets of no flow that leave the node's own stack. */
-#ifndef SPILLWAY_SPECIAL_EGRESS_H
-#define SPILLWAY_SPECIAL_EGRESS_H
+#ifndef SPILLWAY_NAT_EGRESS_H
+#define SPILLWAY_NAT_EGRESS_H
 
 #include "../flow/create.h"
 #include "../flow/plan.h"
-#include "asked.h"
+#include "../lookup/socket_service.h"
 #include "tftp.h"
 
 /*

@@ -8,10 +8,10 @@
  *    rate     each Service has a token bucket for its flows and one for its refusals
  *    ring     an event that does not fit is counted, per CPU
  */
-#ifndef SPILLWAY_EVENTS_H
-#define SPILLWAY_EVENTS_H
+#ifndef SPILLWAY_EVENTS_EVENTS_H
+#define SPILLWAY_EVENTS_EVENTS_H
 
-#include "base.h"
+#include "../base.h"
 
 static __always_inline void event_count(enum event_count which)
 {
