@@ -36,9 +36,12 @@
  *                egress.h      packets of the node's own stack
  *                bypass.h      packets to and from endpoints that bypass netfilter
  *    answer/     syn_challenge.h  answers of the SYN filter that XDP could not send
- *    dsr/        direct server return: an endpoint's node answers clients of another node;
- *                option.h, option_write.h: the option with the Service's address;
- *                gue.h: datagrams where a network drops options
+ *    dsr/        direct server return: an endpoint's node answers clients of another node
+ *                send.h        the node that receives a packet; flow.h: its flows and their state
+ *                receive.h     the endpoint's node
+ *                option.h      the option with the Service's address; option_write.h
+ *                gue.h         datagrams where a network drops options
+ *                path.h        which endpoints answer, and what reaches them
  *    events/     flow events and counters by Service; report.h: those of packets
  *
  * Two kinds of packets are rewritten at egress: replies of flows that traverse the stack, and the

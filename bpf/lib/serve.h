@@ -123,25 +123,6 @@ static __always_inline bool asks_endpoint(struct scratch *m, const struct settin
 }
 
 /*
- * Completes a new flow of one direction with the next hop that flow_plan has found. Returns 0, or
- * -1 if the packet is too long for it.
- */
-static __always_inline int one_way_begin(struct __sk_buff *skb, struct scratch *m)
-{
-	struct packet *p = &m->packet;
-	struct flow *f = &m->pair.flow;
-
-	one_way_start(f, p);
-	if (f->flags & FLOW_STACK)
-		return 0;
-	flow_carrier(skb, m);
-	if (next_hop_unusable(&m->next_hop))
-		return -1;
-	flow_keep_next_hop(f, p, &m->next_hop);
-	return 0;
-}
-
-/*
  * Creates the flow of a Service's first packet to an endpoint, and forwards the packet. direct: the
  * endpoint answers the client itself (dsr/receive.h).
  */

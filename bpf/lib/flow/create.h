@@ -171,16 +171,6 @@ static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
 }
 
 /*
- * Has another CPU just stored the flow of a client's SYN, which this flow must not replace? With
- * DSR replies both have the same reply tuple, and a forger may have sent the packet of this one.
- */
-static __always_inline bool one_way_just_begun(const struct flow *holder, const struct flow *reply)
-{
-	return dsr_one_way(reply) && dsr_one_way(holder) && holder->state == FLOW_NEW &&
-	       holder->opened == reply->seen;
-}
-
-/*
  * Reserves pair's reply tuple. Succeeds if no live flow has it, or if this flow has it: its
  * forward entry was evicted, or a SYN reopens the connection. Returns 0 if it is ours.
  */
@@ -334,17 +324,6 @@ static __always_inline int reply_kept(struct flow_pair *pair)
 	if (reply)
 		return reply->slot == pair->flow.slot;
 	return !bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST);
-}
-
-/*
- * Does the flow that another CPU has just stored give way to this one? With DSR replies, a flow
- * without a SYN gives way to that of a SYN, and both to one with the node's address. So a forged
- * packet that comes at the same time does not decide how a client's SYN goes.
- */
-static __always_inline bool flow_gives_way(const struct flow *other, const struct flow *f)
-{
-	return dsr_one_way(other) &&
-	       (!dsr_one_way(f) || (f->state == FLOW_NEW && other->state != FLOW_NEW));
 }
 
 /*

@@ -94,6 +94,25 @@ static __always_inline void flow_forget_next_hop(struct flow *f)
 	__builtin_memset(f->next_hop_macs, 0, sizeof(f->next_hop_macs));
 }
 
+/*
+ * Stores the next hop of a packet in the entry of its flow, for a second. Packets that travel
+ * within datagrams look it up each time. A fragment's way is not that of other packets:
+ * flow_carrier.
+ */
+static __always_inline void flow_keep_next_hop(struct flow *entry, const struct packet *p,
+					       const struct next_hop *hop)
+{
+	if (dsr_one_way(entry) && (hop->by_gue || is_fragment(p)))
+		return;
+	if (hop->kind != NEXT_HOP_POD && !(hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known))
+		return;
+	entry->next_hop_mtu = hop->mtu;
+	entry->next_hop_ifindex = hop->ifindex;
+	entry->next_hop_kind = hop->kind == NEXT_HOP_POD ? NEXT_HOP_POD : NEXT_HOP_LINK;
+	__builtin_memcpy(entry->next_hop_macs, hop->macs, sizeof(hop->macs));
+	entry->next_hop_seen = p->time;
+}
+
 /* Fills the TCP state of the other side with the copies that s has of it. */
 static __always_inline void tcp_make_reverse(struct tcp_side *reverse, const struct tcp_side *s)
 {
@@ -211,98 +230,6 @@ __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct pack
 	if (!reverse || !flow_is_reverse(reverse, &p->tuple))
 		return flow_confirmed(f) ? TCP_COUNTS : TCP_IGNORED;
 	return tcp_advance(skb, f, reverse, p, s);
-}
-
-/* Does a packet leave the state of such a flow as it is? */
-static __always_inline int one_way_plain(const struct flow *f, const struct packet *p)
-{
-	return f->state == FLOW_ESTABLISHED &&
-	       !(p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4));
-}
-
-/*
- * Returns the state of such a flow after a packet that is no SYN. If this node has seen no SYN
- * either, a forger may have sent the packet: until another one follows in a later second, the flow
- * is kept for a short time, as in a handshake.
- */
-static __always_inline __u8 one_way_state(const struct flow *f, const struct packet *p)
-{
-	if (p->flags & PACKET_RST)
-		return FLOW_LAST_ACK;
-	if (p->flags & PACKET_FIN || f->state == FLOW_CLOSING)
-		return FLOW_CLOSING;
-	if (f->opened == p->time && f->state != FLOW_NEW && f->state != FLOW_ESTABLISHED)
-		return FLOW_SYN_RECV;
-	return FLOW_ESTABLISHED;
-}
-
-/* Starts the state of such a flow. */
-static __always_inline void one_way_start(struct flow *f, const struct packet *p)
-{
-	if (p->tuple.proto == IPPROTO_UDP) {
-		f->state = FLOW_ESTABLISHED;
-	} else if (packet_syn(p)) {
-		f->state = FLOW_NEW;
-		f->flags |= FLOW_TRACKED;
-		f->tcp.isn = p->seq;
-	} else {
-		f->state = FLOW_SYN_RECV;
-		f->state = one_way_state(f, p);
-	}
-}
-
-/*
- * Applies a SYN. It starts a new connection, unless the flow has just begun with one. If that was
- * in an earlier second, the client has got no answer: its new flow has the node's address. Packets
- * of a connection that goes on in spite of the SYN, which was forged, follow the table: TCP_DIRECT.
- */
-static __always_inline enum tcp_verdict one_way_syn(struct flow *f, const struct packet *p)
-{
-	if (f->state != FLOW_NEW)
-		return TCP_RENEWS;
-	if (f->seen != p->time) {
-		count(DSR_UNANSWERED);
-		dsr_path_failed(f->backend, p->time);
-		return TCP_RENEWS;
-	}
-	if (p->seq != f->tcp.isn) /* one of the two SYNs is forged: no ACK shows an answer */
-		f->flags &= ~FLOW_TRACKED;
-	return TCP_COUNTS;
-}
-
-/*
- * Does the packet show that the client has got an answer to its SYN? A forger does not know the
- * number that follows the SYN's. If its own SYN came first, it does: then the client's SYN starts a
- * new connection.
- */
-static __always_inline bool one_way_answered(const struct flow *f, const struct packet *p)
-{
-	return f->flags & FLOW_TRACKED && p->seq == f->tcp.isn + 1;
-}
-
-/*
- * Applies a client's packet whose answers this node does not see. Nothing proves that the client
- * exists, or that the endpoint has accepted it: the state decides the timeout, and what a SYN
- * means. After the timeout, the table leads to the same endpoint.
- */
-static __always_inline enum tcp_verdict flow_one_way(struct flow *f, const struct packet *p)
-{
-	__u8 before = f->state, state;
-
-	if (packet_syn(p))
-		return one_way_syn(f, p);
-	if (before == FLOW_NEW) {
-		if (!one_way_answered(f, p))
-			return TCP_IGNORED;
-		if (!(p->flags & PACKET_RST))
-			dsr_path_answered(f->backend, p->time);
-		f->flags &= ~FLOW_TRACKED;
-	}
-	state = one_way_state(f, p);
-	/* Another CPU may have replaced the flow by that of a SYN, in the same memory. */
-	if (state != before)
-		f->state = state;
-	return TCP_COUNTS;
 }
 
 /* Marks a UDP flow as answered. */

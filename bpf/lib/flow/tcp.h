@@ -37,14 +37,6 @@
 #define TCPOPT_NOP 1
 #define TCPOPT_WINDOW 3
 
-/* The effect of a packet on its flow. */
-enum tcp_verdict {
-	TCP_IGNORED = 0, /* forwarded; the flow's idle time continues */
-	TCP_COUNTS = 1,	 /* belongs to this connection */
-	TCP_RENEWS = 2,	 /* the SYN of a new connection */
-	TCP_DIRECT = 3,	 /* of another connection, whose endpoint answers the client itself */
-};
-
 static __always_inline int seq_before(__u32 a, __u32 b)
 {
 	return (__s32)(a - b) < 0;
@@ -256,24 +248,6 @@ static __always_inline int tcp_confirms(const struct flow *f, const struct flow 
 	return !(f->flags & FLOW_REPLY) && p->flags & PACKET_ACK &&
 	       p->ack - first <= reverse->tcp.end - first &&
 	       p->seq - reverse->tcp.ack <= reverse->tcp.window;
-}
-
-/*
- * Returns the effect of a client's packet that does not fit the handshake of its flow. It may
- * belong to a connection whose SYN went to the endpoint with the client's own address
- * (dsr/receive.h): the endpoint's answer was late, and the client has repeated its SYN, or a forger
- * has sent SYNs. That connection goes on. The packet may also be forged, so the handshake goes on
- * too.
- */
-static __noinline enum tcp_verdict tcp_misfit(const struct flow *f, const struct packet *p)
-{
-	__u32 id = f->service; /* before 6.2 a key must not be a caller's memory */
-	struct service *s;
-
-	if (!dsr || (f->flags & (FLOW_SNAT | FLOW_REPLY)) != FLOW_SNAT || p->flags & PACKET_SYN)
-		return TCP_IGNORED;
-	s = bpf_map_lookup_elem(&services, &id);
-	return s && s->flags & SERVICE_DSR ? TCP_DIRECT : TCP_IGNORED;
 }
 
 /* Applies a packet before the client has acknowledged the SYN-ACK. */

@@ -22,48 +22,15 @@
 #ifndef SPILLWAY_FLOW_UNCONFIRMED_H
 #define SPILLWAY_FLOW_UNCONFIRMED_H
 
+#include "../dsr/flow.h"
 #include "../lookup/endpoint_load.h"
 #include "../scratch.h"
 
 /* Idle seconds after which a continuing UDP flow is taken to be over. */
 #define STREAM_IDLE_SECONDS 10
 
-/* Idle seconds after which an answered flow is taken to be unused. */
-#define USE_IDLE_SECONDS 2
-
 /* Slots to try for one whose flow may be replaced. */
 #define ADMIT_TRIES 4
-
-/* Was this node to see the client's packets alone when it stored the flow? */
-static __always_inline bool flow_began_one_way(const struct flow *f)
-{
-	return (f->flags & (FLOW_DSR | FLOW_TO_POD | FLOW_REVERSE_TO_POD)) == FLOW_DSR;
-}
-
-/* Is this a flow of a node that sees the client's packets alone? */
-static __always_inline bool dsr_one_way(const struct flow *f)
-{
-	return dsr && flow_began_one_way(f);
-}
-
-/*
- * Seconds in which all datagrams of a flow say which Service they are for: the first may be lost.
- */
-#define DSR_UDP_SECONDS 2
-
-static __always_inline bool flow_is_new_udp(const struct flow *f, const struct packet *p)
-{
-	return p->tuple.proto == IPPROTO_UDP && p->time - f->opened <= DSR_UDP_SECONDS;
-}
-
-/*
- * Does a packet of a flow of one direction say which Service it is for? A SYN does. So do the first
- * datagrams, and later the first of each second, which alone is looked up here.
- */
-static __always_inline bool flow_announces(const struct packet *p)
-{
-	return p->tuple.proto == IPPROTO_UDP || packet_syn(p);
-}
 
 static __always_inline int flow_confirmed(const struct flow *f)
 {
@@ -146,17 +113,6 @@ static __always_inline int flow_in_use(const struct flow *f, __u32 time)
 	if (f->state == FLOW_ESTABLISHED || f->helper >= HELPER_DATA)
 		return (__s32)(time - f->seen) <= USE_IDLE_SECONDS || flow_streams(f, time);
 	return 0;
-}
-
-/*
- * Does a client's SYN wait for a direct answer? When the client repeats it, the flow tells that
- * there was none. So segments of unknown connections, which may be forged, do not end the flow
- * before.
- */
-static __always_inline bool one_way_waits(const struct flow *f, const struct flow *by, __u32 time)
-{
-	return f->state == FLOW_NEW && by->state == FLOW_SYN_RECV &&
-	       (__s32)(time - f->opened) <= USE_IDLE_SECONDS;
 }
 
 /* Moves a flow to a new slot of the ring. The map entry stays. Returns 0 if it has moved. */

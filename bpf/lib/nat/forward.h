@@ -3,10 +3,10 @@
 #ifndef SPILLWAY_NAT_FORWARD_H
 #define SPILLWAY_NAT_FORWARD_H
 
+#include "../dsr/send.h"
 #include "../flow/table.h"
 #include "../hook.h"
 #include "../parse/fragment.h"
-#include "../dsr/gue.h"
 #include "rewrite.h"
 #include "redirect.h"
 
@@ -72,59 +72,6 @@ static __always_inline int flow_next_hop_fresh(const struct __sk_buff *skb, cons
 		(p->ttl > 1 && packet_size(skb, p) <= f->next_hop_mtu));
 }
 
-static __always_inline bool is_fragment(const struct packet *p)
-{
-	return p->flags & (PACKET_FIRST_FRAGMENT | PACKET_NO_L4);
-}
-
-/*
- * Finds out whether a packet of a flow of one direction must travel within a datagram, and whether
- * it fits. One that does not fit is answered even if it may be fragmented: the endpoint's node
- * reads no fragments of datagrams. Those of the client pass as they are, as they always do.
- */
-static __noinline void flow_carrier(struct __sk_buff *skb, struct scratch *m)
-{
-	struct next_hop *hop = &m->next_hop;
-	struct packet *p = &m->packet;
-	struct dsr_carrier *c;
-	__u32 mtu;
-
-	hop->by_gue = false;
-	if (is_fragment(p) || (hop->kind != NEXT_HOP_NEIGH && hop->kind != NEXT_HOP_TOO_BIG))
-		return;
-	c = dsr_carrier(&m->pair.flow.daddr, p->tuple.family);
-	if (!c || c->kind != DSR_BY_GUE)
-		return;
-	hop->by_gue = true;
-	mtu = c->mtu;
-	if (hop->mtu && hop->mtu < mtu)
-		mtu = hop->mtu;
-	mtu -= gue_room(p->tuple.family);
-	if (packet_size(skb, p) > mtu) {
-		hop->kind = NEXT_HOP_TOO_BIG;
-		hop->mtu = mtu;
-	}
-}
-
-/*
- * Stores the next hop of a packet in the entry of its flow, for a second. Packets that travel
- * within datagrams look it up each time. A fragment's way is not that of other packets:
- * flow_carrier.
- */
-static __always_inline void flow_keep_next_hop(struct flow *entry, const struct packet *p,
-					       const struct next_hop *hop)
-{
-	if (dsr_one_way(entry) && (hop->by_gue || is_fragment(p)))
-		return;
-	if (hop->kind != NEXT_HOP_POD && !(hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known))
-		return;
-	entry->next_hop_mtu = hop->mtu;
-	entry->next_hop_ifindex = hop->ifindex;
-	entry->next_hop_kind = hop->kind == NEXT_HOP_POD ? NEXT_HOP_POD : NEXT_HOP_LINK;
-	__builtin_memcpy(entry->next_hop_macs, hop->macs, sizeof(hop->macs));
-	entry->next_hop_seen = p->time;
-}
-
 /* Finds the next hop of a flow's packets. */
 static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
 {
@@ -158,45 +105,6 @@ static __noinline int frame_for_node(struct __sk_buff *skb, const struct packet 
 		return 0;
 	return bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_dest), pod->gateway_mac, ETH_ALEN,
 				   0);
-}
-
-/*
- * Has the packet room for the option? The first packet of a flow has: dsr_carries. The MTU is
- * unknown until the neighbor is known.
- */
-static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct packet *p,
-				     const struct next_hop *hop)
-{
-	__u32 mtu = hop->mtu ? hop->mtu : IPV6_MIN_MTU;
-
-	return packet_syn(p) ||
-	       (!skb->gso_size && packet_size(skb, p) + dsr_room(p->tuple.family) <= mtu);
-}
-
-/*
- * Tells the endpoint's node which Service a packet of a flow of one direction is for, if that node
- * may not know it. Returns 0, or the verdict to drop the packet. Fragments travel as they are.
- */
-static __always_inline int flow_announce(struct __sk_buff *skb, struct scratch *m,
-					 const struct flow *entry)
-{
-	const struct packet *p = &m->packet;
-	const struct next_hop *hop = &m->next_hop;
-	bool first = !is_fragment(p) && (!entry || flow_announces(p));
-	int ret = 0;
-
-	if (hop->by_gue) {
-		ret = gue_add(skb);
-		if (!ret)
-			count(DSR_ENCAPSULATED);
-	} else if (first && dsr_fits(skb, p, hop)) {
-		ret = dsr_add(skb) ? DROP_REWRITE : 0;
-	} else {
-		return 0;
-	}
-	if (first && !ret)
-		count(DSR_ANNOUNCED);
-	return ret;
 }
 
 /*

@@ -337,6 +337,11 @@ static __always_inline int packet_begins(const struct packet *p)
 	return p->tuple.proto == IPPROTO_UDP || packet_syn(p);
 }
 
+static __always_inline bool is_fragment(const struct packet *p)
+{
+	return p->flags & (PACKET_FIRST_FRAGMENT | PACKET_NO_L4);
+}
+
 /*
  * Returns the length of the datagram on the wire, in bytes, with its IP header. A GSO
  * packet leaves the node as segments, each with all headers.

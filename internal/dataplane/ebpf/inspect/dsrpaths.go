@@ -13,7 +13,7 @@ import (
 )
 
 // dsrOf reports whether the endpoint's node answers the client of a flow itself, and whether
-// this is the node that received the flow: dsr_one_way of bpf/lib/flow/unconfirmed.h.
+// this is the node that received the flow: dsr_one_way of bpf/lib/dsr/flow.h.
 func dsrOf(f *objects.TCFlow) (direct, oneWay bool) {
 	const toPods = objects.TCFlowFlagsFLOW_TO_POD | objects.TCFlowFlagsFLOW_REVERSE_TO_POD
 	flags := objects.TCFlowFlags(f.Flags)
@@ -22,7 +22,7 @@ func dsrOf(f *objects.TCFlow) (direct, oneWay bool) {
 }
 
 // pathState reports whether replies fail, and whether the programs send packets along the path in
-// spite of that: dsr_path_works of bpf/lib/dsr/option.h.
+// spite of that: dsr_path_works of bpf/lib/dsr/path.h.
 func pathState(p *objects.TCDsrPath, now uint32) (broken, trusted bool) {
 	broken = p.Failures >= uint32(objects.TCDsrPathLimitDSR_FAILURES)
 	return broken, !broken || now-p.Failed > uint32(objects.TCDsrPathLimitDSR_RETRY_SECONDS)
