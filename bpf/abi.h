@@ -179,7 +179,7 @@ enum next_hop_kind {
  */
 enum flow_state {
 	FLOW_NEW = 1,	      /* TCP: a SYN was seen. UDP: no reply was seen */
-	FLOW_SYN_RECV = 2,    /* TCP: a SYN-ACK was seen; of one direction: no SYN was seen */
+	FLOW_SYN_RECV = 2,    /* TCP: a SYN-ACK was seen; DSR: no SYN was seen */
 	FLOW_ESTABLISHED = 3, /* TCP: the client has acknowledged it. UDP: a reply was seen */
 	FLOW_CLOSING = 4,     /* one FIN was seen */
 	FLOW_LAST_ACK = 5,    /* both FINs were seen, and at most one is acknowledged */
@@ -222,7 +222,7 @@ enum request_progress {
 enum flow_helper {
 	HELPER_NONE = 0,
 	HELPER_REQUEST = 1, /* a request; its reply entry has port 0, which stands for any port */
-	HELPER_DIRECT = 2,  /* a reply entry alone: the client asked the endpoint's own address */
+	HELPER_OWN = 2,	    /* a reply entry alone: of a client's own connection to the endpoint */
 	HELPER_DATA = 3,    /* a transfer, which a server's answer started */
 	HELPER_NODE = 4,    /* netfilter chose another source port than the socket, or a used one */
 };
@@ -646,8 +646,8 @@ struct load {
 };
 
 /*
- * dsr_paths: whether endpoints on other nodes reach clients directly, by the endpoint's id. The
- * network may drop packets with the option, or with a source that is not the sender's.
+ * dsr_paths: whether the answers of endpoints on other nodes reach clients, by the endpoint's id.
+ * The network may drop packets with the option, or with a source that is not the sender's.
  */
 enum dsr_path_limit {
 	DSR_FAILURES = 5,	/* more repeated SYNs than answers: the path counts as broken */
@@ -666,15 +666,15 @@ struct dsr_path {
  * dsr_carriers: how packets tell an endpoint's node which Service they are for, by the endpoint's
  * address. The agents find out by probes; an endpoint without an entry was not probed yet.
  */
-enum dsr_carrier_kind {
+enum dsr_encapsulation_kind {
 	DSR_BY_OPTION = 0,  /* an IP option of the first packet */
 	DSR_BY_GUE = 1,	    /* each packet travels within a datagram to the endpoint's address */
 	DSR_BY_NOTHING = 2, /* neither arrives: new connections get SNAT */
 };
 
-struct dsr_carrier {
+struct dsr_encapsulation {
 	__u16 mtu; /* DSR_BY_GUE: the longest packet that arrives, with all headers, in bytes */
-	__u8 kind; /* enum dsr_carrier_kind */
+	__u8 kind; /* enum dsr_encapsulation_kind */
 	__u8 pad;
 };
 

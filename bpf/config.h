@@ -56,8 +56,8 @@ volatile const __u32 port_filter_mask = 0;
 /* Length of the ring of unconfirmed flows. */
 volatile const __u32 unconfirmed_max = 1024;
 
-/* Length of the ring of flows that this node sees one direction of. It follows the other ring. */
-volatile const __u32 one_way_max = 1;
+/* Length of the ring of flows with DSR, which follows the other one: dsr/flow.h. */
+volatile const __u32 dsr_flows_max = 1;
 
 /* Maximum number of confirmed flows of one client. */
 volatile const __u32 client_flows_max = 1024;

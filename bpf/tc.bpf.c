@@ -129,6 +129,6 @@ const enum event_end *unused_event_end __attribute__((unused));
 const enum event_count *unused_event_count __attribute__((unused));
 const enum xdp_device_flags *unused_xdp_device_flags __attribute__((unused));
 const enum dsr_path_limit *unused_dsr_path_limit __attribute__((unused));
-const enum dsr_carrier_kind *unused_dsr_carrier_kind __attribute__((unused));
+const enum dsr_encapsulation_kind *unused_dsr_encapsulation_kind __attribute__((unused));
 
 char __license[] SEC("license") = "Dual BSD/GPL";

@@ -123,11 +123,10 @@ static __always_inline bool asks_endpoint(struct scratch *m, const struct settin
 }
 
 /*
- * Creates the flow of a Service's first packet to an endpoint, and forwards the packet. direct: the
- * endpoint answers the client itself (dsr/receive.h).
+ * Creates the flow of a Service's first packet to an endpoint, and forwards the packet.
  */
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
-				     const struct found *found, enum hook hook, bool direct,
+				     const struct found *found, enum hook hook, bool with_dsr,
 				     struct settings *s)
 {
 	struct packet *p = &m->packet;
@@ -140,7 +139,7 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		feature_mark(FEATURE_HELPER);
 		count(HELPER_ASKED);
 	}
-	verdict = flow_plan(skb, m, found->choice.backend, hook, direct, s);
+	verdict = flow_plan(skb, m, found->choice.backend, hook, with_dsr, s);
 	if (found->choice.counted)
 		m->pair.flow.flags |= FLOW_COUNTED;
 	if (verdict == FLOW_CREATED)
@@ -149,8 +148,8 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		return refuse(skb, m);
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
-	if (dsr_one_way(&m->pair.flow)) {
-		if (one_way_begin(skb, m))
+	if (dsr_remote(&m->pair.flow)) {
+		if (dsr_begin(skb, m))
 			return refuse(skb, m);
 		if (p->flags & PACKET_STATELESS) {
 			p->flags |= PACKET_ROUTED;
@@ -164,10 +163,10 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	}
 	port = plan_port(p, &m->pair.flow, hook);
 	m->pair.ports = port.list;
-	verdict = flow_create(skb, &p->tuple, &m->pair, port.source, dsr_one_way(&m->pair.flow), s);
+	verdict = flow_create(skb, &p->tuple, &m->pair, port.source, dsr_remote(&m->pair.flow), s);
 	if (verdict != FLOW_CREATED)
 		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
-	if (!dsr_one_way(&m->pair.flow))
+	if (!dsr_remote(&m->pair.flow))
 		report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
 	/* If not, another CPU has stored another flow, and the next hop is not that one's. */
 	else if (m->pair.flow.slot == m->pair.reply.slot)
@@ -189,7 +188,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 {
 	struct scratch *m = get_scratch();
 	struct found found = {};
-	bool direct = false;
+	bool with_dsr = false;
 
 	if (!m || !s)
 		return NEXT;
@@ -234,14 +233,14 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		    has_syn_filter(found.fe->service))
 			return drop_reported(s, found.fe->service, DROP_SYN_FORM, REPORT_PACKET);
 		m->pair.flow.backend = found.choice.id;
-		direct = dsr && found.choice.dsr && hook == FROM_NETWORK &&
-			 dsr_possible(&m->packet);
+		with_dsr = dsr && found.choice.dsr && hook == FROM_NETWORK &&
+			   dsr_possible(&m->packet);
 		/* With DSR it may have begun at another node, or have lost its flow here. */
-		if (!direct && !packet_begins(&m->packet))
+		if (!with_dsr && !packet_begins(&m->packet))
 			return SERVE_STRAY;
 		break;
 	}
-	return serve_new(skb, m, &found, hook, direct, s);
+	return serve_new(skb, m, &found, hook, with_dsr, s);
 }
 
 #endif

@@ -37,7 +37,7 @@ __noinline int flow_forget(const struct packet *p, __u32 slot)
  */
 static __always_inline bool flow_unanswered(const struct flow *f)
 {
-	if (dsr_one_way(f))
+	if (dsr_remote(f))
 		return f->state == FLOW_NEW;
 	return (f->flags & (FLOW_SNAT | FLOW_REPLY | FLOW_CONFIRMED)) == FLOW_SNAT;
 }
@@ -48,7 +48,7 @@ static __always_inline int handle_flow(struct __sk_buff *skb, struct scratch *m,
 {
 	if (unlikely(!flow_applies(f, hook)))
 		return pass(PASS_OTHER);
-	if ((count_bytes || service_metrics) && !dsr_one_way(f))
+	if ((count_bytes || service_metrics) && !dsr_remote(f))
 		report_packet(skb, f);
 	if (unlikely(flow_is_request(f)))
 		tftp_request_repeated(f, &m->packet.tuple, &m->pair.reply_key);
@@ -96,14 +96,14 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 		miss = flow_find(skb, p, s, device, &f);
 	if (dsr && hook == FROM_NETWORK && miss == FLOW_FOUND && dsr_endpoint_differs(m, f))
 		miss = MISS_STALE;
-	if (dsr && hook == FROM_NETWORK && miss == MISS_DIRECT) {
+	if (dsr && hook == FROM_NETWORK && miss == MISS_DSR) {
 		p->flags |= PACKET_STATELESS;
 		ret = serve(skb, s, hook);
 		if (ret != SERVE_STRAY)
 			return ret;
 	}
 	switch (miss) {
-	case MISS_DIRECT:
+	case MISS_DSR:
 	case FLOW_FOUND:
 		return f ? handle_flow(skb, m, f, hook) : NEXT;
 	case MISS_SUPERSEDED:

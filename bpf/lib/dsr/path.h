@@ -9,7 +9,8 @@
  * Returns how packets tell the node of an endpoint about the Service, or NULL if it is unknown.
  * Without a port, the entries are those of an agent that had one.
  */
-static __always_inline struct dsr_carrier *dsr_carrier(const struct addr *endpoint, __u8 family)
+static __always_inline struct dsr_encapsulation *dsr_encapsulation_of(const struct addr *endpoint,
+								      __u8 family)
 {
 	struct addr_key key = { .addr = *endpoint, .family = family };
 

@@ -4,7 +4,7 @@
  * and its node answers the client, without the node that received the connection.
  *
  *   receiving node   client -> service    becomes  client -> endpoint, with an option: a SYN, or
- *                                                  a datagram (flow_announces)
+ *                                                  a datagram (dsr_names_service)
  *   endpoint's node  client -> endpoint   belongs to the flow  client -> service
  *                    endpoint -> client   becomes  service -> client
  *

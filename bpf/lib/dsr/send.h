@@ -10,21 +10,21 @@
 #include "gue.h"
 
 /*
- * Finds out whether a packet of a flow of one direction must travel within a datagram, and whether
- * it fits. One that does not fit is answered even if it may be fragmented: the endpoint's node
- * reads no fragments of datagrams. Those of the client pass as they are, as they always do.
+ * Finds out whether a packet of a flow with DSR must travel within a datagram, and whether it fits.
+ * One that does not fit is answered even if it may be fragmented: the endpoint's node reads no
+ * fragments of datagrams. Those of the client pass as they are, as they always do.
  */
-static __noinline void flow_carrier(struct __sk_buff *skb, struct scratch *m)
+static __noinline void dsr_choose_encapsulation(struct __sk_buff *skb, struct scratch *m)
 {
 	struct next_hop *hop = &m->next_hop;
 	struct packet *p = &m->packet;
-	struct dsr_carrier *c;
+	struct dsr_encapsulation *c;
 	__u32 mtu;
 
 	hop->by_gue = false;
 	if (is_fragment(p) || (hop->kind != NEXT_HOP_NEIGH && hop->kind != NEXT_HOP_TOO_BIG))
 		return;
-	c = dsr_carrier(&m->pair.flow.daddr, p->tuple.family);
+	c = dsr_encapsulation_of(&m->pair.flow.daddr, p->tuple.family);
 	if (!c || c->kind != DSR_BY_GUE)
 		return;
 	hop->by_gue = true;
@@ -52,15 +52,15 @@ static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct p
 }
 
 /*
- * Tells the endpoint's node which Service a packet of a flow of one direction is for, if that node
- * may not know it. Returns 0, or the verdict to drop the packet. Fragments travel as they are.
+ * Tells the endpoint's node which Service a packet is for, if that node may not know it. Returns 0,
+ * or the verdict to drop the packet. Fragments travel as they are.
  */
-static __always_inline int flow_announce(struct __sk_buff *skb, struct scratch *m,
-					 const struct flow *entry)
+static __always_inline int dsr_name_service(struct __sk_buff *skb, struct scratch *m,
+					    const struct flow *entry)
 {
 	const struct packet *p = &m->packet;
 	const struct next_hop *hop = &m->next_hop;
-	bool first = !is_fragment(p) && (!entry || flow_announces(p));
+	bool first = !is_fragment(p) && (!entry || dsr_names_service(p));
 	int ret = 0;
 
 	if (hop->by_gue) {
@@ -85,7 +85,7 @@ static __always_inline int dsr_forget_ended(struct flow_pair *pair, const struct
 {
 	struct flow *f;
 
-	if (!dsr_one_way(reply))
+	if (!dsr_remote(reply))
 		return 0;
 	flow_reverse_key(&pair->holder_key, reply, &pair->reply_key);
 	f = bpf_map_lookup_elem(&flows, &pair->holder_key);
@@ -115,7 +115,7 @@ static __always_inline bool dsr_carries(const struct packet *p)
 __noinline int dsr_possible(struct packet *p)
 {
 	struct flow_pair *pair = get_flow_pair();
-	struct dsr_carrier *carrier;
+	struct dsr_encapsulation *how;
 	struct backend *b;
 	struct flow *other;
 
@@ -127,8 +127,8 @@ __noinline int dsr_possible(struct packet *p)
 	b = bpf_map_lookup_elem(&backends, &pair->flow.backend);
 	if (!b || b->flags & BACKEND_ON_THIS_NODE)
 		return 0;
-	carrier = dsr_carrier(&b->addr, b->family);
-	if (carrier && carrier->kind == DSR_BY_NOTHING && packet_begins(p))
+	how = dsr_encapsulation_of(&b->addr, b->family);
+	if (how && how->kind == DSR_BY_NOTHING && packet_begins(p))
 		return 0;
 	tuple_mirror(&pair->reply_key, &p->tuple);
 	pair->reply_key.saddr = b->addr;
@@ -143,18 +143,18 @@ __noinline int dsr_possible(struct packet *p)
 }
 
 /*
- * Completes a new flow of one direction with the next hop that flow_plan has found. Returns 0, or
- * -1 if the packet is too long for it.
+ * Completes a new flow with DSR with the next hop that flow_plan has found. Returns 0, or -1 if the
+ * packet is too long for it.
  */
-static __always_inline int one_way_begin(struct __sk_buff *skb, struct scratch *m)
+static __always_inline int dsr_begin(struct __sk_buff *skb, struct scratch *m)
 {
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
 
-	one_way_start(f, p);
+	dsr_start(f, p);
 	if (f->flags & FLOW_STACK)
 		return 0;
-	flow_carrier(skb, m);
+	dsr_choose_encapsulation(skb, m);
 	if (next_hop_unusable(&m->next_hop))
 		return -1;
 	flow_keep_next_hop(f, p, &m->next_hop);

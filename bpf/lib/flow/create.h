@@ -186,7 +186,7 @@ static __always_inline int reply_claim(struct flow_pair *pair, const struct tupl
 	holder = bpf_map_lookup_elem(&flows, reply_key);
 	if (!holder)
 		return -1;
-	if (one_way_just_begun(holder, reply))
+	if (dsr_just_begun(holder, reply))
 		return -1;
 	if (flow_is_reverse(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
 		return reply_replace(pair, holder->slot);
@@ -341,7 +341,7 @@ __noinline int flow_store(const struct tuple *key)
 	if (!bpf_map_update_elem(&flows, &pair->holder_key, &pair->flow, BPF_NOEXIST))
 		return 0;
 	other = bpf_map_lookup_elem(&flows, &pair->holder_key);
-	if (!dsr || !other || !flow_gives_way(other, &pair->flow))
+	if (!dsr || !other || !dsr_gives_way(other, &pair->flow))
 		return -1;
 	flow_delete(&pair->holder_key, other->slot, &pair->reverse_key);
 	return bpf_map_update_elem(&flows, &pair->holder_key, &pair->flow, BPF_NOEXIST) ? -1 : 0;
@@ -350,15 +350,15 @@ __noinline int flow_store(const struct tuple *key)
 /*
  * Stores the flow pair->flow under key. Its sport is the client's, and changes if source is
  * SOURCE_PORT_RANDOM or another flow to the endpoint has it. On success, returns
- * FLOW_CREATED, and pair->flow is the entry in the map. one_way: see dsr_one_way.
+ * FLOW_CREATED, and pair->flow is the entry in the map. remote: dsr_remote.
  */
 static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tuple *key,
 						struct flow_pair *pair, enum source_port source,
-						bool one_way, struct settings *s)
+						bool remote, struct settings *s)
 {
 	struct flow *f = &pair->flow, *other;
 
-	f->slot = unconfirmed_admit(key, f->seen, one_way);
+	f->slot = unconfirmed_admit(key, f->seen, remote);
 	flow_make_reverse(&pair->reply, f, key);
 	flow_reverse_key(&pair->reply_key, f, key);
 	pair->victim_port = 0;

@@ -73,11 +73,11 @@ static __always_inline void flow_record_first(struct __sk_buff *skb, struct scra
 /*
  * Fills the flow towards an endpoint. Replaces the source address where the replies would
  * not come back through this node: the endpoint and the client are on other machines, or
- * the endpoint is the client. With direct, the replies go to the client without this node.
+ * the endpoint is the client. With DSR, the replies go to the client without this node.
  */
 static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scratch *m,
-					      const struct backend *b, enum hook hook, bool direct,
-					      const struct settings *s)
+					      const struct backend *b, enum hook hook,
+					      bool with_dsr, const struct settings *s)
 {
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
@@ -109,7 +109,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 			       !bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
 	}
 	f->flags = (on_this_node ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_REVERSE_TO_POD : 0);
-	if (direct && !on_this_node) {
+	if (with_dsr && !on_this_node) {
 		f->flags |= FLOW_DSR;
 		return FLOW_CREATED;
 	}

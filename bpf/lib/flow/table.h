@@ -28,7 +28,7 @@ enum flow_miss {
 	MISS_STALE,	 /* the flow is over: replace it */
 	MISS_SUPERSEDED, /* drop the packet */
 	MISS_SOURCE,	 /* the source does not belong to the device */
-	MISS_DIRECT,	 /* the flow stays, but the packet is of another connection: TCP_DIRECT */
+	MISS_DSR,	 /* the flow stays, but the packet is of another connection: TCP_DSR */
 };
 
 static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
@@ -97,12 +97,12 @@ static __always_inline void flow_forget_next_hop(struct flow *f)
 /*
  * Stores the next hop of a packet in the entry of its flow, for a second. Packets that travel
  * within datagrams look it up each time. A fragment's way is not that of other packets:
- * flow_carrier.
+ * dsr_choose_encapsulation.
  */
 static __always_inline void flow_keep_next_hop(struct flow *entry, const struct packet *p,
 					       const struct next_hop *hop)
 {
-	if (dsr_one_way(entry) && (hop->by_gue || is_fragment(p)))
+	if (dsr_remote(entry) && (hop->by_gue || is_fragment(p)))
 		return;
 	if (hop->kind != NEXT_HOP_POD && !(hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known))
 		return;
@@ -390,7 +390,7 @@ static __always_inline int flow_is_busy(struct flow *f, const struct packet *p,
 		return 0;
 	if (p->tuple.proto == IPPROTO_UDP)
 		return udp_plain(f, s);
-	return dsr_one_way(f) ? one_way_plain(f, p) : tcp_plain(f, p);
+	return dsr_remote(f) ? dsr_unchanged(f, p) : tcp_plain(f, p);
 }
 
 /* Applies a packet to the state of its flow. A flow that is over gives way to a new one. */
@@ -420,11 +420,11 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 	} else if (unlikely(p->flags & PACKET_NO_L4)) {
 		/* A later fragment has no sequence numbers. */
 		counts = TCP_IGNORED;
-	} else if (dsr_one_way(f)) {
-		counts = flow_one_way(f, p);
+	} else if (dsr_remote(f)) {
+		counts = dsr_advance(f, p);
 		if (counts == TCP_RENEWS)
 			return MISS_STALE;
-	} else if (!dsr && packet_syn(p) && flow_began_one_way(f)) {
+	} else if (!dsr && packet_syn(p) && flow_began_dsr(f)) {
 		/* Of a run with keys. This one saw nothing that tells whether it is over. */
 		return MISS_STALE;
 	} else if (!tcp_plain(f, p)) {
@@ -433,8 +433,8 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		counts = flow_tcp(skb, f, p, s);
 		if (counts == TCP_RENEWS)
 			return MISS_STALE;
-		if (counts == TCP_DIRECT)
-			return MISS_DIRECT;
+		if (counts == TCP_DSR)
+			return MISS_DSR;
 	}
 	if (counts == TCP_COUNTS && f->seen != p->time) {
 		if (flow_refresh_reverse(f, &p->tuple, p->time))

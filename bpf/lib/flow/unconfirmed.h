@@ -15,7 +15,7 @@
  * A flow's slot is a number that counts up, modulo the length of the ring. It identifies
  * the flow, and the difference of two slots shows the older flow.
  *
- * Flows that this node sees one direction of (dsr/receive.h) have a ring of their own. Nothing
+ * Flows with DSR have a ring of their own at the node that receives them (dsr/flow.h). Nothing
  * shows that such a flow was answered. So forged ones end others of their kind alone, and the
  * connections of other Services end none of them.
  */
@@ -131,17 +131,17 @@ static __always_inline int flow_move(struct flow *f, const struct tuple *key, __
 }
 
 /* A constant: it needs no register, and so no stack. */
-static __always_inline __u32 ring_length(bool one_way)
+static __always_inline __u32 ring_length(bool remote)
 {
-	return one_way ? one_way_max : unconfirmed_max;
+	return remote ? dsr_flows_max : unconfirmed_max;
 }
 
 /* Returns the number of the next slot of a ring. */
-static __always_inline __u32 *ring_next(bool one_way)
+static __always_inline __u32 *ring_next(bool remote)
 {
 	__u32 zero = 0;
 
-	return one_way ? bpf_map_lookup_elem(&one_way_next, &zero) : unconfirmed_counter();
+	return remote ? bpf_map_lookup_elem(&one_way_next, &zero) : unconfirmed_counter();
 }
 
 /*
@@ -149,35 +149,34 @@ static __always_inline __u32 *ring_next(bool one_way)
  * the slot. A call: its caller needs the stack for other things later. The loop is unrolled: before
  * 6.4 the verifier takes some loops for endless ones (back-edge), by the order of instructions.
  */
-static __noinline __u32 unconfirmed_admit(const struct tuple *key, __u32 time, bool one_way)
+static __noinline __u32 unconfirmed_admit(const struct tuple *key, __u32 time, bool remote)
 {
 	struct flow_pair *pair = get_flow_pair();
 	struct tuple *old_key, *reverse_key;
-	__u32 *next = ring_next(one_way), slot = SLOT_CLAIMED, before, index;
+	__u32 *next = ring_next(remote), slot = SLOT_CLAIMED, before, index;
 	struct tuple *place;
 	struct flow *old;
 
-	if (!pair || !next || !ring_length(one_way))
+	if (!pair || !next || !ring_length(remote))
 		return SLOT_CLAIMED;
 	old_key = &pair->holder_key;
 	reverse_key = &pair->reverse_key;
 #pragma unroll
 	for (int i = 0; i < ADMIT_TRIES; i++) {
 		slot = __sync_fetch_and_add(next, 1);
-		before = slot - ring_length(one_way);
+		before = slot - ring_length(remote);
 		/* One ring after the other. */
-		index = slot % ring_length(one_way) + (one_way ? unconfirmed_max : 0);
+		index = slot % ring_length(remote) + (remote ? unconfirmed_max : 0);
 		place = bpf_map_lookup_elem(&unconfirmed, &index);
 		if (!place)
 			return SLOT_CLAIMED;
 		*old_key = *place;
 		old = bpf_map_lookup_elem(&flows, old_key);
 		if (!old || old->slot != before || flow_confirmed(old) ||
-		    (one_way && !dsr_one_way(old)))
+		    (remote && !dsr_remote(old)))
 			break;
 		if (i + 1 < ADMIT_TRIES &&
-		    (flow_in_use(old, time) ||
-		     (one_way && one_way_waits(old, &pair->flow, time))) &&
+		    (flow_in_use(old, time) || (remote && dsr_syn_waits(old, &pair->flow, time))) &&
 		    !flow_move(old, old_key, before, slot, reverse_key))
 			continue;
 		if (!flow_delete(old_key, before, reverse_key))

@@ -120,7 +120,7 @@ static __always_inline int serve_bypass(struct __sk_buff *skb, struct scratch *m
 	if (ret == SERVE_NOT_MINE)
 		return pass(PASS_OTHER);
 	if (to_tftp && verdict == PASSED_DIRECT)
-		tftp_expect_direct(
+		tftp_expect_own(
 			t, &m->pair,
 			(hook == FROM_POD ? FLOW_TO_POD : 0) |
 				(m->next_hop.kind == NEXT_HOP_POD ? FLOW_REVERSE_TO_POD : 0));

@@ -85,8 +85,8 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 	}
 	if (!(f->flags & FLOW_TO_POD) || !next_hop_pod(&f->daddr, p->tuple.family, hop))
 		next_hop_route(skb, p, &f->saddr, &f->daddr, hop);
-	if (dsr_one_way(f))
-		flow_carrier(skb, m);
+	if (dsr_remote(f))
+		dsr_choose_encapsulation(skb, m);
 	if (entry)
 		flow_keep_next_hop(entry, p, hop);
 }
@@ -130,7 +130,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (f->flags & FLOW_STACK) {
 		next_hop_stack(hop);
 	} else if (likely(flow_next_hop_fresh(skb, p, f)) &&
-		   !(dsr_one_way(f) && (!entry || flow_is_new_udp(entry, p)))) {
+		   !(dsr_remote(f) && (!entry || dsr_udp_is_new(entry, p)))) {
 		if (nat_rewrite(skb, p, f, f->next_hop_kind == NEXT_HOP_LINK))
 			return drop(DROP_REWRITE);
 		return redirect_frame(skb, p, f->next_hop_kind, f->next_hop_ifindex,
@@ -143,8 +143,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH) ||
 	    (hop->kind == NEXT_HOP_STACK && hook == FROM_POD && frame_for_node(skb, p)))
 		return drop(DROP_REWRITE);
-	if (dsr_one_way(f)) {
-		ret = flow_announce(skb, m, entry);
+	if (dsr_remote(f)) {
+		ret = dsr_name_service(skb, m, entry);
 		if (ret)
 			return drop(ret);
 	}

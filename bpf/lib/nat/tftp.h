@@ -18,7 +18,7 @@
  *
  * A client may also ask the endpoint's own address, after translation by a socket hook or
  * by another node. Netfilter must then see neither the request nor the answer: to netfilter
- * the answer starts a connection, and a rule might masquerade it. HELPER_DIRECT is the
+ * the answer starts a connection, and a rule might masquerade it. HELPER_OWN is the
  * entry for that. It changes nothing in the packets.
  *
  * A request of the node's own processes traverses the node's netfilter. If the CNI
@@ -95,13 +95,13 @@ static __always_inline void tftp_store_alone(struct flow_pair *pair)
  * netfilter, so that the answers bypass it too. to_pod has FLOW_TO_POD and
  * FLOW_REVERSE_TO_POD if the client or the endpoint is a pod of this node.
  */
-static __always_inline void tftp_expect_direct(const struct tuple *t, struct flow_pair *pair,
-					       __u8 to_pod)
+static __always_inline void tftp_expect_own(const struct tuple *t, struct flow_pair *pair,
+					    __u8 to_pod)
 {
 	struct flow *f = &pair->flow;
 
 	tuple_mirror(&pair->reply_key, t);
-	flow_identity(f, &pair->reply_key, FLOW_REPLY | to_pod, HELPER_DIRECT, t->dport);
+	flow_identity(f, &pair->reply_key, FLOW_REPLY | to_pod, HELPER_OWN, t->dport);
 	pair->reply_key.sport = 0;
 	tftp_store_alone(pair);
 	feature_mark(FEATURE_HELPER);

@@ -29,8 +29,8 @@ enum packet_flags {
 	 * dsr/receive.h.
 	 */
 	PACKET_TRANSLATED = 1 << 15,
-	PACKET_REPEATED = 1 << 16, /* a SYN whose endpoint did not answer directly: dsr/receive.h */
-	PACKET_ROUTED = 1 << 17,   /* its next hop is in scratch memory */
+	PACKET_REPEATED = 1 << 16,  /* a SYN whose endpoint did not answer, with DSR */
+	PACKET_ROUTED = 1 << 17,    /* its next hop is in scratch memory */
 	PACKET_STATELESS = 1 << 18, /* to the table's endpoint, without a flow: dsr/receive.h */
 };
 

@@ -212,7 +212,7 @@ static __always_inline int socket_answered(__u64 cookie, const struct endpoint_a
 
 	socket_key(&key, cookie, IPPROTO_UDP, &src->addr, 0, SOCKET_REVERSE);
 	asked = bpf_map_lookup_elem(&sockets, &key);
-	/* The process asked an endpoint's own address directly. */
+	/* The process asked an endpoint's own address. */
 	if (!asked || frontend_exact(&src->addr, src->port, IPPROTO_UDP, src->family))
 		return -1;
 	if (!asked->port) {

@@ -14,7 +14,7 @@
 /* Is the flow's last next hop a neighbor that this packet can be sent to? */
 static __always_inline bool xdp_next_hop(const struct flow *f, const struct packet *p)
 {
-	return !(dsr_one_way(f) && flow_is_new_udp(f, p)) && f->next_hop_seen == p->time &&
+	return !(dsr_remote(f) && dsr_udp_is_new(f, p)) && f->next_hop_seen == p->time &&
 	       f->next_hop_kind == NEXT_HOP_LINK && p->ttl > 1 && p->l3_len <= f->next_hop_mtu;
 }
 
@@ -36,7 +36,7 @@ static __always_inline int xdp_forward(struct xdp_md *ctx, struct scratch *m, st
 	if (!out || (ifindex != ctx->ingress_ifindex && !(out->flags & XDP_DEVICE_REDIRECTS)) ||
 	    !flow_is_busy(f, p, s, 0))
 		return XDP_PASS;
-	if ((count_bytes || service_metrics) && !dsr_one_way(f))
+	if ((count_bytes || service_metrics) && !dsr_remote(f))
 		traffic_add(m, f, (struct traffic){ .packets = 1, .bytes = p->l3_len });
 	if (nat_store((void *)data, (void *)end, p, f, 1, false) ||
 	    data + sizeof(f->next_hop_macs) > end) {

@@ -154,7 +154,7 @@ func (c *dsrConn) completes(t *testing.T, syn result, before, after forgeries) {
 	}
 }
 
-var dsrCarriers = map[string]objects.TCDsrCarrierKind{"option": objects.TCDsrCarrierKindDSR_BY_OPTION, "datagram": objects.TCDsrCarrierKindDSR_BY_GUE}
+var dsrCarriers = map[string]objects.TCDsrEncapsulationKind{"option": objects.TCDsrEncapsulationKindDSR_BY_OPTION, "datagram": objects.TCDsrEncapsulationKindDSR_BY_GUE}
 
 // eachDSRCarrier is eachDSRFamily, for both ways in which packets tell the endpoint's node.
 func eachDSRCarrier(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byGUE bool)) {
@@ -165,7 +165,7 @@ func eachDSRCarrier(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byG
 					n.carry(t, p.far, kind)
 					empty[uint32, objects.TCDsrPath](t, n.m(objects.TCMapDsrPaths))
 				}
-				f(t, p, kind == objects.TCDsrCarrierKindDSR_BY_GUE)
+				f(t, p, kind == objects.TCDsrEncapsulationKindDSR_BY_GUE)
 			})
 		})
 	}
@@ -381,7 +381,7 @@ func TestPacketDSRForgedFlood(t *testing.T) {
 	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
 		c := d.conn(p, 20000)
 		c.send(t, d.first, "S")
-		for port := range 4 * uint16(d.first.cfg.OneWay()) {
+		for port := range 4 * uint16(d.first.cfg.DSRFlows()) {
 			other := d.conn(p, 1024+port)
 			other.client = ap(p.client2, 1024+port)
 			other.forgeAll(t, d.first, forgeries{{".", false}})

@@ -19,8 +19,8 @@ const gueMTU = 1390
 func withDSRPort(c *Config) { c.DSRPort = DefaultDSRPort }
 
 // carry says at a node how packets reach the endpoint elsewhere.
-func (n *packetNode) carry(t testing.TB, to netip.Addr, kind objects.TCDsrCarrierKind) {
-	ok(t, n.m(objects.TCMapDsrCarriers).Put(objects.AddrKey(to), objects.TCDsrCarrier{Kind: uint8(kind), Mtu: gueMTU}))
+func (n *packetNode) carry(t testing.TB, to netip.Addr, kind objects.TCDsrEncapsulationKind) {
+	ok(t, n.m(objects.TCMapDsrCarriers).Put(objects.AddrKey(to), objects.TCDsrEncapsulation{Kind: uint8(kind), Mtu: gueMTU}))
 }
 
 // unpack checks a datagram between nodes, and returns the frame that it would be without.
@@ -66,7 +66,7 @@ func TestPacketDSRGUE(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		for _, n := range []*packetNode{d.first, d.second} {
-			n.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
+			n.carry(t, p.far, objects.TCDsrEncapsulationKindDSR_BY_GUE)
 		}
 		c := d.conn(p, 40000)
 		if syn := c.askGUE(t, d.first, "S"); !announced(syn) {
@@ -86,10 +86,10 @@ func TestPacketDSRGUE(t *testing.T) {
 		c.answer(t, "P.", 'y')
 
 		// The network has changed: neither end loses the connection.
-		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_OPTION)
+		d.first.carry(t, p.far, objects.TCDsrEncapsulationKindDSR_BY_OPTION)
 		c.ask(t, d.first, "P.", 'x')
 		c.answer(t, "P.", 'y')
-		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_NOTHING)
+		d.first.carry(t, p.far, objects.TCDsrEncapsulationKindDSR_BY_NOTHING)
 		c.ask(t, d.first, "P.", 'x')
 		d.first.forget(t)
 		c.ask(t, d.first, "P.", 'x')
@@ -107,7 +107,7 @@ func TestPacketDSRGUE(t *testing.T) {
 func TestPacketDSRWithoutPort(t *testing.T) {
 	d := newDSRNodes(t)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		for i, kind := range []objects.TCDsrCarrierKind{objects.TCDsrCarrierKindDSR_BY_GUE, objects.TCDsrCarrierKindDSR_BY_NOTHING} {
+		for i, kind := range []objects.TCDsrEncapsulationKind{objects.TCDsrEncapsulationKindDSR_BY_GUE, objects.TCDsrEncapsulationKindDSR_BY_NOTHING} {
 			d.first.carry(t, p.far, kind)
 			if r := d.conn(p, 40000+uint16(i)).ask(t, d.first, "S"); !announced(r) {
 				t.Errorf("carrier %d: verdicts %s", kind, verdictList(r.verdicts))
@@ -123,7 +123,7 @@ func TestPacketDSRGUEFragment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := plans[name]
 			d.serveUDP(t, p)
-			d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
+			d.first.carry(t, p.far, objects.TCDsrEncapsulationKindDSR_BY_GUE)
 			u := d.udp(p, 40000)
 			d.home.sendRaw(t, inTun0, toDevice(d.home, d.first.sendRaw(t, inEth0, u.f.bytes(d.first, "eth0")).out))
 			long := u.f
@@ -150,7 +150,7 @@ func TestPacketDSRGUEFragment(t *testing.T) {
 func TestPacketDSRGUECongestion(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(t, p.far, objects.TCDsrEncapsulationKindDSR_BY_GUE)
 		c := d.conn(p, 40000)
 		hook, f := c.frame("S", nil)
 		in := f.bytes(d.first, hook.iface)
@@ -180,7 +180,7 @@ func TestPacketDSRGUETooBig(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	d.first.checksComplete = false // see TestPacketAnswers
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(t, p.far, objects.TCDsrEncapsulationKindDSR_BY_GUE)
 		c := d.conn(p, 40000)
 		c.askGUE(t, d.first, "S")
 		c.answer(t, "S.")
@@ -208,7 +208,7 @@ func TestPacketDSRGUETooBig(t *testing.T) {
 func TestPacketDSRGUEForged(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(t, p.far, objects.TCDsrEncapsulationKindDSR_BY_GUE)
 		c := d.conn(p, 40000)
 		hook, f := c.frame("S", nil)
 		genuine := toDevice(d.home, d.first.sendRaw(t, hook, f.bytes(d.first, "eth0")).out)

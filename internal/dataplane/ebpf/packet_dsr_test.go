@@ -245,7 +245,7 @@ func TestPacketDSRFlood(t *testing.T) {
 			c.establish(t)
 			honest = append(honest, c)
 		}
-		for port := range 2 * uint16(d.first.cfg.OneWay()) {
+		for port := range 2 * uint16(d.first.cfg.DSRFlows()) {
 			f := frame{proto: protoTCP, src: ap(p.client2, 1024+port), dst: honest[0].front, flags: "S", seq: 7}
 			d.first.send(t, inEth0, f)
 			f.flags, f.seq, f.ack = ".", 8, 1 // as if an endpoint had answered
@@ -680,7 +680,7 @@ func BenchmarkPacketDSR(b *testing.B) {
 		for i := range sp.Frontends {
 			sp.Frontends[i].Port += 2
 		}
-		d.first.carry(b, p.far2, objects.TCDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(b, p.far2, objects.TCDsrEncapsulationKindDSR_BY_GUE)
 		return sp, frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 82), flags: "P.", payload: []byte{0}}
 	}
 	b.Run("receiving", func(b *testing.B) {
@@ -720,14 +720,14 @@ func BenchmarkPacketDSR(b *testing.B) {
 	b.Run("endpoint's", func(b *testing.B) {
 		benchPackets(b, d.home, func(b *testing.B, p *plan) []*packetCase {
 			d.serve(b, p)
-			d.first.carry(b, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
+			d.first.carry(b, p.far, objects.TCDsrEncapsulationKindDSR_BY_GUE)
 			c := open(p, 40000)
 			_, in := c.frame("P.", []byte{0})
 			in.dst = c.server
 			_, out := c.frame("<P.", []byte{0})
 			_, plain := c.frame("P.", []byte{0})
 			sent := d.first.send(b, inEth0, plain)
-			d.first.carry(b, p.far, objects.TCDsrCarrierKindDSR_BY_OPTION)
+			d.first.carry(b, p.far, objects.TCDsrEncapsulationKindDSR_BY_OPTION)
 			datagram := frame{proto: protoUDP, src: sent.v.src, dst: sent.v.dst, payload: sent.v.payload}
 			passing := in
 			passing.src = ap(p.far2, 1000)

@@ -157,7 +157,7 @@ func TestPacketDSRGUERouteMTU(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	d.first.checksComplete = false // see TestPacketAnswers
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		d.first.carry(t, p.far, objects.TCDsrCarrierKindDSR_BY_GUE)
+		d.first.carry(t, p.far, objects.TCDsrEncapsulationKindDSR_BY_GUE)
 		d.first.setRouteMTUs(t, "tun0", map[string]uint32{p.farNet: gueMTU - 50})
 		c := d.conn(p, 40000)
 		c.askGUE(t, d.first, "S")

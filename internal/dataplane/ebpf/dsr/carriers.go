@@ -61,7 +61,7 @@ type Carriers struct {
 
 // carrierState is what is known about one endpoint.
 type carrierState struct {
-	value    objects.TCDsrCarrier
+	value    objects.TCDsrEncapsulation
 	written  bool // value is in the map
 	probing  bool
 	failures int // probes in a row without any answer
@@ -77,7 +77,7 @@ func New(m *ebpf.Map, cfg *objects.Config) (*Carriers, error) {
 	}
 	p := dsrprobe.Prober{Key: cfg.DSRKeys[0], Port: cfg.DSRPort}
 	c := &Carriers{m: m, probe: p.Probe, log: cfg.Log, known: map[netip.Addr]*carrierState{}}
-	err := objects.Each(m, func(k objects.TCAddrKey, v objects.TCDsrCarrier) {
+	err := objects.Each(m, func(k objects.TCAddrKey, v objects.TCDsrEncapsulation) {
 		c.known[objects.FromAddr(k.Addr, uint8(k.Family))] = &carrierState{value: v, written: true, wanted: time.Now()}
 	})
 	return c, err
@@ -86,7 +86,7 @@ func New(m *ebpf.Map, cfg *objects.Config) (*Carriers, error) {
 // forgetCarriers removes what an earlier run has found out.
 func forgetCarriers(m *ebpf.Map) error {
 	var old []objects.TCAddrKey
-	err := objects.Each(m, func(k objects.TCAddrKey, _ objects.TCDsrCarrier) { old = append(old, k) })
+	err := objects.Each(m, func(k objects.TCAddrKey, _ objects.TCDsrEncapsulation) { old = append(old, k) })
 	for _, k := range old {
 		err = errors.Join(err, m.Delete(k))
 	}
@@ -152,10 +152,10 @@ func (c *Carriers) found(addr netip.Addr, r dsrprobe.Result, failed error, now t
 // report logs what was found out about an endpoint.
 func (s *carrierState) report(log *slog.Logger, addr netip.Addr) {
 	const text = "Packets for an endpoint on another node"
-	switch objects.TCDsrCarrierKind(s.value.Kind) {
-	case objects.TCDsrCarrierKindDSR_BY_NOTHING:
+	switch objects.TCDsrEncapsulationKind(s.value.Kind) {
+	case objects.TCDsrEncapsulationKindDSR_BY_NOTHING:
 		log.Warn("An endpoint on another node does not see clients' addresses: it answers no probe", "endpoint", addr, "carrier", objects.CarrierName(s.value))
-	case objects.TCDsrCarrierKindDSR_BY_GUE:
+	case objects.TCDsrEncapsulationKindDSR_BY_GUE:
 		log.Info(text, "endpoint", addr, "carrier", objects.CarrierName(s.value), "mtu", s.value.Mtu)
 	default:
 		log.Info(text, "endpoint", addr, "carrier", objects.CarrierName(s.value))
@@ -202,27 +202,27 @@ func (s *carrierState) known() bool { return s.failures == 0 || s.failures >= fa
 // learn enters the result of a probe. Failures in a row make a path one that carries nothing: a node
 // that is busy for a second keeps its connections.
 func (s *carrierState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
-	var found objects.TCDsrCarrier
+	var found objects.TCDsrEncapsulation
 	switch {
 	case r.Option:
 		s.failures, s.doubts = 0, 0
-		found.Kind = uint8(objects.TCDsrCarrierKindDSR_BY_OPTION)
+		found.Kind = uint8(objects.TCDsrEncapsulationKindDSR_BY_OPTION)
 	case r.MTU >= leastCarried(is4):
 		s.failures = 0
-		if s.written && s.value.Kind == uint8(objects.TCDsrCarrierKindDSR_BY_OPTION) {
+		if s.written && s.value.Kind == uint8(objects.TCDsrEncapsulationKindDSR_BY_OPTION) {
 			if s.doubts++; s.doubts < doubtedProbes {
 				s.next = now.Add(retryInterval)
 				return
 			}
 		}
 		s.doubts = 0
-		found.Kind, found.Mtu = uint8(objects.TCDsrCarrierKindDSR_BY_GUE), uint16(r.MTU)
+		found.Kind, found.Mtu = uint8(objects.TCDsrEncapsulationKindDSR_BY_GUE), uint16(r.MTU)
 	default:
 		if s.failures++; s.failures < failedProbes {
 			s.next = now.Add(retryInterval)
 			return
 		}
-		found.Kind = uint8(objects.TCDsrCarrierKindDSR_BY_NOTHING)
+		found.Kind = uint8(objects.TCDsrEncapsulationKindDSR_BY_NOTHING)
 	}
 	s.written = s.written && s.value == found
 	s.value = found

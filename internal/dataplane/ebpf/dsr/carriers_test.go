@@ -123,7 +123,7 @@ func TestCarriersOutliveTheAgent(t *testing.T) {
 	if got := again.List(); len(got) != 1 || got[0].Endpoint != b {
 		t.Errorf("the Service has %+v", got)
 	}
-	var v objects.TCDsrCarrier
+	var v objects.TCDsrEncapsulation
 	ok(t, again.m.(*ebpf.Map).Lookup(objects.AddrKey(a), &v))
 	clock.round(t, again, time.Second, b)
 	if err := again.m.(*ebpf.Map).Lookup(objects.AddrKey(a), &v); !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -138,7 +138,7 @@ func TestCarriersWithoutPort(t *testing.T) {
 	clock.round(t, c, 0, a)
 	none, err := New(c.m.(*ebpf.Map), &objects.Config{DSRKeys: probeKeys})
 	ok(t, err)
-	var v objects.TCDsrCarrier
+	var v objects.TCDsrEncapsulation
 	if err := c.m.(*ebpf.Map).Lookup(objects.AddrKey(a), &v); none != nil || !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("%v, and the entry: %v", none, err)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // dsrOf reports whether the endpoint's node answers the client of a flow itself, and whether
-// this is the node that received the flow: dsr_one_way of bpf/lib/dsr/flow.h.
+// this is the node that received the flow: dsr_remote of bpf/lib/dsr/flow.h.
 func dsrOf(f *objects.TCFlow) (direct, oneWay bool) {
 	const toPods = objects.TCFlowFlagsFLOW_TO_POD | objects.TCFlowFlagsFLOW_REVERSE_TO_POD
 	flags := objects.TCFlowFlags(f.Flags)

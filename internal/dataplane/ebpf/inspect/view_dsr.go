@@ -43,7 +43,7 @@ const (
 // DSRCarrier reads how packets tell the node of an endpoint about the Service: one of
 // dataplane.Carriers.
 func (v *View) DSRCarrier(endpoint netip.Addr) string {
-	c, found := lookup[objects.TCAddrKey, objects.TCDsrCarrier](v, objects.TCMapDsrCarriers, objects.AddrKey(endpoint))
+	c, found := lookup[objects.TCAddrKey, objects.TCDsrEncapsulation](v, objects.TCMapDsrCarriers, objects.AddrKey(endpoint))
 	if !found {
 		return dataplane.CarrierUnknown
 	}

@@ -187,11 +187,11 @@ func ReadClusterRanges(m *ebpf.Map) (map[TCRangeKey]bool, error) {
 }
 
 // CarrierName is a value of dataplane.Carriers.
-func CarrierName(v TCDsrCarrier) string {
-	switch TCDsrCarrierKind(v.Kind) {
-	case TCDsrCarrierKindDSR_BY_OPTION:
+func CarrierName(v TCDsrEncapsulation) string {
+	switch TCDsrEncapsulationKind(v.Kind) {
+	case TCDsrEncapsulationKindDSR_BY_OPTION:
 		return dataplane.CarrierOption
-	case TCDsrCarrierKindDSR_BY_GUE:
+	case TCDsrEncapsulationKindDSR_BY_GUE:
 		return dataplane.CarrierGUE
 	}
 	return dataplane.CarrierNone

@@ -244,7 +244,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 	c := map[string]any{
 		TCVarHostNetnsCookie: cookie,
 		TCVarUnconfirmedMax:  cfg.unconfirmed(), TCVarClientFlowsMax: cfg.ClientFlowsMax(),
-		TCVarPortFilterMask: cfg.filterWords() - 1, TCVarOneWayMax: max(cfg.OneWay(), 1),
+		TCVarPortFilterMask: cfg.filterWords() - 1, TCVarDsrFlowsMax: max(cfg.DSRFlows(), 1),
 		TCVarMaglevSeed: crc32.ChecksumIEEE([]byte(cfg.MaglevSeed)),
 	}
 	for name, value := range cfg.eventConstants() {
@@ -300,10 +300,10 @@ const UnconfirmedShare = 4
 // unconfirmed returns the length of the ring of unconfirmed flows.
 func (c *Config) unconfirmed() uint32 { return max(c.FlowTableSize/UnconfirmedShare, 1) }
 
-// OneWay returns the length of the ring of flows that this node sees one direction of. The map
+// DSRFlows returns the length of the ring of flows with DSR at the node that receives them. The map
 // flows keeps its size with DSRKeys: flows that begin while it is created anew may be lost. So these
 // flows take room of confirmed ones.
-func (c *Config) OneWay() uint32 {
+func (c *Config) DSRFlows() uint32 {
 	if len(c.DSRKeys) == 0 {
 		return 0
 	}

@@ -25,7 +25,7 @@ const (
 func setSizes(spec *ebpf.CollectionSpec, cfg *Config) {
 	for name, size := range map[string]uint32{
 		TCMapFlows:        2 * (cfg.FlowTableSize + cfg.unconfirmed()),
-		TCMapUnconfirmed:  cfg.unconfirmed() + cfg.OneWay(),
+		TCMapUnconfirmed:  cfg.unconfirmed() + cfg.DSRFlows(),
 		TCMapFrontends:    cfg.MaxFrontends + cfg.MaxEndpoints,
 		TCMapServices:     cfg.MaxFrontends,
 		TCMapBackends:     cfg.MaxEndpoints,

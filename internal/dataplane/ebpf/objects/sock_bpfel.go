@@ -103,6 +103,7 @@ const (
 	SockVarClientFlowsMax   = "client_flows_max"
 	SockVarCountBytes       = "count_bytes"
 	SockVarDsr              = "dsr"
+	SockVarDsrFlowsMax      = "dsr_flows_max"
 	SockVarDsrKey0          = "dsr_key0"
 	SockVarDsrKey1          = "dsr_key1"
 	SockVarDsrPort          = "dsr_port"
@@ -119,7 +120,6 @@ const (
 	SockVarHostNetnsCookie  = "host_netns_cookie"
 	SockVarLoadsMask        = "loads_mask"
 	SockVarMaglevSeed       = "maglev_seed"
-	SockVarOneWayMax        = "one_way_max"
 	SockVarPortFilterMask   = "port_filter_mask"
 	SockVarReportTcpSockets = "report_tcp_sockets"
 	SockVarReportUdpSockets = "report_udp_sockets"
@@ -249,6 +249,7 @@ type SockVariableSpecs struct {
 	ClientFlowsMax   *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.VariableSpec `ebpf:"count_bytes"`
 	Dsr              *ebpf.VariableSpec `ebpf:"dsr"`
+	DsrFlowsMax      *ebpf.VariableSpec `ebpf:"dsr_flows_max"`
 	DsrKey0          *ebpf.VariableSpec `ebpf:"dsr_key0"`
 	DsrKey1          *ebpf.VariableSpec `ebpf:"dsr_key1"`
 	DsrPort          *ebpf.VariableSpec `ebpf:"dsr_port"`
@@ -265,7 +266,6 @@ type SockVariableSpecs struct {
 	HostNetnsCookie  *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.VariableSpec `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.VariableSpec `ebpf:"maglev_seed"`
-	OneWayMax        *ebpf.VariableSpec `ebpf:"one_way_max"`
 	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
@@ -406,6 +406,7 @@ type SockVariables struct {
 	ClientFlowsMax   *ebpf.Variable `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.Variable `ebpf:"count_bytes"`
 	Dsr              *ebpf.Variable `ebpf:"dsr"`
+	DsrFlowsMax      *ebpf.Variable `ebpf:"dsr_flows_max"`
 	DsrKey0          *ebpf.Variable `ebpf:"dsr_key0"`
 	DsrKey1          *ebpf.Variable `ebpf:"dsr_key1"`
 	DsrPort          *ebpf.Variable `ebpf:"dsr_port"`
@@ -422,7 +423,6 @@ type SockVariables struct {
 	HostNetnsCookie  *ebpf.Variable `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.Variable `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.Variable `ebpf:"maglev_seed"`
-	OneWayMax        *ebpf.Variable `ebpf:"one_way_max"`
 	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`

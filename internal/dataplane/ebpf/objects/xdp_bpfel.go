@@ -69,6 +69,7 @@ const (
 	XDPVarClientFlowsMax   = "client_flows_max"
 	XDPVarCountBytes       = "count_bytes"
 	XDPVarDsr              = "dsr"
+	XDPVarDsrFlowsMax      = "dsr_flows_max"
 	XDPVarDsrKey0          = "dsr_key0"
 	XDPVarDsrKey1          = "dsr_key1"
 	XDPVarDsrPort          = "dsr_port"
@@ -86,7 +87,6 @@ const (
 	XDPVarHostNetnsCookie  = "host_netns_cookie"
 	XDPVarLoadsMask        = "loads_mask"
 	XDPVarMaglevSeed       = "maglev_seed"
-	XDPVarOneWayMax        = "one_way_max"
 	XDPVarPortFilterMask   = "port_filter_mask"
 	XDPVarReportTcpSockets = "report_tcp_sockets"
 	XDPVarReportUdpSockets = "report_udp_sockets"
@@ -204,6 +204,7 @@ type XDPVariableSpecs struct {
 	ClientFlowsMax   *ebpf.VariableSpec `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.VariableSpec `ebpf:"count_bytes"`
 	Dsr              *ebpf.VariableSpec `ebpf:"dsr"`
+	DsrFlowsMax      *ebpf.VariableSpec `ebpf:"dsr_flows_max"`
 	DsrKey0          *ebpf.VariableSpec `ebpf:"dsr_key0"`
 	DsrKey1          *ebpf.VariableSpec `ebpf:"dsr_key1"`
 	DsrPort          *ebpf.VariableSpec `ebpf:"dsr_port"`
@@ -221,7 +222,6 @@ type XDPVariableSpecs struct {
 	HostNetnsCookie  *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.VariableSpec `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.VariableSpec `ebpf:"maglev_seed"`
-	OneWayMax        *ebpf.VariableSpec `ebpf:"one_way_max"`
 	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
@@ -363,6 +363,7 @@ type XDPVariables struct {
 	ClientFlowsMax   *ebpf.Variable `ebpf:"client_flows_max"`
 	CountBytes       *ebpf.Variable `ebpf:"count_bytes"`
 	Dsr              *ebpf.Variable `ebpf:"dsr"`
+	DsrFlowsMax      *ebpf.Variable `ebpf:"dsr_flows_max"`
 	DsrKey0          *ebpf.Variable `ebpf:"dsr_key0"`
 	DsrKey1          *ebpf.Variable `ebpf:"dsr_key1"`
 	DsrPort          *ebpf.Variable `ebpf:"dsr_port"`
@@ -380,7 +381,6 @@ type XDPVariables struct {
 	HostNetnsCookie  *ebpf.Variable `ebpf:"host_netns_cookie"`
 	LoadsMask        *ebpf.Variable `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.Variable `ebpf:"maglev_seed"`
-	OneWayMax        *ebpf.Variable `ebpf:"one_way_max"`
 	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
