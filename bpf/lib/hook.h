@@ -12,13 +12,16 @@ enum hook {
 };
 
 /*
- * The results of a step beside the TC actions: the packet is not finished, and the caller
- * continues with the next step.
+ * What follows a step of a packet. A verdict is an outcome, and none of them means that the packet
+ * goes on. A step that may send or drop the packet itself returns the TC action, or one of these:
+ * no TC action has their values.
  */
-enum serve_result {
-	SERVE_NOT_MINE = -2, /* the step does not apply to the packet */
-	SERVE_STRAY = -3,    /* serve_stray must handle it; pair.flow.backend is its endpoint */
-	SERVE_NO_ROUTE = -4, /* handle must drop it: the FIB has no next hop */
+enum step {
+	GO_ON = -2,	   /* the next step follows */
+	DROP = -3,	   /* drop it: scratch memory has the verdict */
+	REFUSE = -4,	   /* its next hop is unusable: refuse */
+	WITHOUT_FLOW = -5, /* serve_without_flow; pair.flow.backend is its endpoint */
+	ANSWER_PROBE = -6, /* dsr_answer_probe */
 };
 
 /* Marks packets that these programs have sent: the egress program of the device lets them out. */

@@ -58,6 +58,7 @@ struct scratch {
 		} dsr;
 		struct backend asked; /* see asks_endpoint */
 	};
+	enum verdict drop; /* with DROP of enum step */
 };
 
 struct {
@@ -77,6 +78,13 @@ static __always_inline struct scratch *get_scratch(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&scratches, &zero);
+}
+
+/* Stores why the packet in scratch memory is dropped. Returns DROP. */
+static __always_inline enum step drop_for(struct scratch *m, enum verdict drop)
+{
+	m->drop = drop;
+	return DROP;
 }
 
 static __always_inline struct flow_pair *get_flow_pair(void)

@@ -8,7 +8,7 @@
 #include "lookup/source.h"
 #include "lookup/socket_service.h"
 #include "nat/bypass.h"
-#include "dsr/receive.h"
+#include "dsr/dsr.h"
 #include "flow/without_flow.h"
 
 /* What happens to a packet of no flow. */
@@ -16,7 +16,7 @@ enum decision {
 	NOT_OURS,
 	FORGED,	      /* the source does not belong to the device */
 	TO_NETFILTER, /* netfilter knows the connection */
-	PASS_BY,      /* to or from an endpoint's own address, or by a do-not-track policy */
+	BYPASS,	      /* to or from an endpoint's own address, or by a do-not-track policy */
 	DROPPED,      /* by the Service's source ranges or traffic policy */
 	NO_ENDPOINT,
 	NO_SERVICE,    /* a connected UDP socket has asked for one that is gone */
@@ -51,8 +51,7 @@ static __always_inline enum decision decide_service(struct __sk_buff *skb, const
 		return TO_NETFILTER;
 	if (packet_syn(p) && s->flags & SETTING_ASK_CONNTRACK && conntrack_runs(skb, t))
 		return TO_NETFILTER;
-	found->drop = service_drops(fe, t, route);
-	if (found->drop)
+	if (service_check(fe, t, route, &found->drop) == DROP)
 		return DROPPED;
 	if (route == ROUTE_REJECT)
 		return NO_ENDPOINT;
@@ -87,7 +86,7 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 	if (!source_belongs(t, hook_device(skb, hook)))
 		return FORGED;
 	if (!is_service(found->fe))
-		return PASS_BY;
+		return BYPASS;
 	return decide_service(skb, p, s, hook, found);
 }
 
@@ -122,16 +121,14 @@ static __always_inline bool asks_endpoint(struct scratch *m, const struct settin
 	return true;
 }
 
-/*
- * Creates the flow of a Service's first packet to an endpoint, and forwards the packet.
- */
+/* Creates the flow of a Service's first packet to an endpoint, and forwards the packet. */
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 				     const struct found *found, enum hook hook, bool with_dsr,
 				     struct settings *s)
 {
 	struct packet *p = &m->packet;
 	struct port_plan port;
-	enum verdict verdict;
+	enum step step;
 
 	m->pair.flow.helper = found->fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
 	m->pair.flow.end = END_UNKNOWN; /* and REQUEST_SENT */
@@ -139,15 +136,15 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		feature_mark(FEATURE_HELPER);
 		count(HELPER_ASKED);
 	}
-	verdict = flow_plan(skb, m, found->choice.backend, hook, with_dsr, s);
+	step = flow_plan(skb, m, found->choice.backend, hook, with_dsr, s);
 	if (found->choice.counted)
 		m->pair.flow.flags |= FLOW_COUNTED;
-	if (verdict == FLOW_CREATED)
-		verdict = xfrm_plan(s, p, &m->pair.flow);
-	if (verdict == DROP_NO_ROUTE)
+	if (step == GO_ON)
+		step = xfrm_plan(s, m);
+	if (step == REFUSE)
 		return refuse(skb, m);
-	if (verdict != FLOW_CREATED)
-		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
+	if (step == DROP)
+		return drop_reported(s, m->pair.flow.service, m->drop, REPORT_PLANNED);
 	if (dsr_remote(&m->pair.flow)) {
 		if (dsr_begin(skb, m))
 			return refuse(skb, m);
@@ -157,15 +154,14 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		}
 	} else {
 		if (p->flags & PACKET_STATELESS) /* the endpoint is on this node */
-			return SERVE_STRAY;
+			return WITHOUT_FLOW;
 		flow_record_first(skb, m);
 		report_plan(s, &m->pair.flow);
 	}
 	port = plan_port(p, &m->pair.flow, hook);
 	m->pair.ports = port.list;
-	verdict = flow_create(skb, &p->tuple, &m->pair, port.source, dsr_remote(&m->pair.flow), s);
-	if (verdict != FLOW_CREATED)
-		return drop_reported(s, m->pair.flow.service, verdict, REPORT_PLANNED);
+	if (flow_create(skb, m, port.source, dsr_remote(&m->pair.flow), s) == DROP)
+		return drop_reported(s, m->pair.flow.service, m->drop, REPORT_PLANNED);
 	if (!dsr_remote(&m->pair.flow))
 		report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
 	/* If not, another CPU has stored another flow, and the next hop is not that one's. */
@@ -205,7 +201,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		return drop_reported(s, found.fe->service, DROP_SOURCE, REPORT_PACKET);
 	case TO_NETFILTER:
 		return pass(PASS_CONNTRACK);
-	case PASS_BY:
+	case BYPASS:
 		if (unlikely(found.fe && asks_endpoint(m, s))) {
 			m->pair.flow.backend = 0;
 			found.choice.backend = &m->asked;
@@ -237,7 +233,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 			   dsr_possible(&m->packet);
 		/* With DSR it may have begun at another node, or have lost its flow here. */
 		if (!with_dsr && !packet_begins(&m->packet))
-			return SERVE_STRAY;
+			return WITHOUT_FLOW;
 		break;
 	}
 	return serve_new(skb, m, &found, hook, with_dsr, s);

@@ -67,18 +67,18 @@ static __always_inline int handle_first(struct __sk_buff *skb, const struct pack
 		return serve_dsr(skb, s);
 	if (hook == FROM_NETWORK && unlikely(syn_is_left(p))) {
 		ret = serve_challenge(skb);
-		if (ret != SERVE_NOT_MINE)
+		if (ret != GO_ON)
 			return ret;
 	}
 	if (p->tuple.proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER)) {
 		ret = serve_tftp_answer(skb, s, hook);
-		if (ret != SERVE_NOT_MINE)
+		if (ret != GO_ON)
 			return ret;
 	}
 	if (hook == EGRESS)
 		return serve_egress(skb, s);
 	ret = serve(skb, s, hook);
-	return ret == SERVE_STRAY ? serve_stray(skb, hook) : ret;
+	return ret == WITHOUT_FLOW ? serve_without_flow(skb, hook) : ret;
 }
 
 /* Handles a packet of these programs' business. */
@@ -92,14 +92,12 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 	__u32 device = hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook);
 	enum flow_miss miss = flow_find(skb, p, s, device, &f);
 
-	if (dsr && hook == FROM_NETWORK && miss == MISS_NONE && dsr_follow(m))
-		miss = flow_find(skb, p, s, device, &f);
-	if (dsr && hook == FROM_NETWORK && miss == FLOW_FOUND && dsr_endpoint_differs(m, f))
-		miss = MISS_STALE;
+	if (dsr && hook == FROM_NETWORK)
+		miss = dsr_find(skb, m, s, miss, &f);
 	if (dsr && hook == FROM_NETWORK && miss == MISS_DSR) {
 		p->flags |= PACKET_STATELESS;
 		ret = serve(skb, s, hook);
-		if (ret != SERVE_STRAY)
+		if (ret != WITHOUT_FLOW)
 			return ret;
 	}
 	switch (miss) {
@@ -150,15 +148,9 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l
 	if (unlikely(p->flags & PACKET_NO_L4) && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
 	if (dsr && hook == FROM_NETWORK) {
-		ret = 0;
-		if (unlikely(p->flags & PACKET_DSR))
-			ret = dsr_receive(skb);
-		else if (unlikely(gue_possible(p)))
-			ret = dsr_receive_gue(skb);
-		if (ret == DSR_PROBED)
-			return dsr_answer_probe(skb);
-		if (ret)
-			return drop(ret);
+		ret = dsr_unwrap(skb, m);
+		if (ret != GO_ON)
+			return ret;
 	}
 	if (!(p->flags & PACKET_TRANSLATED) && !filter_passes(p))
 		return pass(PASS_OTHER);
@@ -172,8 +164,8 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l
 		return NEXT;
 	p->time = now();
 	ret = handle_packet(skb, m, s, hook);
-	if (unlikely(ret == SERVE_NO_ROUTE))
-		return drop_reported(s, 0, DROP_NO_ROUTE, REPORT_FLOW);
+	if (unlikely(ret == DROP))
+		return drop_reported(s, 0, m->drop, REPORT_FLOW);
 	return ret;
 }
 

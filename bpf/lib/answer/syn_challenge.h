@@ -29,7 +29,7 @@ __noinline int serve_challenge(struct __sk_buff *skb)
 		return NEXT;
 	p = &m->packet;
 	if (!syn_cookie_valid(p, p->ack))
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	p->ttl = 64; /* of the answer */
 	next_hop_route(skb, p, &p->tuple.daddr, &p->tuple.saddr, &m->next_hop);
 	if (m->next_hop.kind != NEXT_HOP_NEIGH && m->next_hop.kind != NEXT_HOP_STACK)

@@ -91,7 +91,7 @@ static __always_inline int gue_add_v6(struct __sk_buff *skb, const struct packet
 
 /*
  * Puts the packet in scratch memory into a datagram. The packet has the endpoint's address by now.
- * Returns 0, or the verdict to drop it. An IPsec policy may select the datagram, as with SNAT.
+ * Returns GO_ON or DROP. An IPsec policy may select the datagram, as with SNAT.
  */
 __noinline int gue_add(struct __sk_buff *skb)
 {
@@ -103,19 +103,19 @@ __noinline int gue_add(struct __sk_buff *skb)
 	int ret;
 
 	if (!m || !s)
-		return DROP_REWRITE;
+		return DROP;
 	family = m->packet.tuple.family;
 	endpoint = &m->pair.flow.daddr;
 	if (node_addr(&node, m->next_hop.ifindex, family, s))
-		return DROP_NO_SNAT_ADDR;
+		return drop_for(m, DROP_NO_SNAT_ADDR);
 	if (xfrm_selects(s, &node, endpoint, family))
-		return DROP_XFRM;
+		return drop_for(m, DROP_XFRM);
 	tag = dsr_tag_packet(m);
 	if (family == FAMILY_V4)
 		ret = gue_add_v4(skb, &m->packet, &m->dsr.header.gue_v4, &node, endpoint, tag);
 	else
 		ret = gue_add_v6(skb, &m->packet, &m->dsr.header.gue_v6, &node, endpoint, tag);
-	return ret ? DROP_REWRITE : 0;
+	return ret ? drop_for(m, DROP_REWRITE) : GO_ON;
 }
 
 /* May this be such a datagram? */

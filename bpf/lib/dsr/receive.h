@@ -1,19 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/*
- * Direct server return (DSR): an endpoint on another node gets the client's own address,
- * and its node answers the client, without the node that received the connection.
- *
- *   receiving node   client -> service    becomes  client -> endpoint, with an option: a SYN, or
- *                                                  a datagram (dsr_names_service)
- *   endpoint's node  client -> endpoint   belongs to the flow  client -> service
- *                    endpoint -> client   becomes  service -> client
- *
- * The receiving node sees one direction. It cannot tell an honest client from a forged one, so its
- * flows stay unconfirmed (flow/unconfirmed.h), and a flood may delete them. The Service therefore
- * chooses by a table (SERVICE_MAGLEV): the connection's next packet leads to the same endpoint,
- * also at another node. The endpoint's node has the flow as if the packets had arrived there. It
- * sees both directions, and so the state, counters and events are there.
- */
+/* DSR at the node of an endpoint: packets that another node has received. See dsr.h. */
 #ifndef SPILLWAY_DSR_RECEIVE_H
 #define SPILLWAY_DSR_RECEIVE_H
 
@@ -45,24 +31,26 @@ static __always_inline bool dsr_is_probe(const struct tuple *t)
 
 /*
  * Parses a packet whose option was removed, or a probe. t is its tuple at the node that received
- * it. Returns 0, or the packet's verdict.
+ * it. Returns GO_ON, DROP or ANSWER_PROBE.
  */
-static __always_inline int dsr_received(struct __sk_buff *skb, struct packet *p, __u32 l3_off,
-					const struct tuple *t)
+static __always_inline enum step dsr_received(struct __sk_buff *skb, struct scratch *m,
+					      __u32 l3_off, const struct tuple *t)
 {
+	struct packet *p = &m->packet;
+
 	if (parse_at(skb, p, l3_off) != PARSE_OK)
-		return DROP_REWRITE;
+		return drop_for(m, DROP_REWRITE);
 	if (dsr_is_probe(t))
-		return DSR_PROBED;
+		return ANSWER_PROBE;
 	p->tuple = *t;
 	p->flags |= PACKET_DSR | PACKET_TRANSLATED;
-	return 0;
+	return GO_ON;
 }
 
 /*
  * Reads and removes the option of a packet for an endpoint of this node. The packet in scratch
  * memory then has the tuple that it had at the receiving node, and PACKET_TRANSLATED. A packet for
- * an endpoint elsewhere stays as it is. Returns 0, DSR_PROBED, or the verdict to drop it.
+ * an endpoint elsewhere stays as it is. Returns GO_ON, DROP or ANSWER_PROBE.
  */
 __noinline int dsr_receive(struct __sk_buff *skb)
 {
@@ -72,25 +60,25 @@ __noinline int dsr_receive(struct __sk_buff *skb)
 	__u64 tag;
 
 	if (!m)
-		return DROP_REWRITE;
+		return DROP;
 	p = &m->packet;
 	if (!is_for_here(&p->tuple))
-		return 0;
+		return GO_ON;
 	t = p->tuple;
 	if (t.family == FAMILY_V4) {
 		if (load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv4)))
-			return DROP_REWRITE;
+			return drop_for(m, DROP_REWRITE);
 		tag = dsr_read(&m->dsr.header.v4.option, &t, &m->dsr.claim);
 	} else {
 		if (load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv6)))
-			return DROP_REWRITE;
+			return drop_for(m, DROP_REWRITE);
 		tag = dsr_read(&m->dsr.header.v6.option, &t, &m->dsr.claim);
 	}
 	if (p->flags & PACKET_NO_L4 || !dsr_valid(&m->dsr.claim, tag))
-		return DROP_DSR;
+		return drop_for(m, DROP_DSR);
 	if (dsr_remove(skb, p, &m->dsr.header))
-		return DROP_REWRITE;
-	return dsr_received(skb, p, p->l3_off, &t);
+		return drop_for(m, DROP_REWRITE);
+	return dsr_received(skb, m, p->l3_off, &t);
 }
 
 /*
@@ -109,26 +97,26 @@ __noinline int dsr_receive_gue(struct __sk_buff *skb)
 	__u64 tag;
 
 	if (!m)
-		return DROP_REWRITE;
+		return DROP;
 	p = &m->packet;
 	if (!is_for_here(&p->tuple))
-		return 0;
+		return GO_ON;
 	option = gue_load(skb, p, &m->dsr.header);
 	if (!option)
-		return 0;
+		return GO_ON;
 	endpoint = p->tuple.daddr;
 	l3_off = p->l3_off;
 	if (parse_at(skb, p, l3_off + gue_room(p->tuple.family)) != PARSE_OK ||
 	    p->flags & (PACKET_NO_L4 | PACKET_FIRST_FRAGMENT | PACKET_ICMP_ERROR | PACKET_DSR) ||
 	    !addr_equal(&p->tuple.daddr, &endpoint))
-		return DROP_DSR;
+		return drop_for(m, DROP_DSR);
 	t = p->tuple;
 	tag = dsr_read(option, &t, &m->dsr.claim);
 	if (!dsr_valid(&m->dsr.claim, tag))
-		return DROP_DSR;
+		return drop_for(m, DROP_DSR);
 	if (!dsr_is_probe(&t) && gue_remove(skb, t.family))
-		return DROP_REWRITE;
-	return dsr_received(skb, p, l3_off, &t);
+		return drop_for(m, DROP_REWRITE);
+	return dsr_received(skb, m, l3_off, &t);
 }
 
 /*
@@ -182,6 +170,23 @@ __noinline int dsr_answer_probe(struct __sk_buff *skb)
 }
 
 /*
+ * Takes from a packet what the node that received it first has added. Returns GO_ON, or the TC
+ * action of a packet that ends here.
+ */
+static __always_inline int dsr_unwrap(struct __sk_buff *skb, struct scratch *m)
+{
+	enum step step = GO_ON;
+
+	if (unlikely(m->packet.flags & PACKET_DSR))
+		step = dsr_receive(skb);
+	else if (unlikely(gue_possible(&m->packet)))
+		step = dsr_receive_gue(skb);
+	if (step == ANSWER_PROBE)
+		return dsr_answer_probe(skb);
+	return step == DROP ? drop(m->drop) : GO_ON;
+}
+
+/*
  * Finds the flow of a later packet, which has no option: it goes to an endpoint whose answers to
  * this client have another source. Changes the tuple as dsr_receive does. Returns 1 if it did.
  */
@@ -232,6 +237,16 @@ static __always_inline bool dsr_endpoint_differs(const struct scratch *m, const 
 	       !(addr_equal(&f->daddr, &c->endpoint) && f->dport == c->endpoint_port);
 }
 
+/* Completes the lookup of a packet's flow, whose result so far is miss. */
+static __always_inline enum flow_miss dsr_find(struct __sk_buff *skb, struct scratch *m,
+					       struct settings *s, enum flow_miss miss,
+					       struct flow **f)
+{
+	if (miss == MISS_NONE && dsr_follow(m))
+		miss = flow_find(skb, &m->packet, s, hook_device(skb, FROM_NETWORK), f);
+	return miss == FLOW_FOUND && dsr_endpoint_differs(m, *f) ? MISS_STALE : miss;
+}
+
 /*
  * Creates the flow of a packet with an option. One that is no SYN belongs to a connection that this
  * node does not know: it was lost here, or ended. The endpoint answers, with data or an RST.
@@ -240,7 +255,6 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 {
 	struct scratch *m = get_scratch();
 	struct backend b = {};
-	enum verdict verdict;
 	struct flow *f;
 
 	if (!m || !s)
@@ -256,20 +270,17 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 	f->backend = 0;
 	f->helper = HELPER_NONE;
 	f->end = END_UNKNOWN;
-	verdict = flow_plan(skb, m, &b, FROM_NETWORK, false, s);
-	if (verdict == FLOW_CREATED)
-		verdict = xfrm_plan(s, &m->packet, f);
-	if (verdict != FLOW_CREATED)
-		return drop_reported(s, f->service, verdict, REPORT_PLANNED);
+	/* No REFUSE: the endpoint is on this node. */
+	if (flow_plan(skb, m, &b, FROM_NETWORK, false, s) == DROP || xfrm_plan(s, m) == DROP)
+		return drop_reported(s, f->service, m->drop, REPORT_PLANNED);
 	f->flags |= FLOW_DSR;
 	if (packet_begins(&m->packet))
 		flow_record_first(skb, m);
 	else
 		f->state = FLOW_ESTABLISHED;
 	report_plan(s, f);
-	verdict = flow_create(skb, &m->packet.tuple, &m->pair, SOURCE_PORT_EXACT, false, s);
-	if (verdict != FLOW_CREATED)
-		return drop_reported(s, f->service, verdict, REPORT_PLANNED);
+	if (flow_create(skb, m, SOURCE_PORT_EXACT, false, s) == DROP)
+		return drop_reported(s, f->service, m->drop, REPORT_PLANNED);
 	report_opened(skb, s, &m->pair, false);
 	return flow_forward(skb, m, FROM_NETWORK, NULL);
 }

@@ -52,29 +52,29 @@ static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct p
 }
 
 /*
- * Tells the endpoint's node which Service a packet is for, if that node may not know it. Returns 0,
- * or the verdict to drop the packet. Fragments travel as they are.
+ * Tells the endpoint's node which Service a packet is for, if that node may not know it. Returns
+ * GO_ON or DROP. Fragments travel as they are.
  */
-static __always_inline int dsr_name_service(struct __sk_buff *skb, struct scratch *m,
-					    const struct flow *entry)
+static __always_inline enum step dsr_name_service(struct __sk_buff *skb, struct scratch *m,
+						  const struct flow *entry)
 {
 	const struct packet *p = &m->packet;
 	const struct next_hop *hop = &m->next_hop;
 	bool first = !is_fragment(p) && (!entry || dsr_names_service(p));
-	int ret = 0;
+	enum step step;
 
 	if (hop->by_gue) {
-		ret = gue_add(skb);
-		if (!ret)
+		step = gue_add(skb);
+		if (step == GO_ON)
 			count(DSR_ENCAPSULATED);
 	} else if (first && dsr_fits(skb, p, hop)) {
-		ret = dsr_add(skb) ? DROP_REWRITE : 0;
+		step = dsr_add(skb) ? drop_for(m, DROP_REWRITE) : GO_ON;
 	} else {
-		return 0;
+		return GO_ON;
 	}
-	if (first && !ret)
+	if (first && step == GO_ON)
 		count(DSR_ANNOUNCED);
-	return ret;
+	return step;
 }
 
 /*

@@ -348,14 +348,16 @@ __noinline int flow_store(const struct tuple *key)
 }
 
 /*
- * Stores the flow pair->flow under key. Its sport is the client's, and changes if source is
- * SOURCE_PORT_RANDOM or another flow to the endpoint has it. On success, returns
- * FLOW_CREATED, and pair->flow is the entry in the map. remote: dsr_remote.
+ * Stores pair.flow under the tuple of the packet. Its sport is the client's, and changes if source
+ * is SOURCE_PORT_RANDOM or another flow to the endpoint has it. Returns DROP, or GO_ON, and
+ * pair.flow is then the entry in the map. remote: dsr_remote.
  */
-static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tuple *key,
-						struct flow_pair *pair, enum source_port source,
-						bool remote, struct settings *s)
+static __always_inline enum step flow_create(struct __sk_buff *skb, struct scratch *m,
+					     enum source_port source, bool remote,
+					     struct settings *s)
 {
+	struct tuple *key = &m->packet.tuple;
+	struct flow_pair *pair = &m->pair;
 	struct flow *f = &pair->flow, *other;
 
 	f->slot = unconfirmed_admit(key, f->seen, remote);
@@ -365,28 +367,28 @@ static __always_inline enum verdict flow_create(struct __sk_buff *skb, struct tu
 	pair->victim_rank = 0;
 	pair->exact = source == SOURCE_PORT_EXACT;
 	if (reply_search(skb, key, s, source))
-		return DROP_SNAT_PORTS;
+		return drop_for(m, DROP_SNAT_PORTS);
 	f->sport = pair->reply_key.dport;
 	if (!flow_store(key)) {
 		flow_protect(key);
 		if (!reply_kept(pair)) {
 			flow_delete_entry(key, f->slot);
-			return DROP_SNAT_PORTS;
+			return drop_for(m, DROP_SNAT_PORTS);
 		}
 		count(FLOW_CREATED);
 		if (f->flags & FLOW_STACK)
 			feature_mark(FEATURE_STACK_FLOW);
 		if (f->flags & FLOW_SNAT)
 			feature_mark(FEATURE_SNAT);
-		return FLOW_CREATED;
+		return GO_ON;
 	}
 	/* Another CPU has stored the flow of the same first packet. That flow counts. */
 	flow_delete_entry(&pair->reply_key, f->slot);
 	other = bpf_map_lookup_elem(&flows, key);
 	if (!other)
-		return DROP_FLOW_TABLE;
+		return drop_for(m, DROP_FLOW_TABLE);
 	*f = *other;
-	return FLOW_CREATED;
+	return GO_ON;
 }
 
 #endif

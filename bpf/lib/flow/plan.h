@@ -43,19 +43,19 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
  * stack sees the endpoint's address. And the stack cannot forward a packet whose source is
  * the node's own address.
  */
-static __always_inline enum verdict xfrm_plan(const struct settings *s, const struct packet *p,
-					      struct flow *f)
+static __always_inline enum step xfrm_plan(const struct settings *s, struct scratch *m)
 {
-	__u8 family = p->tuple.family;
+	const struct tuple *t = &m->packet.tuple;
+	struct flow *f = &m->pair.flow;
 
-	if (xfrm_selects(s, &p->tuple.saddr, &p->tuple.daddr, family))
-		return DROP_XFRM;
-	if (!xfrm_selects(s, &f->saddr, &f->daddr, family))
-		return FLOW_CREATED;
+	if (xfrm_selects(s, &t->saddr, &t->daddr, t->family))
+		return drop_for(m, DROP_XFRM);
+	if (!xfrm_selects(s, &f->saddr, &f->daddr, t->family))
+		return GO_ON;
 	if (f->flags & FLOW_SNAT)
-		return DROP_XFRM;
+		return drop_for(m, DROP_XFRM);
 	f->flags |= FLOW_STACK;
-	return FLOW_CREATED;
+	return GO_ON;
 }
 
 /* Stores the first packet's sequence number and TCP state in the new flow. */
@@ -74,10 +74,11 @@ static __always_inline void flow_record_first(struct __sk_buff *skb, struct scra
  * Fills the flow towards an endpoint. Replaces the source address where the replies would
  * not come back through this node: the endpoint and the client are on other machines, or
  * the endpoint is the client. With DSR, the replies go to the client without this node.
+ * Returns GO_ON, DROP or REFUSE.
  */
-static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scratch *m,
-					      const struct backend *b, enum hook hook,
-					      bool with_dsr, const struct settings *s)
+static __always_inline enum step flow_plan(struct __sk_buff *skb, struct scratch *m,
+					   const struct backend *b, enum hook hook, bool with_dsr,
+					   const struct settings *s)
 {
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
@@ -100,7 +101,7 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 		next_hop_route(skb, p, &p->tuple.saddr, &b->addr, &m->next_hop);
 		/* There is no flow without a next hop: its source address is unknown. */
 		if (next_hop_unusable(&m->next_hop))
-			return DROP_NO_ROUTE;
+			return REFUSE;
 		/*
 		 * A device that is not external: the endpoint is a pod of this node,
 		 * although its EndpointSlice names another.
@@ -111,20 +112,20 @@ static __always_inline enum verdict flow_plan(struct __sk_buff *skb, struct scra
 	f->flags = (on_this_node ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_REVERSE_TO_POD : 0);
 	if (with_dsr && !on_this_node) {
 		f->flags |= FLOW_DSR;
-		return FLOW_CREATED;
+		return GO_ON;
 	}
 	if (b->flags & BACKEND_WATCHED && p->tuple.proto == IPPROTO_TCP)
 		f->flags |= FLOW_WATCHED;
 	if (!hairpin && needs_stack(p, b, on_this_node, hook, s)) {
 		f->flags |= FLOW_STACK;
-		return FLOW_CREATED;
+		return GO_ON;
 	}
 	if (!hairpin && !(s->flags & SETTING_MASQUERADE_ALL) && (on_this_node || hook == FROM_POD))
-		return FLOW_CREATED;
+		return GO_ON;
 	f->flags |= FLOW_SNAT;
 	if (node_addr(&f->saddr, on_this_node ? 0 : m->next_hop.ifindex, p->tuple.family, s))
-		return DROP_NO_SNAT_ADDR;
-	return FLOW_CREATED;
+		return drop_for(m, DROP_NO_SNAT_ADDR);
+	return GO_ON;
 }
 
 /* The source port of a new flow. */

@@ -12,7 +12,7 @@
  * Otherwise the client gets the answer of a host without the connection (RFC 9293,
  * 3.10.7.1).
  */
-__noinline int serve_stray(struct __sk_buff *skb, enum hook hook)
+__noinline int serve_without_flow(struct __sk_buff *skb, enum hook hook)
 {
 	struct scratch *m = get_scratch();
 	struct settings *s = get_settings();

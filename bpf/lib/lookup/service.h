@@ -3,7 +3,7 @@
 #ifndef SPILLWAY_LOOKUP_SERVICE_H
 #define SPILLWAY_LOOKUP_SERVICE_H
 
-#include "../base.h"
+#include "../hook.h"
 
 static __always_inline struct frontend *frontend_exact(const struct addr *addr, __be16 port,
 						       __u8 proto, __u8 family)
@@ -110,15 +110,19 @@ static __always_inline bool is_service(const struct frontend *fe)
 	return fe && !(fe->flags & FRONTEND_ENDPOINT);
 }
 
-/*
- * Does a Service drop the packets of this client? Returns the verdict, or PASS_OTHER: it does not.
- */
-static __always_inline enum verdict service_drops(const struct frontend *fe, const struct tuple *t,
-						  __u8 route)
+/* Checks whether a Service drops the packets of this client. Returns GO_ON, or DROP and *drop. */
+static __always_inline enum step service_check(const struct frontend *fe, const struct tuple *t,
+					       __u8 route, enum verdict *drop)
 {
-	if (fe->flags & FRONTEND_RANGES && !service_allows(fe->service, &t->saddr, t->family))
-		return DROP_SOURCE_RANGE;
-	return route == ROUTE_DROP ? DROP_POLICY_LOCAL : PASS_OTHER;
+	if (fe->flags & FRONTEND_RANGES && !service_allows(fe->service, &t->saddr, t->family)) {
+		*drop = DROP_SOURCE_RANGE;
+		return DROP;
+	}
+	if (route == ROUTE_DROP) {
+		*drop = DROP_POLICY_LOCAL;
+		return DROP;
+	}
+	return GO_ON;
 }
 
 /* Is this the address of a pod or of another node? */

@@ -46,7 +46,7 @@ __noinline int untracked_may_bypass(const struct packet *p, enum hook hook)
 }
 
 /*
- * Forwards a packet unchanged, past netfilter, and stores nothing. Returns SERVE_NOT_MINE
+ * Forwards a packet unchanged, past netfilter, and stores nothing. Returns GO_ON
  * where the stack must handle it.
  */
 static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratch *m,
@@ -58,14 +58,14 @@ static __always_inline int bypass_netfilter(struct __sk_buff *skb, struct scratc
 	next_hop_find(skb, p, &t->saddr, &t->daddr, &m->next_hop);
 	if (m->next_hop.kind != NEXT_HOP_POD &&
 	    (hook == FROM_NETWORK || m->next_hop.kind != NEXT_HOP_NEIGH))
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	/*
 	 * This must lead to the network. A pod of this node that the agent does not know
 	 * yet may need netfilter.
 	 */
 	if (m->next_hop.kind == NEXT_HOP_NEIGH &&
 	    !bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex))
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT))
 		fragment_remember(p);
 	if (m->next_hop.kind == NEXT_HOP_NEIGH && nat_decrement_ttl(skb, p))
@@ -117,7 +117,7 @@ static __always_inline int serve_bypass(struct __sk_buff *skb, struct scratch *m
 	if (xfrm_selects(s, &t->saddr, &t->daddr, t->family))
 		return pass(PASS_OTHER);
 	ret = bypass_netfilter(skb, m, hook, verdict);
-	if (ret == SERVE_NOT_MINE)
+	if (ret == GO_ON)
 		return pass(PASS_OTHER);
 	if (to_tftp && verdict == PASSED_DIRECT)
 		tftp_expect_own(

@@ -11,7 +11,7 @@
 /*
  * Changes the source port of a packet of the stack if a flow uses its tuple. MASQUERADE and
  * the sockets of the node choose ports without looking up flows, and the flow would get the
- * replies. Replies are translated back to the old port. Returns SERVE_NOT_MINE if no flow
+ * replies. Replies are translated back to the old port. Returns GO_ON if no flow
  * uses the tuple.
  */
 __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
@@ -21,7 +21,7 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 	struct tuple *t;
 
 	if (!m || !s)
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	t = &m->packet.tuple;
 	tuple_mirror(&m->pair.reply_key, t);
 	holder = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
@@ -29,12 +29,12 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 		holder = request_at(&m->pair.reply_key, &m->pair.holder_key);
 	if (!holder || (holder->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
 	    flow_dead(holder, t->proto, s, now()))
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	flow_identity(&m->pair.flow, t, FLOW_SNAT | FLOW_STACK, HELPER_NODE, t->dport);
 	m->pair.ports = PORTS_SNAT;
 	flow_record_first(skb, m);
 	feature_mark(FEATURE_NODE_HELPER);
-	if (flow_create(skb, t, &m->pair, SOURCE_PORT_RANDOM, false, s) != FLOW_CREATED)
+	if (flow_create(skb, m, SOURCE_PORT_RANDOM, false, s) == DROP)
 		return drop(DROP_SNAT_PORTS);
 	count(PORT_CHANGED);
 	return flow_forward(skb, m, EGRESS, NULL);
@@ -74,7 +74,7 @@ __noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
 		return drop(DROP_REJECTED_SILENT);
 	if (feature_seen(FEATURE_SNAT) && packet_begins(&m->packet)) {
 		ret = serve_port_conflict(skb, s);
-		if (ret != SERVE_NOT_MINE)
+		if (ret != GO_ON)
 			return ret;
 	}
 	if (t->proto == IPPROTO_UDP && feature_seen(FEATURE_NODE_HELPER)) {

@@ -11,8 +11,8 @@
 #include "redirect.h"
 
 /*
- * Answers a packet whose next hop is unusable, or returns SERVE_NO_ROUTE: a report needs more
- * stack than there is here.
+ * Answers a packet whose next hop is unusable, or returns DROP: a report needs more stack than
+ * there is here.
  */
 __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 {
@@ -24,7 +24,7 @@ __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 		return answer_too_big(skb, &m->packet, &m->answer, m->next_hop.mtu);
 	if (m->next_hop.kind == NEXT_HOP_TTL_EXCEEDED)
 		return answer_ttl(skb, &m->packet, &m->answer, s);
-	return SERVE_NO_ROUTE;
+	return drop_for(m, DROP_NO_ROUTE);
 }
 
 /*
@@ -117,7 +117,6 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	struct flow *f = &m->pair.flow;
 	struct packet *p = &m->packet;
 	struct next_hop *hop = &m->next_hop;
-	int ret;
 
 	/* That of a translated packet is remembered: dsr_follow. */
 	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT) && !(p->flags & PACKET_TRANSLATED))
@@ -143,11 +142,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (nat_rewrite(skb, p, f, hop->kind == NEXT_HOP_NEIGH) ||
 	    (hop->kind == NEXT_HOP_STACK && hook == FROM_POD && frame_for_node(skb, p)))
 		return drop(DROP_REWRITE);
-	if (dsr_remote(f)) {
-		ret = dsr_name_service(skb, m, entry);
-		if (ret)
-			return drop(ret);
-	}
+	if (dsr_remote(f) && dsr_name_service(skb, m, entry) == DROP)
+		return drop(m->drop);
 	return redirect_packet(skb, p, hop, TRANSLATED_DIRECT);
 }
 

@@ -244,7 +244,7 @@ __noinline int report_transfer(struct __sk_buff *skb, struct flow *request, __u3
 
 /*
  * Handles a datagram of no flow if it answers a request, from the requested port or from a
- * port of the server's choice. Returns SERVE_NOT_MINE if it answers none.
+ * port of the server's choice. Returns GO_ON if it answers none.
  */
 __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum hook hook)
 {
@@ -255,18 +255,18 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 	bool bypass, first;
 
 	if (!m || !s)
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	p = &m->packet;
 	f = &m->pair.flow;
 	if (hook != EGRESS && source_device(&p->tuple) != hook_device(skb, hook))
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	request = tftp_request(&p->tuple, &m->pair.reply_key, s, time);
 	if (!request || !p->tuple.sport)
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	if (p->tuple.sport == request->helper_port) {
 		/* An answer from the requested port adds no entries. */
 		if (request->helper != HELPER_REQUEST || !flow_applies(request, hook))
-			return SERVE_NOT_MINE;
+			return GO_ON;
 		request->seen = time;
 		flow_refresh_reverse(request, &m->pair.reply_key, time);
 		if (request->state == FLOW_NEW)
@@ -276,7 +276,7 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 	}
 	bypass = tftp_answer_may_bypass(skb, m, request, hook);
 	if (!bypass && !flow_applies(request, hook))
-		return SERVE_NOT_MINE;
+		return GO_ON;
 	/*
 	 * Count once, on the node that translates the request, and not where it is only
 	 * forwarded.

@@ -58,22 +58,20 @@ static __always_inline int xdp_first(struct xdp_md *ctx, struct scratch *m, stru
 {
 	const struct packet *p = &m->packet;
 	const struct tuple *t = &p->tuple;
+	enum verdict drop = DROP_SOURCE;
 	struct frontend *fe;
-	enum verdict verdict;
 
 	if (p->time - s->agent_seen > SYN_AGENT_SECONDS)
 		return XDP_PASS;
 	fe = frontend_lookup(&t->daddr, t->dport, t->proto, t->family).fe;
 	if (!is_service(fe))
 		return XDP_PASS;
-	verdict = source_belongs(t, 0) ? service_drops(fe, t, fe->external_route) : DROP_SOURCE;
-	if (verdict && s->flags & SETTING_ASK_CONNTRACK)
+	if (source_belongs(t, 0) && service_check(fe, t, fe->external_route, &drop) == GO_ON)
+		return syn_filter(ctx, p, fe->service);
+	if (s->flags & SETTING_ASK_CONNTRACK)
 		return XDP_PASS;
-	if (verdict) {
-		drop_reported(s, fe->service, verdict, REPORT_PACKET);
-		return XDP_DROP;
-	}
-	return syn_filter(ctx, p, fe->service);
+	drop_reported(s, fe->service, drop, REPORT_PACKET);
+	return XDP_DROP;
 }
 
 static __always_inline int xdp_handle(struct xdp_md *ctx)
