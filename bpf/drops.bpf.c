@@ -303,7 +303,7 @@ static __always_inline void report(void *ctx, struct sk_buff *skb, __u64 locatio
 		return;
 	count(DROPS_MATCHED);
 	count_reason(reason);
-	if (limited(d))
+	if (count_limited(d))
 		return;
 	if (was_invalid(skb))
 		d->flags |= DROP_INVALID;
@@ -352,7 +352,7 @@ int BPF_PROG(consume_skb, struct sk_buff *skb)
 	d->reason = listen_reason;
 	d->path = PATH_SYN;
 	find_place(d, skb);
-	if (!d->iif || !wanted(d) || !syn_within_rate(d->time))
+	if (!d->iif || !wanted(d) || !syn_rate_take(d->time))
 		return 0;
 	d->length = BPF_CORE_READ(skb, len);
 	bpf_ringbuf_output(&told, d, sizeof(*d), 0);

@@ -56,7 +56,7 @@ struct scratch {
 			struct dsr_claim claim;
 			union dsr_header header;
 		} dsr;
-		struct backend asked; /* see asks_endpoint */
+		struct backend own; /* plan_own_connection */
 	};
 	enum verdict drop; /* with DROP of enum step */
 };

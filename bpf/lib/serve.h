@@ -27,7 +27,7 @@ enum decision {
 /* What the lookups of a packet of no flow have found. */
 struct found {
 	struct frontend *fe; /* NULL: none */
-	bool by_socket;	     /* see asked_by_socket */
+	bool by_socket;	     /* see find_socket_service */
 	bool from_endpoint;
 	enum verdict drop;	      /* for DROPPED */
 	struct backend_choice choice; /* for CHOSEN */
@@ -72,7 +72,7 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 
 	/* A TCP socket stays with an endpoint that any Service has. */
 	if (hook == FROM_POD && (!match.fe || (t->proto == IPPROTO_UDP && !is_service(match.fe))))
-		asked_by_socket(skb, p, &asked);
+		find_socket_service(skb, p, &asked);
 	/* While the programs drain, they have no Services, and another proxy may have this one. */
 	if (asked.gone && !(s->flags & SETTING_DRAINS))
 		return source_belongs(t, hook_device(skb, hook)) ? NO_SERVICE : FORGED;
@@ -99,12 +99,12 @@ static __noinline bool has_syn_filter(__u32 service)
 }
 
 /*
- * Must a connection with an endpoint's own address get a flow, although its destination stays? It
- * must if a Service's flow has its reply tuple: then it gets another source port, or the Service's
- * address would be put into its replies. Not with DSR: later packets of the two
- * connections look alike. Fills m->asked.
+ * Plans a flow for a client's own connection to an endpoint's address, although its destination
+ * stays. It needs one if a Service's flow has its reply tuple: then it gets another source port, or
+ * the Service's address would be put into its replies. Not with DSR: later packets of the two
+ * connections look alike. Returns true, and fills m->own, if it needs one.
  */
-static __always_inline bool asks_endpoint(struct scratch *m, const struct settings *s)
+static __always_inline bool plan_own_connection(struct scratch *m, const struct settings *s)
 {
 	const struct tuple *t = &m->packet.tuple;
 	struct flow *f;
@@ -116,8 +116,8 @@ static __always_inline bool asks_endpoint(struct scratch *m, const struct settin
 	if (!f || (f->flags & (FLOW_REPLY | FLOW_DSR)) != FLOW_REPLY ||
 	    flow_may_be_over(f, t->proto) || !is_for_here(t))
 		return false;
-	backend_here(&m->asked, &t->daddr, t->dport, t->family);
-	m->asked.service = 0;
+	backend_here(&m->own, &t->daddr, t->dport, t->family);
+	m->own.service = 0;
 	return true;
 }
 
@@ -202,9 +202,9 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 	case TO_NETFILTER:
 		return pass(PASS_CONNTRACK);
 	case BYPASS:
-		if (unlikely(found.fe && asks_endpoint(m, s))) {
+		if (unlikely(found.fe && plan_own_connection(m, s))) {
 			m->pair.flow.backend = 0;
-			found.choice.backend = &m->asked;
+			found.choice.backend = &m->own;
 			break;
 		}
 		return serve_bypass(skb, m, s, hook, found.fe, found.from_endpoint);
@@ -229,8 +229,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		    has_syn_filter(found.fe->service))
 			return drop_reported(s, found.fe->service, DROP_SYN_FORM, REPORT_PACKET);
 		m->pair.flow.backend = found.choice.id;
-		with_dsr = dsr && found.choice.dsr && hook == FROM_NETWORK &&
-			   dsr_possible(&m->packet);
+		with_dsr = dsr && found.choice.dsr && hook == FROM_NETWORK && dsr_plan(&m->packet);
 		/* With DSR it may have begun at another node, or have lost its flow here. */
 		if (!with_dsr && !packet_begins(&m->packet))
 			return WITHOUT_FLOW;

@@ -256,8 +256,11 @@ static __always_inline int answer_allowed(const struct packet *p)
 #define ICMP_BURST 6
 #define ICMP_BURST_ALL 50
 
-/* Takes one error from a key's bucket. The bucket gains one per interval, in nanoseconds. */
-static __always_inline int rate_allows(const struct addr_key *key, __u64 interval, __u32 burst)
+/*
+ * Takes one error from a key's bucket. Returns 0 if there is none. The bucket gains one per
+ * interval, in nanoseconds.
+ */
+static __always_inline int rate_take(const struct addr_key *key, __u64 interval, __u32 burst)
 {
 	struct icmp_rate *rate, first = { .time = bpf_ktime_get_coarse_ns() };
 
@@ -280,18 +283,19 @@ static __always_inline int rate_allows(const struct addr_key *key, __u64 interva
 }
 
 /*
- * May the node send one more ICMP error to this address? The limits are the node's own
+ * Takes one ICMP error to this address from the node's buckets. Returns 0 if there is none. The
+ * limits are the node's own
  * sysctls, applied as in inet_peer_xrlim_allow and icmp_global_allow (net/ipv4/inetpeer.c,
  * icmp.c). As in the kernel, "packet too big" is not limited.
  */
-static __always_inline int answer_within_rate(const struct packet *p, const struct settings *s)
+static __always_inline int answer_rate_take(const struct packet *p, const struct settings *s)
 {
 	struct addr_key key = { .addr = p->tuple.saddr, .family = p->tuple.family }, all = {};
 
-	return rate_allows(&key,
-			   p->tuple.family == FAMILY_V4 ? s->icmp_interval_v4 : s->icmp_interval_v6,
-			   ICMP_BURST) &&
-	       rate_allows(&all, s->icmp_interval_all, ICMP_BURST_ALL);
+	return rate_take(&key,
+			 p->tuple.family == FAMILY_V4 ? s->icmp_interval_v4 : s->icmp_interval_v6,
+			 ICMP_BURST) &&
+	       rate_take(&all, s->icmp_interval_all, ICMP_BURST_ALL);
 }
 
 /* Answers with an ICMP error. */
@@ -325,7 +329,7 @@ static __always_inline int answer_over_rate(void)
 static __always_inline int answer_unreachable(struct __sk_buff *skb, const struct packet *p,
 					      struct icmp_answer *a, const struct settings *s)
 {
-	if (!answer_within_rate(p, s))
+	if (!answer_rate_take(p, s))
 		return answer_over_rate();
 	if (p->tuple.family == FAMILY_V4)
 		return answer_icmp(skb, p, a,
@@ -350,7 +354,7 @@ static __always_inline int answer_too_big(struct __sk_buff *skb, const struct pa
 static __always_inline int answer_ttl(struct __sk_buff *skb, const struct packet *p,
 				      struct icmp_answer *a, const struct settings *s)
 {
-	if (!answer_within_rate(p, s))
+	if (!answer_rate_take(p, s))
 		return answer_over_rate();
 	if (p->tuple.family == FAMILY_V4)
 		return answer_icmp(

@@ -226,8 +226,11 @@ static __always_inline bool wanted(const struct drop *d)
 	       in_prefixes(d, pod_addresses, pod_addresses_count);
 }
 
-/* within limits a rate. Two CPUs that start a second at once exceed it a little. */
-static __always_inline bool within(__u32 which, __u32 most, __u64 time)
+/*
+ * window_take takes one from a rate, or returns false. Two CPUs that start a second at once exceed
+ * it a little.
+ */
+static __always_inline bool window_take(__u32 which, __u32 most, __u64 time)
 {
 	struct window *w = bpf_map_lookup_elem(&windows, &which);
 
@@ -241,14 +244,15 @@ static __always_inline bool within(__u32 which, __u32 most, __u64 time)
 }
 
 /* For each SYN the reader searches the listeners. */
-static __always_inline bool syn_within_rate(__u64 time)
+static __always_inline bool syn_rate_take(__u64 time)
 {
-	return within(1, 200, time);
+	return window_take(1, 200, time);
 }
 
-static __always_inline bool limited(const struct drop *d)
+/* count_limited returns true, and counts the drop, if it is beyond the rate. */
+static __always_inline bool count_limited(const struct drop *d)
 {
-	if (!rate || within(0, rate, d->time))
+	if (!rate || window_take(0, rate, d->time))
 		return false;
 	count(DROPS_LIMITED);
 	return true;

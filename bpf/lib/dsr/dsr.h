@@ -16,7 +16,7 @@
  *
  * Other rooms call these:
  *
- *   receiving node   dsr_possible     may a new flow have DSR?           send.h
+ *   receiving node   dsr_plan         has a new flow DSR?                send.h
  *                    dsr_begin        starts its state                   send.h
  *                    dsr_name_service adds the option, or encapsulates   send.h
  *   endpoint's node  dsr_unwrap       removes that, and answers probes   receive.h

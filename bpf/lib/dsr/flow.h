@@ -84,7 +84,7 @@ enum tcp_verdict {
 };
 
 /* Does a packet leave the state of such a flow as it is? */
-static __always_inline int dsr_unchanged(const struct flow *f, const struct packet *p)
+static __always_inline int dsr_is_unchanged(const struct flow *f, const struct packet *p)
 {
 	return f->state == FLOW_ESTABLISHED &&
 	       !(p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4));
@@ -132,7 +132,7 @@ static __always_inline enum tcp_verdict dsr_advance_syn(struct flow *f, const st
 		return TCP_RENEWS;
 	if (f->seen != p->time) {
 		count(DSR_UNANSWERED);
-		dsr_path_failed(f->backend, p->time);
+		dsr_path_count_failure(f->backend, p->time);
 		return TCP_RENEWS;
 	}
 	if (p->seq != f->tcp.isn) /* one of the two SYNs is forged: no ACK shows an answer */
@@ -165,7 +165,7 @@ static __always_inline enum tcp_verdict dsr_advance(struct flow *f, const struct
 		if (!dsr_shows_answer(f, p))
 			return TCP_IGNORED;
 		if (!(p->flags & PACKET_RST))
-			dsr_path_answered(f->backend, p->time);
+			dsr_path_count_answer(f->backend, p->time);
 		f->flags &= ~FLOW_TRACKED;
 	}
 	state = dsr_next_state(f, p);

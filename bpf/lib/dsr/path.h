@@ -26,10 +26,10 @@ static __always_inline bool dsr_path_works(__u32 backend, __u32 time)
 }
 
 /*
- * Notes that a client has got an answer of the endpoint. An answer outweighs one failure: an
+ * Counts that a client has got an answer of the endpoint. An answer outweighs one failure: an
  * attacker must send one packet for each failed client to make the path look healthy.
  */
-__noinline int dsr_path_answered(__u32 backend, __u32 time)
+__noinline int dsr_path_count_answer(__u32 backend, __u32 time)
 {
 	struct dsr_path *path = bpf_map_lookup_elem(&dsr_paths, &backend);
 	struct dsr_path first = { .answered = time };
@@ -42,8 +42,8 @@ __noinline int dsr_path_answered(__u32 backend, __u32 time)
 	return 0;
 }
 
-/* Notes that a client has repeated its SYN. */
-__noinline int dsr_path_failed(__u32 backend, __u32 time)
+/* Counts that a client has repeated its SYN. */
+__noinline int dsr_path_count_failure(__u32 backend, __u32 time)
 {
 	struct dsr_path *path = bpf_map_lookup_elem(&dsr_paths, &backend);
 	struct dsr_path first = { .failures = 1, .failed = time };

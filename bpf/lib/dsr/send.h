@@ -106,13 +106,14 @@ static __always_inline bool dsr_carries(const struct packet *p)
 }
 
 /*
- * Can the packet's new flow be one of DSR? The client must be outside the cluster: this node, or a
- * node or pod that the endpoint's node knows, would take the answer for a forged one. Another flow
- * of the client's port with the endpoint keeps it: the endpoint could not tell the two apart. A
- * path on which clients got no answers gets no SYN for a while. A SYN with data may have no room
- * for the option. A packet in the middle of a connection has no other way: it may get no flow.
+ * Plans whether the packet's new flow is one of DSR. Returns 1 if it is. The client must be outside
+ * the cluster: this node, or a node or pod that the endpoint's node knows, would take the answer
+ * for a forged one. Another flow of the client's port with the endpoint keeps it: the endpoint
+ * could not tell the two apart. A path on which clients got no answers gets no SYN for a while. A
+ * SYN with data may have no room for the option. A packet in the middle of a connection has no
+ * other way: it may get no flow, and then has PACKET_STATELESS.
  */
-__noinline int dsr_possible(struct packet *p)
+__noinline int dsr_plan(struct packet *p)
 {
 	struct flow_pair *pair = get_flow_pair();
 	struct dsr_encapsulation *how;

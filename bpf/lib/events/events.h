@@ -22,8 +22,9 @@ static __always_inline void event_count(enum event_count which)
 		*n += 1;
 }
 
-/* Takes one token of a Service. Two CPUs may both get the last one, which does no harm. */
-static __always_inline int event_within_rate(__u32 service, bool refusal)
+/* Takes one token of a Service, or returns 0. Two CPUs may both get the last one, which does no
+ * harm. */
+static __always_inline int event_rate_take(__u32 service, bool refusal)
 {
 	struct event_rate_key key = { .service = service, .refusals = refusal };
 	struct event_rate *rate, first = { .time = bpf_ktime_get_coarse_ns() };
@@ -48,11 +49,11 @@ static __always_inline int event_within_rate(__u32 service, bool refusal)
 	return 1;
 }
 
-/* May this flow, or this refusal, of a Service be reported? */
-__noinline int event_allowed(__u32 service, bool refusal)
+/* Decides whether this flow, or this refusal, of a Service is reported, and counts if not. */
+__noinline int event_take(__u32 service, bool refusal)
 {
 	if ((refusal || event_sample <= 1 || bpf_get_prandom_u32() % event_sample == 0) &&
-	    event_within_rate(service, refusal))
+	    event_rate_take(service, refusal))
 		return 1;
 	event_count(EVENTS_LEFT_OUT);
 	return 0;

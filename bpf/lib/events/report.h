@@ -105,7 +105,7 @@ __noinline int report_packet(struct __sk_buff *skb, struct flow *f)
 /* Decides whether the events of a new flow are reported. */
 static __always_inline void report_plan(const struct settings *s, struct flow *f)
 {
-	if (s->flags & SETTING_EVENTS_FLOWS && event_allowed(f->service, false))
+	if (s->flags & SETTING_EVENTS_FLOWS && event_take(f->service, false))
 		f->flags |= FLOW_REPORTED;
 }
 
@@ -311,7 +311,7 @@ __noinline int refusal_store(__u32 service, enum verdict verdict, enum report_so
 		service = f->service;
 	if (service_metrics && service)
 		service_count_refusal(service, verdict);
-	if (!(s->flags & SETTING_EVENTS_REFUSED) || !event_allowed(service, true))
+	if (!(s->flags & SETTING_EVENTS_REFUSED) || !event_take(service, true))
 		return 0;
 	e = event_reserve(verdict_refuses(verdict) ? EVENT_REFUSED : EVENT_DROPPED);
 	if (!e)

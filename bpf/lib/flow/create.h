@@ -273,7 +273,7 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
  * With SOURCE_PORT_EXACT, the stack sees the flow's packets with the same tuple. The entry may be
  * that of an earlier flow: a new SYN renews it if it has ended, and a datagram in any case.
  */
-__noinline int reply_contested(struct __sk_buff *skb)
+__noinline int reply_release_contested(struct __sk_buff *skb)
 {
 	struct flow_pair *pair = get_flow_pair();
 	struct tracked found = {};
@@ -304,7 +304,7 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 
 	for (int i = 0; i < PORT_TRIES; i++) {
 		if (!reply_try(skb, key, s, source == SOURCE_PORT_EXACT ? 0 : first + i) &&
-		    !reply_contested(skb))
+		    !reply_release_contested(skb))
 			return 0;
 		if (source == SOURCE_PORT_EXACT && i + 1 == EXACT_TRIES)
 			break;
@@ -313,11 +313,11 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 }
 
 /*
- * Is the reply entry still this flow's? Another CPU may have replaced the flow when only one
- * of its entries was stored. The kernel may have evicted the entry to store the other one:
- * then it is stored again. The lookup protects it, like flow_protect.
+ * Keeps the reply entry, and returns whether it is still this flow's. Another CPU may have replaced
+ * the flow when only one of its entries was stored. The kernel may have evicted the entry to store
+ * the other one: then it is stored again. The lookup protects it, like flow_protect.
  */
-static __always_inline int reply_kept(struct flow_pair *pair)
+static __always_inline int reply_keep(struct flow_pair *pair)
 {
 	struct flow *reply = bpf_map_lookup_elem(&flows, &pair->reply_key);
 
@@ -371,7 +371,7 @@ static __always_inline enum step flow_create(struct __sk_buff *skb, struct scrat
 	f->sport = pair->reply_key.dport;
 	if (!flow_store(key)) {
 		flow_protect(key);
-		if (!reply_kept(pair)) {
+		if (!reply_keep(pair)) {
 			flow_delete_entry(key, f->slot);
 			return drop_for(m, DROP_SNAT_PORTS);
 		}

@@ -233,7 +233,7 @@ __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct pack
 }
 
 /* Marks a UDP flow as answered. */
-__noinline int flow_answered(struct flow *f, const struct tuple *key)
+__noinline int flow_mark_answered(struct flow *f, const struct tuple *key)
 {
 	struct tuple reverse_key;
 	struct flow *reverse;
@@ -252,7 +252,7 @@ static __always_inline void flow_udp(struct flow *f, const struct packet *p)
 {
 	if (f->state == FLOW_NEW) {
 		if (f->flags & FLOW_REPLY)
-			flow_answered(f, &p->tuple);
+			flow_mark_answered(f, &p->tuple);
 		return;
 	}
 	if (f->seen != p->time && (__s32)(p->time - f->seen) <= STREAM_START_SECONDS)
@@ -266,14 +266,13 @@ static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
 }
 
 /*
- * Releases the tuple of a reply if netfilter uses it for a connection of its own by now:
+ * Deletes the flow of a reply if netfilter uses its tuple for a connection of its own by now:
  * MASQUERADE chooses ports without looking up flows. While netfilter may also translate for
  * Services, every reply is checked, otherwise the first one of each second. A client that
  * continues gets a new flow with another port.
  */
-static __always_inline int flow_yields_to_conntrack(struct __sk_buff *skb, const struct flow *f,
-						    const struct packet *p,
-						    const struct settings *s)
+static __always_inline int flow_yield_to_conntrack(struct __sk_buff *skb, const struct flow *f,
+						   const struct packet *p, const struct settings *s)
 {
 	struct flow_pair *pair;
 	struct flow *node;
@@ -319,8 +318,11 @@ static __always_inline int flow_superseded(const struct flow *f, const struct tu
 /* Any device: the programs at ingress have checked packets of flows. */
 #define ANY_DEVICE 0xffffffff
 
-/* Has the source of the flow moved to this device? If not, the packet is forged. */
-static __always_inline int source_moved(struct flow *f, const struct tuple *t, __u32 device)
+/*
+ * Moves the source of the flow to this device, if the address is there now. Returns 0 if it is not:
+ * the packet is forged.
+ */
+static __always_inline int flow_move_source(struct flow *f, const struct tuple *t, __u32 device)
 {
 	if (source_device(t) != device)
 		return 0;
@@ -371,7 +373,7 @@ static __noinline int flow_check(struct __sk_buff *skb, struct flow *f, const st
 }
 
 /* Does a datagram of the same second as the last one leave the state of its flow as it is? */
-static __always_inline int udp_plain(const struct flow *f, const struct settings *s)
+static __always_inline int udp_is_unchanged(const struct flow *f, const struct settings *s)
 {
 	if (f->state == FLOW_NEW || f->helper != HELPER_NONE)
 		return 0;
@@ -380,17 +382,17 @@ static __always_inline int udp_plain(const struct flow *f, const struct settings
 }
 
 /*
- * Is the packet in the middle of a flow that had a packet in the same second? It then changes
- * nothing but the bounds of TCP in its own entry.
+ * Applies a packet in the middle of a flow that had a packet in the same second: it changes nothing
+ * but the bounds of TCP in its own entry. Returns 0 if it is another packet: flow_advance.
  */
-static __always_inline int flow_is_busy(struct flow *f, const struct packet *p,
-					const struct settings *s, __u32 device)
+static __always_inline int flow_advance_busy(struct flow *f, const struct packet *p,
+					     const struct settings *s, __u32 device)
 {
 	if (f->seen != p->time || (device != ANY_DEVICE && f->in_ifindex != device))
 		return 0;
 	if (p->tuple.proto == IPPROTO_UDP)
-		return udp_plain(f, s);
-	return dsr_remote(f) ? dsr_unchanged(f, p) : tcp_plain(f, p);
+		return udp_is_unchanged(f, s);
+	return dsr_remote(f) ? dsr_is_unchanged(f, p) : tcp_apply_in_order(f, p);
 }
 
 /* Applies a packet to the state of its flow. A flow that is over gives way to a new one. */
@@ -400,13 +402,14 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 {
 	int counts = TCP_COUNTS;
 
-	if (device != ANY_DEVICE && f->in_ifindex != device && !source_moved(f, &p->tuple, device))
+	if (device != ANY_DEVICE && f->in_ifindex != device &&
+	    !flow_move_source(f, &p->tuple, device))
 		return MISS_SOURCE;
 	if (flow_dead(f, p->tuple.proto, s, p->time))
 		return MISS_STALE;
 	if (flow_superseded(f, &p->tuple, p->time))
 		return MISS_SUPERSEDED;
-	if (flow_yields_to_conntrack(skb, f, p, s))
+	if (flow_yield_to_conntrack(skb, f, p, s))
 		return MISS_NONE;
 	if (p->tuple.proto == IPPROTO_UDP) {
 		/*
@@ -427,7 +430,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 	} else if (!dsr && packet_syn(p) && flow_began_dsr(f)) {
 		/* Of a run with keys. This one saw nothing that tells whether it is over. */
 		return MISS_STALE;
-	} else if (!tcp_plain(f, p)) {
+	} else if (!tcp_apply_in_order(f, p)) {
 		if (flow_reopens(f, p))
 			return MISS_STALE;
 		counts = flow_tcp(skb, f, p, s);
@@ -463,7 +466,7 @@ static __always_inline enum flow_miss flow_find(struct __sk_buff *skb, const str
 	*found = f;
 	if (!f)
 		return MISS_NONE;
-	if (likely(flow_is_busy(f, p, s, device)))
+	if (likely(flow_advance_busy(f, p, s, device)))
 		return FLOW_FOUND;
 	before = f->state;
 	miss = flow_advance(skb, f, p, s, device);

@@ -64,7 +64,7 @@ static __always_inline void tcp_learn(struct tcp_side *s, const struct packet *p
 }
 
 /* Applies a segment in the middle of a connection. Returns 0 if it needs both entries. */
-static __always_inline int tcp_plain(struct flow *f, const struct packet *p)
+static __always_inline int tcp_apply_in_order(struct flow *f, const struct packet *p)
 {
 	if (f->state != FLOW_ESTABLISHED ||
 	    p->flags & (PACKET_SYN | PACKET_FIN | PACKET_RST | PACKET_NO_L4) ||
@@ -367,9 +367,12 @@ static __always_inline void tcp_finish(struct flow *f, struct flow *reverse, con
 		flow_close(f, reverse, p);
 }
 
-/* Does the segment fit the state that the other direction has shown so far? */
-static __always_inline int tcp_belongs(struct flow *f, struct flow *reverse, const struct packet *p,
-				       const struct settings *s)
+/*
+ * Applies a segment after the handshake. Returns 0 if it does not fit the state that the other
+ * direction has shown so far.
+ */
+static __always_inline int tcp_apply_segment(struct flow *f, struct flow *reverse,
+					     const struct packet *p, const struct settings *s)
 {
 	if (f->flags & FLOW_TRACKED) {
 		tcp_share(f, reverse);
@@ -432,7 +435,7 @@ static __always_inline int tcp_advance(struct __sk_buff *skb, struct flow *f, st
 	}
 	if (tcp_reset_stands(f, reverse, p))
 		return TCP_IGNORED;
-	if (!tcp_belongs(f, reverse, p, s))
+	if (!tcp_apply_segment(f, reverse, p, s))
 		return f->state == FLOW_CLOSED ? TCP_IGNORED : TCP_COUNTS;
 	if (f->flags & FLOW_RESET) {
 		/* The RST was not valid: the connection continues. */

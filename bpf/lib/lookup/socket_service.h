@@ -17,7 +17,7 @@ struct asked {
  * address, but the handshake can be with another endpoint. Returns 1, and the Service's address in
  * pair.holder_key. A global function: the verifier checks it once.
  */
-__noinline int connection_asked(struct __sk_buff *skb)
+__noinline int find_connection_service(struct __sk_buff *skb)
 {
 	struct scratch *m = get_scratch();
 	struct bpf_sock *sk = skb->sk;
@@ -42,8 +42,8 @@ __noinline int connection_asked(struct __sk_buff *skb)
  * connected socket keeps the endpoint's address, but a SYN or a datagram can go to another
  * endpoint.
  */
-static __noinline void asked_by_socket(struct __sk_buff *skb, const struct packet *p,
-				       struct asked *asked)
+static __noinline void find_socket_service(struct __sk_buff *skb, const struct packet *p,
+					   struct asked *asked)
 {
 	__u32 changes = service_changes_now(); /* before the lookups */
 	struct flow_pair *pair = get_flow_pair();
@@ -52,7 +52,7 @@ static __noinline void asked_by_socket(struct __sk_buff *skb, const struct packe
 	struct backend *b;
 
 	if (t->proto == IPPROTO_TCP) {
-		if (packet_syn(p) && pair && connection_asked(skb))
+		if (packet_syn(p) && pair && find_connection_service(skb))
 			asked->fe = socket_frontend(&pair->holder_key.daddr, pair->holder_key.dport,
 						    t);
 		return;

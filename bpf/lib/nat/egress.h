@@ -41,18 +41,19 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 }
 
 /*
- * Has a connected UDP socket of the node sent this packet to the endpoint of a Service that is
- * gone? Netfilter would send it to the Service's address, where no host answers.
+ * Checks the Service of a connected UDP socket of the node that has sent this packet to its
+ * endpoint. Returns true if the Service is gone: netfilter would send the packet to the Service's
+ * address, where no host answers.
  */
-static __always_inline bool service_is_gone(struct __sk_buff *skb, const struct packet *p,
-					    const struct settings *s)
+static __always_inline bool check_socket_service(struct __sk_buff *skb, const struct packet *p,
+						 const struct settings *s)
 {
 	struct asked asked = {};
 
 	if (p->tuple.proto != IPPROTO_UDP || !feature_seen(FEATURE_NODE_SOCKET) ||
 	    s->flags & SETTING_DRAINS)
 		return false;
-	asked_by_socket(skb, p, &asked);
+	find_socket_service(skb, p, &asked);
 	return asked.gone;
 }
 
@@ -70,7 +71,7 @@ __noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
 	if (!m || !s)
 		return NEXT;
 	t = &m->packet.tuple;
-	if (service_is_gone(skb, &m->packet, s))
+	if (check_socket_service(skb, &m->packet, s))
 		return drop(DROP_REJECTED_SILENT);
 	if (feature_seen(FEATURE_SNAT) && packet_begins(&m->packet)) {
 		ret = serve_port_conflict(skb, s);

@@ -28,13 +28,13 @@ __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 }
 
 /*
- * Must this flow, which has bypassed netfilter, traverse it from now on? A policy may
- * select the pod since, or another pod may have its address. This marks both entries of the
- * flow. Replies go on bypassing netfilter until the client sends a packet: netfilter would
- * take the first reply for a new connection of the pod. A pod of another node traverses
- * netfilter there (needs_stack), also if a false EndpointSlice says that it is here.
+ * Makes a flow that has bypassed netfilter traverse it from now on, if it must: a policy may select
+ * the pod since, or another pod may have its address. Returns 1 if it must. Replies go on bypassing
+ * netfilter until the client sends a packet: netfilter would take the first reply for a new
+ * connection of the pod. A pod of another node traverses netfilter there (needs_stack), also if a
+ * false EndpointSlice says that it is here.
  */
-static __always_inline int flow_must_traverse(struct flow *f, struct flow *entry,
+static __always_inline int flow_make_traverse(struct flow *f, struct flow *entry,
 					      const struct packet *p)
 {
 	struct tuple reverse_key;
@@ -79,7 +79,7 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 	struct packet *p = &m->packet;
 	struct next_hop *hop = &m->next_hop;
 
-	if (flow_must_traverse(f, entry, p)) {
+	if (flow_make_traverse(f, entry, p)) {
 		next_hop_stack(hop);
 		return;
 	}

@@ -270,7 +270,7 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 		request->seen = time;
 		flow_refresh_reverse(request, &m->pair.reply_key, time);
 		if (request->state == FLOW_NEW)
-			flow_answered(request, &m->pair.reply_key);
+			flow_mark_answered(request, &m->pair.reply_key);
 		*f = *request;
 		return flow_forward(skb, m, hook, request);
 	}

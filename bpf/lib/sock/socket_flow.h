@@ -98,7 +98,7 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 
 	if (!ctx->sk)
 		return 0;
-	reported = socket_events_wanted() && event_allowed(b->service, false);
+	reported = socket_events_wanted() && event_take(b->service, false);
 	watched = b->flags & BACKEND_WATCHED && ctx->protocol == IPPROTO_TCP;
 	wanted = reported || watched || choice->counted ||
 		 (service_metrics && ctx->protocol == IPPROTO_TCP);

@@ -200,9 +200,12 @@ static __always_inline void socket_expect(__u64 cookie, const struct endpoint_ad
 	count(HELPER_ASKED);
 }
 
-/* Fills peer with the Service and port of such an answer. Returns -1 if there is none. */
-static __always_inline int socket_answered(__u64 cookie, const struct endpoint_addr *src,
-					   struct socket_peer *peer)
+/*
+ * Stores where such an answer came from, and fills peer with the Service and port that it has for
+ * the process. Returns -1 if this is none.
+ */
+static __always_inline int socket_take_answer(__u64 cookie, const struct endpoint_addr *src,
+					      struct socket_peer *peer)
 {
 	struct socket_peer *asked, from = {
 		.addr = src->addr,
@@ -255,7 +258,7 @@ static __noinline int refusal_store(const struct endpoint_addr *dst, __u32 servi
 
 	if (service_metrics)
 		service_count_refusal(service, verdict);
-	if (!s || !(s->flags & SETTING_EVENTS_REFUSED) || !event_allowed(service, true))
+	if (!s || !(s->flags & SETTING_EVENTS_REFUSED) || !event_take(service, true))
 		return 0;
 	e = event_reserve(EVENT_REFUSED);
 	if (!e)
@@ -491,7 +494,7 @@ static __always_inline int socket_restore(struct bpf_sock_addr *ctx, __u8 family
 		   SOCKET_REVERSE);
 	peer = bpf_map_lookup_elem(&sockets, &key);
 	if (!peer && call == SOCKET_PER_DATAGRAM && feature_seen(FEATURE_HELPER) &&
-	    !socket_answered(key.cookie, &src, &answered))
+	    !socket_take_answer(key.cookie, &src, &answered))
 		peer = &answered;
 	if (peer)
 		peer_store(ctx, family, src.mapped, &peer->addr, peer->port);

@@ -34,7 +34,7 @@ static __always_inline int xdp_forward(struct xdp_md *ctx, struct scratch *m, st
 		return XDP_PASS;
 	out = bpf_map_lookup_elem(&xdp_devices, &ifindex);
 	if (!out || (ifindex != ctx->ingress_ifindex && !(out->flags & XDP_DEVICE_REDIRECTS)) ||
-	    !flow_is_busy(f, p, s, 0))
+	    !flow_advance_busy(f, p, s, 0))
 		return XDP_PASS;
 	if ((count_bytes || service_metrics) && !dsr_remote(f))
 		traffic_add(m, f, (struct traffic){ .packets = 1, .bytes = p->l3_len });

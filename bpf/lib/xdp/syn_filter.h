@@ -77,10 +77,10 @@ __noinline int syn_prove(const struct packet *p)
 }
 
 /*
- * Does the Service get more SYNs in this second, at this CPU, than it takes unproved? Services may
- * share a counter: the filter then begins earlier.
+ * Counts a SYN to a Service. Returns true if it gets more of them in this second, at this CPU, than
+ * it takes unproved. Services may share a counter: the filter then begins earlier.
  */
-static __always_inline bool syn_flood(__u32 service, __u16 limit, __u32 time)
+static __always_inline bool syn_count(__u32 service, __u16 limit, __u32 time)
 {
 	__u32 index = service % SYN_RATES;
 	struct syn_rate *r = bpf_map_lookup_elem(&syn_rates, &index);
@@ -145,7 +145,7 @@ __noinline int syn_filter(struct xdp_md *ctx, const struct packet *p, __u32 serv
 	struct service *s = bpf_map_lookup_elem(&services, &service);
 	__u64 hash;
 
-	if (!p || !s || !s->syn_limit || !syn_flood(service, s->syn_limit, p->time))
+	if (!p || !s || !s->syn_limit || !syn_count(service, s->syn_limit, p->time))
 		return XDP_PASS;
 	hash = syn_hash(&p->tuple, syn_period(p));
 	return syn_proved(hash) ? XDP_PASS : syn_challenge(ctx, p, hash >> 32);
