@@ -633,7 +633,7 @@ struct outcome {
 };
 
 /*
- * loads: the active flows of endpoints whose Service asks for them (lib/lookup/endpoint_load.h).
+ * loads: the active flows of endpoints whose Service asks for them (lib/events/endpoint_load.h).
  * The programs write the first four fields, the agent the last two.
  */
 struct load {

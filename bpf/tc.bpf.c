@@ -25,12 +25,13 @@
  *                answer/answer.h                  RST and ICMP errors
  *
  *    tc.h        takes a packet through the three steps
- *    base.h      ABI, maps, clock, hashes              hook.h: results of a packet
+ *    base.h      ABI, maps, clock, hashes              hook.h: the steps of a packet
  *    scratch.h   memory beside the stack
- *    lookup/     Services, endpoints and their load, pods, next hop, conntrack, IPsec, sockets,
+ *    lookup/     reads alone: Services, endpoints, pods, next hop, conntrack, IPsec, sockets,
  *                do-not-track policies
- *    flow/       the flow table; unconfirmed.h: floods; client_share.h: flows of a client;
- *                without_flow.h: TCP packets to a Service without a flow
+ *    flow/       the flow table; choose.h: the endpoint; unconfirmed.h: floods; client_share.h:
+ *                flows of a client; socket_service.h: sockets whose endpoint is no longer their
+ *                Service's; without_flow.h: TCP packets to a Service without a flow
  *    nat/        tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
  *                egress.h      packets of the node's own stack
@@ -42,7 +43,8 @@
  *                option.h      the option with the Service's address; option_write.h
  *                gue.h         datagrams where a network drops options
  *                path.h        which endpoints answer, and what reaches them
- *    events/     flow events and counters by Service; report.h: those of packets
+ *    events/     flow events and counters by Service, and what is known of endpoints;
+ *                report.h: events of packets
  *
  * Two kinds of packets are rewritten at egress: replies of flows that traverse the stack, and the
  * node's own packets whose source port belongs to a flow. All others: at ingress.

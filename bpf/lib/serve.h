@@ -6,7 +6,7 @@
 #include "flow/create.h"
 #include "flow/plan.h"
 #include "lookup/source.h"
-#include "lookup/socket_service.h"
+#include "flow/socket_service.h"
 #include "nat/bypass.h"
 #include "dsr/dsr.h"
 #include "flow/without_flow.h"

@@ -24,9 +24,9 @@
 #ifndef SPILLWAY_FLOW_TCP_H
 #define SPILLWAY_FLOW_TCP_H
 
-#include "../lookup/endpoint.h"
 #include "../lookup/pod.h"
 #include "../scratch.h"
+#include "choose.h"
 #include "client_share.h"
 #include "unconfirmed.h"
 

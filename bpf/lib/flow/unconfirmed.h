@@ -23,7 +23,7 @@
 #define SPILLWAY_FLOW_UNCONFIRMED_H
 
 #include "../dsr/flow.h"
-#include "../lookup/endpoint_load.h"
+#include "../events/endpoint_load.h"
 #include "../scratch.h"
 
 /* Idle seconds after which a continuing UDP flow is taken to be over. */

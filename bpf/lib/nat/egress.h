@@ -5,7 +5,7 @@
 
 #include "../flow/create.h"
 #include "../flow/plan.h"
-#include "../lookup/socket_service.h"
+#include "../flow/socket_service.h"
 #include "tftp.h"
 
 /*

@@ -95,7 +95,7 @@ static __always_inline void lost_report(struct bpf_iter__bpf_sk_storage_map *ctx
 /*
  * Writes a record if a TCP socket of the node waits for the answer of an endpoint that no Service
  * has any more. No program sees its SYNs on the way, so they cannot be led to another endpoint: see
- * find_connection_service in lookup/socket_service.h for the sockets of pods.
+ * find_connection_service in flow/socket_service.h for the sockets of pods.
  */
 static __always_inline void handshake_report(struct bpf_iter__bpf_sk_storage_map *ctx)
 {

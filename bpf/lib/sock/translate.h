@@ -12,7 +12,7 @@
 #define SPILLWAY_SOCK_TRANSLATE_H
 
 #include "../events/events.h"
-#include "../lookup/endpoint.h"
+#include "../flow/choose.h"
 #include "../lookup/service.h"
 #include "socket_flow.h"
 #include "lost_sockets.h"

@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 )
 
-// The programs count the active flows of endpoints (bpf/lib/lookup/endpoint_load.h), except for ends that they
+// The programs count the active flows of endpoints (bpf/lib/events/endpoint_load.h), except for ends that they
 // do not see. Each sweep counts the flows and the sockets again, and stores the differences.
 
 // loadTable corrects the map loads. A nil *loadTable corrects nothing.

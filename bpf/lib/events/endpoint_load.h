@@ -8,8 +8,8 @@
  * An endpoint has the place of its id, modulo the size of the map. Ids are never reused, so two
  * endpoints share a place only if as many others were made between them.
  */
-#ifndef SPILLWAY_LOOKUP_ENDPOINT_LOAD_H
-#define SPILLWAY_LOOKUP_ENDPOINT_LOAD_H
+#ifndef SPILLWAY_EVENTS_ENDPOINT_LOAD_H
+#define SPILLWAY_EVENTS_ENDPOINT_LOAD_H
 
 #include "../base.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* Pods' sockets whose endpoint is no longer their Service's. */
-#ifndef SPILLWAY_LOOKUP_SOCKET_SERVICE_H
-#define SPILLWAY_LOOKUP_SOCKET_SERVICE_H
+#ifndef SPILLWAY_FLOW_SOCKET_SERVICE_H
+#define SPILLWAY_FLOW_SOCKET_SERVICE_H
 
-#include "connected_socket.h"
+#include "../lookup/connected_socket.h"
 
 /* What a socket asked for. */
 struct asked {
