@@ -35,6 +35,24 @@ func TestBPFLinesFit(t *testing.T) {
 	}
 }
 
+// TestBPFFilesHaveUniqueNames compares base names: comments often name a file without its folder.
+func TestBPFFilesHaveUniqueNames(t *testing.T) {
+	first := map[string]string{}
+	err := filepath.WalkDir(filepath.Join(root, "bpf"), func(path string, entry fs.DirEntry, err error) error {
+		if ext := filepath.Ext(path); err != nil || entry.IsDir() || ext != ".c" && ext != ".h" {
+			return err
+		}
+		if other, found := first[entry.Name()]; found {
+			t.Errorf("%s has the name of %s", path, other)
+		}
+		first[entry.Name()] = path
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func width(line string) (w int) {
 	for i, part := range strings.Split(line, "\t") {
 		if i > 0 {
