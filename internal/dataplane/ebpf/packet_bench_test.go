@@ -122,7 +122,7 @@ func (n *packetNode) packetCases(b *testing.B, p *plan) []*packetCase {
 		{name: "reply, from a pod here", hook: inPod1, code: actRedirect, frame: out},
 		{name: "first packet, to a pod here", hook: inEth0, code: actRedirect, frame: tcp("client", "service", 80, "S"), fresh: true},
 		{name: "the same in a flood: replaces another", hook: inEth0, code: actRedirect, frame: tcp("client2", "service", 80, "S"), fresh: true, flood: true},
-		{name: "direct pass, to a pod here", hook: inTun0, code: actRedirect, frame: tcp("far", "pod1", 8080, "P.")},
+		{name: "pass-through, to a pod here", hook: inTun0, code: actRedirect, frame: tcp("far", "pod1", 8080, "P.")},
 	}
 }
 

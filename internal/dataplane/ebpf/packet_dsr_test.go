@@ -732,7 +732,7 @@ func BenchmarkPacketDSR(b *testing.B) {
 			passing := in
 			passing.src = ap(p.far2, 1000)
 			return []*packetCase{empty(p),
-				{name: "direct pass to the pod, as with SNAT", hook: inTun0, code: actRedirect, frame: passing},
+				{name: "pass-through to the pod, as with SNAT", hook: inTun0, code: actRedirect, frame: passing},
 				{name: "of a DSR flow, to the pod", hook: inTun0, code: actRedirect, frame: in},
 				{name: "of a DSR flow, out of a datagram", hook: inTun0, code: actRedirect, frame: datagram, grows: true},
 				{name: "reply of a DSR flow", hook: inPod1, code: actRedirect, frame: out},
