@@ -121,6 +121,16 @@ static __always_inline bool plan_own_connection(struct scratch *m, const struct 
 	return true;
 }
 
+/*
+ * Is the next hop that flow_plan has found that of the new flow? With SNAT the source differs, and
+ * so may the route. If the slots differ, another CPU has stored another flow.
+ */
+static __always_inline bool flow_is_routed(const struct flow_pair *pair)
+{
+	return !(pair->flow.flags & (FLOW_SNAT | FLOW_TO_POD)) &&
+	       pair->flow.slot == pair->reply.slot;
+}
+
 /* Creates the flow of a Service's first packet to an endpoint, and forwards the packet. */
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 				     const struct found *found, enum hook hook, bool with_dsr,
@@ -164,8 +174,7 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 		return drop_reported(s, m->pair.flow.service, m->drop, REPORT_PLANNED);
 	if (!dsr_remote(&m->pair.flow))
 		report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
-	/* If not, another CPU has stored another flow, and the next hop is not that one's. */
-	else if (m->pair.flow.slot == m->pair.reply.slot)
+	if (flow_is_routed(&m->pair))
 		p->flags |= PACKET_ROUTED;
 	return flow_forward(skb, m, hook, NULL);
 }
