@@ -16,12 +16,13 @@
  *
  * Other rooms call these:
  *
- *   receiving node   dsr_plan         has a new flow DSR?                send.h
- *                    dsr_begin        starts its state                   send.h
- *                    dsr_name_service adds the option, or encapsulates   send.h
- *   endpoint's node  dsr_unwrap       removes that, and answers probes   receive.h
- *                    dsr_find         the flow of a packet without it    receive.h
- *                    serve_dsr        creates the flow                   receive.h
+ *   receiving node   dsr_plan                  has a new flow DSR?              send.h
+ *                    dsr_begin                 starts its state                 send.h
+ *                    dsr_choose_encapsulation  finds out if packets need one    send.h
+ *                    dsr_name_service          adds the option or headers       send.h
+ *   endpoint's node  dsr_unwrap                removes these, answers probes    receive.h
+ *                    dsr_find                  the flow of a packet without     receive.h
+ *                    serve_dsr                 creates the flow                 receive.h
  *
  * The flow table also asks flow.h what a flow with DSR is, and what a packet means to it.
  */
