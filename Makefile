@@ -54,7 +54,6 @@ generate: ## compile bpf/ with clang-19 and make the Go code around it, and that
 reference: ## write docs/reference, the chart's README and its schema from the code and the chart
 	go -C hack/reference run .
 
-GOLANGCI_LINT = go -C $(1) tool -modfile=$(CURDIR)/hack/tools/go.mod golangci-lint run --allow-serial-runners ./...
 BUF := go tool -modfile=hack/proto/go.mod buf
 ACTIONLINT := go tool -modfile=hack/actionlint/go.mod actionlint -shellcheck= -pyflakes=
 VALE := CGO_ENABLED=1 go tool -modfile=hack/vale/go.mod vale
@@ -63,7 +62,7 @@ lint: lint-prose ## check format, golangci-lint with vet and the dependency rule
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on: $$unformatted" >&2; exit 1; fi
 	for module in test/deploy test/cluster; do go -C $$module vet ./...; done
-	for module in . lab hack test/browser; do $(call GOLANGCI_LINT,$$module); done
+	hack/lint
 	$(ACTIONLINT)
 	go test ./test/lint
 	go -C hack test ./reference
