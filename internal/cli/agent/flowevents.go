@@ -25,7 +25,7 @@ func (c *Config) eventsFlags() []flag {
 		{name: "flow-events", to: at(&c.EBPF.FlowEvents, ebpf.EventsRefused), modes: onEBPF, choices: []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsAll}, usage: "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or all (also flows: opened, answered, closed, with packets and bytes)."},
 		{name: "flow-events-sample", to: at(&c.EBPF.FlowEventsSample, 1), modes: onEBPF, usage: "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled."},
 		{name: "flow-events-rate", to: at(&c.EBPF.FlowEventsRate, 1000), modes: onEBPF, usage: "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit."},
-		{name: "service-metrics", to: at(&c.ServiceMetrics, "off"), modes: onEBPF, choices: []string{"off", "top-100", "all"}, open: true, usage: "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, such as top-100) or all."},
+		{name: "service-metrics", to: at(&c.ServiceMetrics, "off"), modes: onEBPF, choices: []string{"off", "top-100", "all"}, open: true, usage: "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, of namespaces in turn, such as top-100) or all."},
 	}
 }
 

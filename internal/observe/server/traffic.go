@@ -206,7 +206,7 @@ func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlo
 	keys := slices.SortedFunc(maps.Keys(failing), func(a, b endpointKey) int {
 		return cmp.Or(cmp.Compare(len(failing[b]), len(failing[a])), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
 	})
-	keys = inTurns(keys, func(k endpointKey) netip.AddrPort { return failing[k][0].service })
+	keys = model.InTurns(keys, func(k endpointKey) netip.AddrPort { return failing[k][0].service })
 	var named []namedEndpoint
 	for some := range slices.Chunk(keys[:min(len(keys), mostFailing)], maxNames/2) {
 		names := make([]reconcile.Address, 0, 2*len(some))
@@ -223,7 +223,7 @@ func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlo
 			}
 		}
 	}
-	named = inTurns(named, func(e namedEndpoint) string { return e.of.Service.Namespace })
+	named = model.InTurns(named, func(e namedEndpoint) string { return e.of.Service.Namespace })
 	var list []doctor.FailingEndpoint
 	for _, e := range named[:min(len(named), mostTraffic)] {
 		u := doctor.FailingEndpoint{
@@ -244,26 +244,6 @@ type namedEndpoint struct {
 	key endpointKey
 	reconcile.Address
 	of intent.PortID
-}
-
-// inTurns returns a list in the order in which its owners take turns, each with its own order.
-func inTurns[T any, O comparable](list []T, owner func(T) O) []T {
-	type ranked struct {
-		one  T
-		turn int
-	}
-	turns, all := map[O]int{}, make([]ranked, 0, len(list))
-	for _, one := range list {
-		of := owner(one)
-		all = append(all, ranked{one, turns[of]})
-		turns[of]++
-	}
-	slices.SortStableFunc(all, func(a, b ranked) int { return cmp.Compare(a.turn, b.turn) })
-	out := make([]T, 0, len(list))
-	for _, r := range all {
-		out = append(out, r.one)
-	}
-	return out
 }
 
 // servicePort returns namespace/name:port.
@@ -301,7 +281,7 @@ func (s *Server) refusals(ctx context.Context) ([]doctor.Refusal, error) {
 	keys := slices.SortedFunc(maps.Keys(found), func(a, b refusalKey) int {
 		return cmp.Or(cmp.Compare(found[b].Packets, found[a].Packets), a.service.Compare(b.service), cmp.Compare(a.port, b.port), cmp.Compare(a.reason, b.reason), cmp.Compare(a.protocol, b.protocol))
 	})
-	keys = inTurns(keys, func(k refusalKey) string { return k.service.Namespace })
+	keys = model.InTurns(keys, func(k refusalKey) string { return k.service.Namespace })
 	var list []doctor.Refusal
 	for _, k := range keys[:min(len(keys), mostTraffic)] {
 		service, exists, err := s.cfg.State.Service(ctx, k.service)

@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 var _ dataplane.ServiceCounter = (*Table)(nil)
@@ -181,30 +183,24 @@ func (t *Table) forgetServices() error {
 	return err
 }
 
-// topServices returns at most n ports, those with the most connections and refusals first;
-// 0 returns all.
+// topServices returns at most n ports, 0 for all: namespaces take turns, each with its ports with
+// the most connections and refusals first.
 func topServices(all map[intent.PortID]*dataplane.ServiceCounters, n int) []intent.PortID {
-	weight := func(c *dataplane.ServiceCounters) uint64 {
-		sum := c.Connections
-		for _, v := range c.Refused {
+	weight := func(id intent.PortID) uint64 {
+		sum := all[id].Connections
+		for _, v := range all[id].Refused {
 			sum += v
 		}
-		for _, v := range c.Dropped {
+		for _, v := range all[id].Dropped {
 			sum += v
 		}
 		return sum
 	}
 	ids := slices.SortedFunc(maps.Keys(all), func(x, y intent.PortID) int {
-		if wx, wy := weight(all[x]), weight(all[y]); wx != wy {
-			if wx > wy {
-				return -1
-			}
-			return 1
-		}
-		return x.Compare(y)
+		return cmp.Or(cmp.Compare(weight(y), weight(x)), x.Compare(y))
 	})
 	if n > 0 && len(ids) > n {
-		ids = ids[:n]
+		ids = model.InTurns(ids, func(id intent.PortID) string { return id.Service.Namespace })[:n]
 	}
 	return ids
 }
