@@ -44,6 +44,18 @@ func (n Namespace) String() string {
 	return n.numbered()
 }
 
+// rank is the place of the namespace in a list. The names are those that root bound, such as a
+// pod's; a process makes as many others as it likes.
+func (n Namespace) rank() int {
+	switch {
+	case n.Own:
+		return 0
+	case len(n.Names) > 0:
+		return 1
+	}
+	return 2
+}
+
 // Is reports whether s identifies the namespace. s may be the result of String, one of
 // its names, the id of a process in it, or "here" for the caller's own.
 func (n Namespace) Is(s string) bool {
@@ -65,7 +77,7 @@ func (n Namespace) numbered() string { return fmt.Sprintf("net:[%d]", n.Inode) }
 var nameDirs = []string{"/run/netns", "/run/docker/netns"}
 
 // Namespaces finds the network namespaces of the machine by name and by process, the
-// caller's own first. A container must share the host's process ids and /run/netns to
+// caller's own first, then those with names. A container must share the host's process ids and /run/netns to
 // see all of them. err holds what cannot be read; the list holds the others even then.
 func Namespaces() (list []Namespace, err error) {
 	return findNamespaces("/proc", nameDirs)
@@ -129,7 +141,7 @@ func findNamespaces(proc string, dirs []string) ([]Namespace, error) {
 		list = append(list, *n)
 	}
 	slices.SortFunc(list, func(a, b Namespace) int {
-		return cmp.Or(-cmp.Compare(strconv.FormatBool(a.Own), strconv.FormatBool(b.Own)), cmp.Compare(a.String(), b.String()), cmp.Compare(a.Inode, b.Inode))
+		return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.String(), b.String()), cmp.Compare(a.Inode, b.Inode))
 	})
 	return list, errors.Join(errs...)
 }

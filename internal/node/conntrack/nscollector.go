@@ -22,7 +22,7 @@ const (
 // NamespaceCollector exports the conntrack metrics of many network namespaces. A node may
 // have any number of namespaces, so the number of series is bounded. A namespace that
 // appears when shownNamespaces have series counts among the others until it is deleted,
-// even if one with series disappears.
+// even if one with series disappears. The caller's own and those with names come first.
 type NamespaceCollector struct {
 	list func() ([]Namespace, error)
 	read func(context.Context, Namespace) (Report, error)
@@ -30,19 +30,19 @@ type NamespaceCollector struct {
 	mu     sync.Mutex
 	at     time.Time
 	seen   map[uint64]*watchedNamespace
-	others Counters // sum of all namespaces without own series; it only grows
+	shown  map[string]*watchedNamespace // those with their own series, by name
+	others Counters                     // sum of all namespaces without own series; it only grows
 }
 
 // watchedNamespace is the last state of a namespace in which conntrack is in use.
 type watchedNamespace struct {
 	Report
-	name  string
-	shown bool
+	name string // of its series; "": it counts among the others
 }
 
 // NewNamespaceCollector makes a collector for the namespaces that list finds.
 func NewNamespaceCollector(list func() ([]Namespace, error)) *NamespaceCollector {
-	return &NamespaceCollector{list: list, read: ReadCounts, seen: map[uint64]*watchedNamespace{}}
+	return &NamespaceCollector{list: list, read: ReadCounts, seen: map[uint64]*watchedNamespace{}, shown: map[string]*watchedNamespace{}}
 }
 
 func namespaceDesc(name, help string) *prometheus.Desc {
@@ -91,7 +91,7 @@ func (c *NamespaceCollector) Collect(ch chan<- prometheus.Metric) {
 		for _, n := range w.Expectations {
 			waiting += n
 		}
-		if !w.shown {
+		if w.name == "" {
 			entries, expectations, hidden = entries+w.Entries, expectations+waiting, true
 			continue
 		}
@@ -110,12 +110,15 @@ func send(ch chan<- prometheus.Metric, name string, entries, expectations int, c
 	}
 }
 
-// refresh reads all namespaces. A namespace that cannot be read keeps its last state.
+// refresh reads all namespaces until ctx ends. A namespace that is not read keeps its last state.
 func (c *NamespaceCollector) refresh(ctx context.Context) {
 	list, _ := c.list()
 	there := make(map[uint64]bool, len(list))
 	for _, n := range list {
 		there[n.Inode] = true
+		if ctx.Err() != nil {
+			continue
+		}
 		r, err := c.read(ctx, n)
 		if errors.Is(err, os.ErrNotExist) {
 			there[n.Inode] = false
@@ -124,9 +127,10 @@ func (c *NamespaceCollector) refresh(ctx context.Context) {
 			c.update(r)
 		}
 	}
-	for inode := range c.seen {
+	for inode, w := range c.seen {
 		if !there[inode] {
 			delete(c.seen, inode)
+			delete(c.shown, w.name)
 		}
 	}
 }
@@ -138,22 +142,35 @@ func (c *NamespaceCollector) update(r Report) {
 		if !r.InUse() {
 			return
 		}
-		shown, name := 0, r.Namespace.String()
-		for _, other := range c.seen {
-			if other.shown {
-				shown++
-			}
-			if other.name == name { // process names are unique with their number; bound names are not
-				name = r.Namespace.numbered()
-			}
-		}
-		w = &watchedNamespace{name: name, shown: shown < shownNamespaces}
+		w = &watchedNamespace{}
 		c.seen[r.Namespace.Inode] = w
+		c.show(w, r.Namespace)
 	}
-	if !w.shown {
+	if w.name == "" {
 		c.others.add(r.Counters.since(w.Counters))
 	}
 	w.Report = r
+}
+
+// show gives a namespace its own series if there is room. One with a name takes the place of one
+// that only processes have: a process makes as many of these as it likes.
+func (c *NamespaceCollector) show(w *watchedNamespace, n Namespace) {
+	if len(c.shown) == shownNamespaces && n.rank() < 2 {
+		for name, other := range c.shown {
+			if other.Namespace.rank() == 2 {
+				delete(c.shown, name)
+				other.name = ""
+				break
+			}
+		}
+	}
+	if len(c.shown) == shownNamespaces {
+		return
+	}
+	if w.name = n.String(); c.shown[w.name] != nil { // process names are unique with their number; bound names are not
+		w.name = n.numbered()
+	}
+	c.shown[w.name] = w
 }
 
 // add adds d to c, field by field.

@@ -83,6 +83,81 @@ func TestTheNumberOfSeriesHasABound(t *testing.T) {
 	}
 }
 
+// A process makes as many network namespaces as it likes, with names of its choice. Container
+// runtimes bind those of pods to names below /run/netns, so these come first.
+func TestNamespacesOfAProcessTakeNoSeriesOfPods(t *testing.T) {
+	list := []Namespace{{Inode: 1, Own: true}}
+	for i := range 2 * shownNamespaces {
+		list = append(list, Namespace{Inode: uint64(100 + i), PID: 100 + i, Command: "!"})
+	}
+	var pods []Namespace
+	for i := range 100 {
+		pods = append(pods, Namespace{Inode: uint64(10_000 + i), Names: []string{fmt.Sprintf("cni-%d", i)}})
+	}
+	used := map[uint64]bool{}
+	c := NewNamespaceCollector(func() ([]Namespace, error) { return list, nil })
+	c.read = func(_ context.Context, n Namespace) (Report, error) {
+		r := Report{Namespace: n}
+		if !n.Own || used[n.Inode] {
+			r.Entries = 1
+		}
+		return r, nil
+	}
+	gathered(t, c)
+	// The pods, and the use of conntrack in the node's own namespace, come later.
+	list, used[1], c.at = append(list, pods...), true, time.Time{}
+	got := gathered(t, c)
+	for _, n := range append(pods, list[0]) {
+		if _, there := got["spillway_conntrack_namespace_entries "+n.String()]; !there {
+			t.Fatalf("%s has no series", n)
+		}
+	}
+	if most := 1 + 6*(shownNamespaces+1); len(got) > most {
+		t.Errorf("%d series, want %d at most", len(got), most)
+	}
+}
+
+// After its time, a scrape enters no namespace, and keeps the last state of the others.
+func TestAScrapeEndsWithItsTime(t *testing.T) {
+	list := []Namespace{{Inode: 1, Names: []string{"a"}}, {Inode: 2, PID: 2}, {Inode: 3, PID: 3}}
+	c := NewNamespaceCollector(func() ([]Namespace, error) { return list, nil })
+	ctx, stop := context.WithCancel(t.Context())
+	reads, last := 0, 4
+	c.read = func(_ context.Context, n Namespace) (Report, error) {
+		if reads++; reads == last {
+			stop()
+		}
+		return Report{Namespace: n, Entries: 1}, nil
+	}
+	c.refresh(ctx)
+	c.refresh(ctx)
+	if reads != last || len(c.seen) != len(list) {
+		t.Errorf("%d readings and %d namespaces, want %d and %d", reads, len(c.seen), last, len(list))
+	}
+}
+
+// A scrape has a limited time, and reads the list in its order.
+func TestNamespacesOfProcessesComeLast(t *testing.T) {
+	proc := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(proc, "200/ns"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Symlink("net:[1]", filepath.Join(proc, "200/ns/net")), os.WriteFile(filepath.Join(proc, "200/comm"), []byte("!first\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	bound := namespaceNamed(t, name(t, "bound"))
+	list, err := findNamespaces(proc, nameDirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(inode uint64) int {
+		return slices.IndexFunc(list, func(n Namespace) bool { return n.Inode == inode })
+	}
+	if last := len(list) - 1; !list[0].Own || at(bound.Inode) < 1 || at(1) != last {
+		t.Errorf("want the own one, those with names, %v: %+v", list[last], list)
+	}
+}
+
 // Measures a scrape of 200 pods: it finds, enters and reads all of them.
 func BenchmarkReadCounts(b *testing.B) {
 	const pods, every = 200, 15 * time.Second
