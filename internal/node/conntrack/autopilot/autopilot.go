@@ -37,6 +37,8 @@ var Modes = []string{Off, Advise, On}
 
 const (
 	defaultInterval = 5 * time.Second
+	// timeShare bounds the time of measurements: one of so many seconds.
+	timeShare = 10
 	// fixedFor is the time until a value that could not be written is tried again.
 	fixedFor = 10 * time.Minute
 )
@@ -53,7 +55,7 @@ type Config struct {
 	State string
 	// Event writes an Event about the node; nil: no Events.
 	Event    func(note string)
-	Interval time.Duration // between measurements; 0: 5 s
+	Interval time.Duration // between measurements, if they are short; 0: 5 s
 	Log      *slog.Logger
 }
 
@@ -111,16 +113,20 @@ func New(c Config) (*Pilot, error) {
 // Run manages conntrack until ctx ends, and then returns nil. It keeps its changes; the
 // next agent continues from them.
 func (p *Pilot) Run(ctx context.Context) error {
-	tick := time.NewTicker(p.Interval)
-	defer tick.Stop()
 	for {
-		p.round(ctx, time.Now())
+		begin := time.Now()
+		p.round(ctx, begin)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-time.After(p.pause(time.Since(begin))):
 		}
 	}
+}
+
+// pause returns the time until the next measurement, after one that took this long.
+func (p *Pilot) pause(took time.Duration) time.Duration {
+	return max(p.Interval-took, (timeShare-1)*took)
 }
 
 // round measures, decides and applies the decisions.
@@ -135,6 +141,7 @@ func (p *Pilot) round(ctx context.Context, now time.Time) {
 	if len(m.Spaces) == 0 {
 		return
 	}
+	p.forget(spaces)
 	before := len(p.mem.Records)
 	p.mem.Reconcile(current(m, p.mem.Records, err == nil))
 	if len(p.mem.Records) != before {
@@ -148,6 +155,12 @@ func (p *Pilot) round(ctx context.Context, now time.Time) {
 		}
 	}
 	p.changed.Set(float64(len(p.mem.Records)))
+}
+
+// forget forgets the advice and the failed writes of deleted namespaces.
+func (p *Pilot) forget(there map[uint64]conntrack.Namespace) {
+	maps.DeleteFunc(p.advised, func(s Setting, _ advice) bool { _, is := there[s.Netns]; return !is })
+	maps.DeleteFunc(p.fixed, func(s Setting, _ time.Time) bool { _, is := there[s.Netns]; return !is })
 }
 
 // logError logs a new error of a measurement, once.

@@ -57,6 +57,7 @@ type Setting struct {
 // Space is one network namespace as measured.
 type Space struct {
 	Netns        uint64
+	Own          bool // the agent's
 	Name         string
 	Entries      int
 	Growth       float64                  // entries per second; negative: shrinking
@@ -140,6 +141,7 @@ func (m *Memory) Reconcile(now map[Setting]int) {
 		return !there || v != r.Set
 	})
 	maps.DeleteFunc(m.ages, func(s Setting, _ capacity.Ages) bool { _, there := m.Records[s]; return !there })
+	maps.DeleteFunc(m.calm, func(s Setting, _ time.Time) bool { _, there := m.Records[s]; return !there })
 }
 
 // need is the need of one namespace, in entries.
@@ -157,14 +159,14 @@ func Decide(m Measured, mem *Memory, b Bounds) []Step {
 	for i := range m.Spaces {
 		n := d.need(&m.Spaces[i])
 		d.needs = append(d.needs, n)
-		d.total += n.long
 		d.growing += n.peak
 		d.fullest = max(d.fullest, n.peak)
+		if n.Own {
+			d.own = n.peak
+		}
 	}
 	d.sizes()
-	for _, n := range d.needs {
-		d.timeouts(n)
-	}
+	d.timeouts()
 	return d.steps
 }
 
@@ -174,9 +176,9 @@ type decision struct {
 	bounds  Bounds
 	within  int // entries that fit into the memory
 	needs   []need
-	total   float64 // entries needed by all namespaces
 	growing float64
 	fullest float64 // needed by the fullest namespace
+	own     float64 // needed by the agent's namespace
 	max     int     // nf_conntrack_max after the steps
 	steps   []Step
 }
@@ -236,6 +238,9 @@ func (d *decision) sizes() {
 	why := fmt.Sprintf("the fullest network namespace needs %.0f entries", d.fullest)
 	if d.fullest > fullAbove*float64(d.Max) {
 		wanted = min(capacity.StepUp(capacity.TableFor(d.fullest, 1-aimFor)), available)
+	}
+	if d.own > fullAbove*float64(d.Max) { // others do not take the half of the memory from it
+		wanted = max(wanted, min(capacity.StepUp(capacity.TableFor(d.own, 1-aimFor)), d.within/2))
 	}
 	gain := d.Max / 8
 	if floor := min(d.bounds.Entries, d.within); floor > wanted {
@@ -325,14 +330,47 @@ func (d *decision) calm(s Setting, now bool) bool {
 	return d.At.Sub(since) >= Calm && !d.bounds.Fixed[s]
 }
 
-// timeouts decides on the timeouts of one namespace.
-func (d *decision) timeouts(n need) {
-	// Namespaces share the memory in proportion to their needs.
-	limit := min(float64(d.max), max(n.long, 1)*float64(d.within)/max(d.total, 1))
-	if n.long > fullAbove*limit {
-		d.shorten(n, limit)
-	} else {
-		d.lengthen(n, limit)
+// share returns the entries that the memory has for the agent's namespace and for each other one,
+// if each wants so much that its need is part of it. A pod makes as many namespaces as it likes, and
+// sets their timeouts. So the agent's has half of the memory, or what the others leave. These have
+// equal shares, and what smaller ones leave.
+func (d *decision) share(part float64) (own, other float64) {
+	sum, mine := 0.0, 0.0
+	var wants []float64
+	for _, n := range d.needs {
+		if n.Own {
+			mine = n.long / part
+			continue
+		}
+		wants = append(wants, n.long/part)
+		sum += n.long / part
+	}
+	own = max(float64(d.within)/2, float64(d.within)-sum)
+	left := float64(d.within) - min(mine, own)
+	slices.Sort(wants)
+	for i, want := range wants {
+		if other = left / float64(len(wants)-i); want >= other {
+			return own, other
+		}
+		left -= want
+	}
+	return own, math.Inf(1)
+}
+
+// timeouts decides on the timeouts of all namespaces.
+func (d *decision) timeouts() {
+	ownFull, full := d.share(fullAbove)
+	ownCalm, calm := d.share(calmBelow)
+	for _, n := range d.needs {
+		limit, calmLimit := min(float64(d.max), full), min(float64(d.max), calm)
+		if n.Own {
+			limit, calmLimit = min(float64(d.max), ownFull), min(float64(d.max), ownCalm)
+		}
+		if n.long > fullAbove*limit {
+			d.shorten(n, limit)
+		} else {
+			d.lengthen(n, calmLimit)
+		}
 	}
 }
 

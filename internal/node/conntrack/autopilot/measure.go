@@ -82,7 +82,7 @@ func (m *Measured) readSizes() error {
 
 // readUsage reads the cheap values of the namespace.
 func (p *Pilot) readUsage(ctx context.Context, n conntrack.Namespace) (s Space, err error) {
-	s.Name = n.String()
+	s.Name, s.Own = n.String(), n.Own
 	if s.Netns, err = kernel.NetnsCookie(); err != nil {
 		return s, err
 	}
