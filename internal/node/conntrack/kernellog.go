@@ -107,12 +107,14 @@ func parseLogLine(record string) (LogLine, bool) {
 	}
 	text, _, _ = strings.Cut(text, "\n")
 	l := LogLine{At: time.Duration(micros) * time.Microsecond, Text: text}
+	// The kernel begins it with the module's name, twice in nf_conntrack_core.c. Later text may be of a
+	// process, such as its name and program where it crashes.
+	text, ours := strings.CutPrefix(text, "nf_conntrack: ")
+	text = strings.TrimPrefix(text, "nf_conntrack: ")
 	switch {
-	case !strings.Contains(text, "nf_conntrack"):
-		return LogLine{}, false
-	case strings.Contains(text, "expectation table full"):
+	case ours && strings.HasPrefix(text, "expectation table full"):
 		l.Kind = ExpectTableFull
-	case strings.Contains(text, "table full"):
+	case ours && strings.HasPrefix(text, "table full"):
 		l.Kind = TableFull
 	default:
 		return LogLine{}, false

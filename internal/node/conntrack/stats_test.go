@@ -162,6 +162,9 @@ func TestTheKernelLogIsCounted(t *testing.T) {
 		"4,103,3000000,-;net_ratelimit: 12 callbacks suppressed",
 		"4,104,4000000,-;nf_conntrack: expectation table full",
 		"12,105,5000000,-;nf_conntrack: table full, says some program",
+		// A process chooses its name, and that of its program (show_signal_msg).
+		"6,107,7000000,-;nf_conntrack[71]: segfault at 0 ip 0000000000401000 sp 00007ffd00000000 error 4 in table full[401000,401000+1000]",
+		"6,108,7000000,-;nf_conntrack: t[71]: segfault at 0 ip 0000000000401000 sp 00007ffd00000000 error 4 in expectation table full[401000,401000+1000]",
 		"6,106,6000000,-;nf_conntrack: default automatic helper assignment has been turned off",
 		"rubbish", "4,1;x", "a,b,c;nf_conntrack: table full",
 	}, "\n")))
