@@ -16,6 +16,10 @@ const secretWords = `password|passwd|passphrase|pwd|secret|token|api[_-]?key|acc
 // the two must follow.
 const named = `(?i)([\w.-]*(?:` + secretWords + `)[\w.-]*`
 
+// inKey has the characters of a key's lines, of its headers, and of the times that a log puts before
+// them. It has no quote: text that others choose is quoted, and so removes nothing else.
+const inKey = `[A-Za-z0-9+/=\s\\,:.-]`
+
 var secretName = regexp.MustCompile(`(?i)` + secretWords)
 
 // rule replaces what a pattern finds.
@@ -28,9 +32,9 @@ type rule struct {
 // little.
 var rules = []rule{
 	// Private keys, also a part of one: a tail of a log may begin or end inside.
-	{regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?-----END [A-Z0-9 ]*PRIVATE KEY-----`), Mark},
-	{regexp.MustCompile(`(?s)\A.*-----END [A-Z0-9 ]*PRIVATE KEY-----`), Mark},
-	{regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*\z`), Mark},
+	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----` + inKey + `*?-----END [A-Z0-9 ]*PRIVATE KEY-----`), Mark},
+	{regexp.MustCompile(`\A` + inKey + `*-----END [A-Z0-9 ]*PRIVATE KEY-----`), Mark},
+	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----` + inKey + `*`), Mark},
 	// The same in base64, as in a kubeconfig: the beginning is "-----BEGIN".
 	{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]*`), Mark},
 	// JSON web tokens, as those of ServiceAccounts.
@@ -44,7 +48,7 @@ var rules = []rule{
 	// Values with names. In JSON, in JSON inside of a string, and in quotes:
 	{regexp.MustCompile(named + `\\*["']?\s*[:=]\s*)(\\+")[^"\\]*\\+"`), "${1}${2}" + Mark + "${2}"},
 	{regexp.MustCompile(named + `\\*["']?\s*[:=]\s*)"(?:[^"\\]|\\.)*"`), `${1}"` + Mark + `"`},
-	{regexp.MustCompile(named + `\\*["']?\s*[:=]\s*)'[^']*'`), "${1}'" + Mark + "'"},
+	{regexp.MustCompile(named + `\\*["']?\s*[:=]\s*)'[^'\n]*'`), "${1}'" + Mark + "'"},
 	// A number or a boolean of JSON becomes a string.
 	{regexp.MustCompile(named + `(\\*["'])\s*:\s*)[^\s{}\[\],"'\\]+`), "${1}${2}" + Mark + "${2}"},
 	// In YAML, where a value may have several lines, in logs, and in flags.

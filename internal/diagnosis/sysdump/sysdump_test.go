@@ -64,6 +64,33 @@ func TestSecretsAreRedacted(t *testing.T) {
 	}
 }
 
+// The author of a Service chooses texts that problems quote. They remove nothing of others.
+func TestATextRemovesNoOtherLines(t *testing.T) {
+	for _, row := range [][2]string{
+		{"-----END A PRIVATE KEY-----", "x"},
+		{"-----BEGIN A PRIVATE KEY-----", "x"},
+		{"-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----"},
+		{"secret='", "'"},
+		{"token: |", "x"},
+	} {
+		text := fmt.Sprintf("level=WARN msg=\"the first\"\nlevel=WARN msg=%q\nlevel=WARN msg=\"the middle\"\nlevel=WARN msg=%q\nlevel=WARN msg=\"the last\"\n",
+			fmt.Sprintf("team/web: %q is not a way", row[0]), fmt.Sprintf("team/web: %q is not a way", row[1]))
+		got := NewRedactor().Text(text)
+		for _, want := range []string{"the first", "the middle", "the last"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%q removes %q: %q", row, want, got)
+			}
+		}
+	}
+	// A key in a log, with the time before each line.
+	const key = "2026-11-23T10:00:00.1Z stdout F -----BEGIN PRIVATE KEY-----\n2026-11-23T10:00:00.1Z stdout F PLANT+/=\n2026-11-23T10:00:00.1Z stdout F -----END PRIVATE KEY-----\n"
+	for _, text := range []string{key, key[:90], key[70:]} {
+		if got := NewRedactor().Text(text); strings.Contains(got, "PLANT") {
+			t.Errorf("%q: %q", text, got)
+		}
+	}
+}
+
 // Redacted JSON is JSON still, whatever its names and values are.
 func FuzzRedactedJSON(f *testing.F) {
 	f.Add("token", `a"b`)
