@@ -3,12 +3,15 @@ package sysdump
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -30,7 +33,9 @@ const (
 	mostEvents    = 500
 	pageSize      = 500
 	logLines      = 5000
-	mostObjects   = 20000
+	mostEvent     = 4000 // bytes of one Event, so that mostEvents of them fit into a file
+	mostObjects   = sysdump.DefaultFileLimit * 7 / 8
+	listTimeout   = sysdump.DefaultTimeout * 3 / 4 // leaves time to write what was read
 	agentFilePart = "cluster/agents/"
 )
 
@@ -47,13 +52,13 @@ func (c *fromCluster) collectors(ctx context.Context) []sysdump.Collector {
 		}},
 		{File: "cluster/nodes.json", About: "Nodes, without annotations", Collect: c.nodes},
 		{File: "cluster/agents.json", About: fmt.Sprintf("Pods of the agents, at most %d, without values of their environment", mostAgents), Collect: c.agents},
-		{File: "cluster/events.json", About: fmt.Sprintf("Events of Spillway and of its Pods, at most %d", mostEvents), Collect: c.events},
+		{File: "cluster/events.json", About: fmt.Sprintf("Events of Spillway and of its Pods, at most %d, which namespaces share", mostEvents), Collect: c.events},
 		{File: "cluster/counts.json", About: "numbers of Services and EndpointSlices", Collect: c.counts},
 	}
 	if c.objects {
 		list = append(list,
-			sysdump.Collector{File: "cluster/services.jsonl", About: fmt.Sprintf("Services, at most %d, without annotations", mostObjects), Collect: c.services},
-			sysdump.Collector{File: "cluster/endpointslices.jsonl", About: fmt.Sprintf("EndpointSlices, at most %d, without annotations", mostObjects), Collect: c.slices})
+			sysdump.Collector{File: "cluster/services.jsonl", About: "Services, without annotations; namespaces share the size", Collect: c.services},
+			sysdump.Collector{File: "cluster/endpointslices.jsonl", About: "EndpointSlices, without annotations; namespaces share the size", Collect: c.slices})
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*podsTimeout)
 	defer cancel()
@@ -171,41 +176,53 @@ func barePod(p *corev1.Pod, r *sysdump.Redactor) {
 	}
 }
 
-// events writes Events that Spillway reported, and those about its Pods.
+// events writes Events that Spillway reported, and those about its Pods. Other authors can write such
+// Events too, so each is redacted by itself.
 func (c *fromCluster) events(ctx context.Context, w io.Writer) error {
-	var found []corev1.Event
-	for next := ""; ; {
-		list, err := c.client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{Limit: pageSize, Continue: next})
-		if err != nil {
-			return err
-		}
-		for _, e := range list.Items {
-			if strings.Contains(e.ReportingController+e.Source.Component+e.InvolvedObject.Name, "spillway") {
-				bareMeta(&e.ObjectMeta)
-				found = append(found, e)
+	found, large := newShares(mostEvents), 0
+	err := eachPage(ctx, c.client.CoreV1().Events(metav1.NamespaceAll).List, func(list *corev1.EventList) (string, error) {
+		for i := range list.Items {
+			e := &list.Items[i]
+			if !strings.Contains(e.ReportingController+e.Source.Component+e.InvolvedObject.Name, "spillway") {
+				continue
 			}
+			bareMeta(&e.ObjectMeta)
+			text, err := json.Marshal(e)
+			if err != nil {
+				return "", err
+			}
+			if len(text) <= mostEvent {
+				text = []byte(c.redactor.Text(string(text)))
+			}
+			if len(text) > mostEvent || !json.Valid(text) {
+				large++
+				continue
+			}
+			found.add(e.Namespace, line{rank: -e.CreationTimestamp.Unix(), weight: 1, text: text})
 		}
-		if next = list.Continue; next == "" {
-			break
-		}
+		return list.Continue, nil
+	})
+	if large > 0 {
+		err = errors.Join(err, fmt.Errorf("%d Events are missing: larger than %d bytes, or with a part of a key", large, mostEvent))
 	}
-	slices.SortStableFunc(found, func(a, b corev1.Event) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-	return writeJSON(w, found[max(0, len(found)-mostEvents):])
+	events := []json.RawMessage{}
+	for _, l := range slices.Backward(found.lines()) {
+		events = append(events, l.text)
+	}
+	return errors.Join(json.NewEncoder(w).Encode(events), err)
 }
 
 // counts writes numbers. The server knows how many EndpointSlices remain after the first.
 func (c *fromCluster) counts(ctx context.Context, w io.Writer) error {
 	services := map[string]int{}
 	headless := 0
-	if err := c.eachService(ctx, func(s *corev1.Service) error {
+	failed := c.eachService(ctx, func(s *corev1.Service) error {
 		services[string(cmp.Or(s.Spec.Type, corev1.ServiceTypeClusterIP))]++
 		if s.Spec.ClusterIP == corev1.ClusterIPNone {
 			headless++
 		}
 		return nil
-	}); err != nil {
-		return err
-	}
+	})
 	list, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return err
@@ -214,51 +231,75 @@ func (c *fromCluster) counts(ctx context.Context, w io.Writer) error {
 	if list.RemainingItemCount != nil {
 		n += int(*list.RemainingItemCount)
 	}
-	return writeJSON(w, map[string]any{"services": services, "headless": headless, "endpointSlices": n})
+	return errors.Join(writeJSON(w, map[string]any{"services": services, "headless": headless, "endpointSlices": n}), failed)
 }
 
 func (c *fromCluster) eachService(ctx context.Context, each func(*corev1.Service) error) error {
-	for next, n := "", 0; n < mostObjects; {
-		list, err := c.client.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{Limit: pageSize, Continue: next})
-		if err != nil {
-			return err
-		}
+	return eachPage(ctx, c.client.CoreV1().Services(metav1.NamespaceAll).List, func(list *corev1.ServiceList) (string, error) {
 		for i := range list.Items {
 			if err := each(&list.Items[i]); err != nil {
-				return err
+				return "", err
 			}
 		}
-		n += len(list.Items)
-		if next = list.Continue; next == "" {
-			return nil
-		}
-	}
-	return nil
-}
-
-func (c *fromCluster) services(ctx context.Context, w io.Writer) error {
-	return c.eachService(ctx, func(s *corev1.Service) error {
-		bareMeta(&s.ObjectMeta)
-		return writeLine(w, s)
+		return list.Continue, nil
 	})
 }
 
-func (c *fromCluster) slices(ctx context.Context, w io.Writer) error {
-	for next, n := "", 0; n < mostObjects; {
-		list, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{Limit: pageSize, Continue: next})
+// eachPage reads a list in pages, for listTimeout at most. use returns what names the next page.
+func eachPage[L any](ctx context.Context, list func(context.Context, metav1.ListOptions) (L, error), use func(L) (string, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	for next := ""; ; {
+		page, err := list(ctx, metav1.ListOptions{Limit: pageSize, Continue: next})
 		if err != nil {
 			return err
 		}
+		if next, err = use(page); err != nil || next == "" {
+			return err
+		}
+	}
+}
+
+func (c *fromCluster) services(ctx context.Context, w io.Writer) error {
+	lines := newShares(mostObjects)
+	err := c.eachService(ctx, func(s *corev1.Service) error { return addObject(lines, &s.ObjectMeta, s) })
+	return errors.Join(writeLines(w, lines), err)
+}
+
+func (c *fromCluster) slices(ctx context.Context, w io.Writer) error {
+	lines := newShares(mostObjects)
+	err := eachPage(ctx, c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List, func(list *discoveryv1.EndpointSliceList) (string, error) {
 		for i := range list.Items {
-			bareMeta(&list.Items[i].ObjectMeta)
-			if err := writeLine(w, &list.Items[i]); err != nil {
-				return err
+			if err := addObject(lines, &list.Items[i].ObjectMeta, &list.Items[i]); err != nil {
+				return "", err
 			}
 		}
-		n += len(list.Items)
-		if next = list.Continue; next == "" {
-			return nil
+		return list.Continue, nil
+	})
+	return errors.Join(writeLines(w, lines), err)
+}
+
+// addObject adds an object; the first of each namespace stay.
+func addObject(lines *shares, m *metav1.ObjectMeta, object any) error {
+	bareMeta(m)
+	text, err := json.Marshal(object)
+	if err == nil {
+		lines.added++
+		lines.add(m.Namespace, line{rank: lines.added, weight: len(text) + 1, text: append(text, '\n')})
+	}
+	return err
+}
+
+// writeLines writes the lines that are left, and says how many are not.
+func writeLines(w io.Writer, lines *shares) error {
+	left := lines.lines()
+	for _, l := range left {
+		if _, err := w.Write(l.text); err != nil {
+			return err
 		}
+	}
+	if missing := int(lines.added) - len(left); missing > 0 {
+		return fmt.Errorf("%d of %d objects do not fit", missing, lines.added)
 	}
 	return nil
 }
