@@ -26,7 +26,8 @@ type Pod struct {
 
 // FindPod finds a pod by its address. On this node it also finds a pod by its name (its
 // processes' host name), and by the name or a process of its network namespace. An
-// address need not belong to a pod.
+// address need not belong to a pod. Namespaces that pods made count only where no other has the
+// address.
 func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
 	p := Pod{Name: want}
 	addr, err := netip.ParseAddr(want)
@@ -41,13 +42,16 @@ func FindPod(want string, list []conntrack.Namespace) (Pod, error) {
 		addrs := addressesOf(n)
 		switch {
 		case byAddr && !slices.Contains(addrs, addr.Unmap()):
-		case !byAddr && want != hostName(n.PID) && !n.Is(want):
+		case !byAddr && want != hostName(n) && !n.Is(want):
 		default:
 			p.Namespaces = append(p.Namespaces, n)
 			if !byAddr {
 				p.Addresses = append(p.Addresses, addrs...)
 			}
 		}
+	}
+	if slices.ContainsFunc(p.Namespaces, madeByRuntime) {
+		p.Namespaces = slices.DeleteFunc(p.Namespaces, func(n conntrack.Namespace) bool { return byAddr && !madeByRuntime(n) })
 	}
 	if !byAddr && len(p.Namespaces) == 0 {
 		return p, fmt.Errorf("%s: no pod of this node has that name: use its address", want)
@@ -70,13 +74,40 @@ func addressesOf(n conntrack.Namespace) (list []netip.Addr) {
 	return list
 }
 
-// hostName returns the host name of a process if it differs from this process's: for a
-// pod's process it is the pod's name. Else it is "".
-func hostName(pid int) string {
-	path := fmt.Sprintf("/proc/%d/ns/uts", pid)
+// madeByRuntime reports whether a container runtime made a network namespace, and not a pod: root has
+// bound it to a name, or it belongs to the user namespace of the caller's.
+func madeByRuntime(n conntrack.Namespace) bool {
+	return len(n.Names) > 0 || owner(fmt.Sprintf("/proc/%d/ns/net", n.PID)) == owner("/proc/thread-self/ns/net")
+}
+
+// owner returns the inode of the user namespace that a namespace belongs to; 0 if that is above the
+// caller's.
+func owner(path string) uint64 {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(fd)
+	user, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(user)
+	var st unix.Stat_t
+	if unix.Fstat(user, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// hostName returns the host name of the first process of a namespace if it differs from this
+// process's: for a pod's process it is the pod's name. Else it is "", also for a name that the pod
+// itself may have chosen: in a namespace that it made, or in a user namespace of its own.
+func hostName(n conntrack.Namespace) string {
+	path := fmt.Sprintf("/proc/%d/ns/uts", n.PID)
 	theirs, err := os.Readlink(path)
 	own, ownErr := os.Readlink(ownUTS)
-	if err != nil || ownErr != nil || theirs == own {
+	if err != nil || ownErr != nil || theirs == own || !madeByRuntime(n) || owner(path) != owner(fmt.Sprintf("/proc/%d/ns/net", n.PID)) {
 		return ""
 	}
 	name := make(chan string, 1)
@@ -164,7 +195,7 @@ func (p *places) refresh() {
 	for _, n := range found {
 		cookie := Cookie(n)
 		if old, ok := p.known[cookie]; cookie != 0 && (!ok || n.String() != old.String()) {
-			p.known[cookie] = place{n, cookie, hostName(n.PID)}
+			p.known[cookie] = place{n, cookie, hostName(n)}
 		}
 	}
 }
@@ -221,7 +252,7 @@ func Pods(list []conntrack.Namespace) (pods []Pod) {
 		if n.Own {
 			continue
 		}
-		if name := hostName(n.PID); name != "" {
+		if name := hostName(n); name != "" {
 			pods = append(pods, Pod{Name: name, Namespaces: []conntrack.Namespace{n}, Addresses: addressesOf(n)})
 		}
 	}

@@ -144,12 +144,23 @@ func dump(ctx context.Context, n conntrack.Namespace, each func(*conntrack.Entry
 
 func podNames() map[netip.Addr]string {
 	list, _ := conntrack.Namespaces()
+	return namesOf(drops.Pods(list))
+}
+
+// namesOf returns the pods by address. An address that several pods have on their devices is of none:
+// a pod may add that of another.
+func namesOf(pods []drops.Pod) map[netip.Addr]string {
 	names := map[netip.Addr]string{}
-	for _, p := range drops.Pods(list) {
+	for _, p := range pods {
 		for _, a := range p.Addresses {
+			if other, taken := names[a]; taken && other != p.Name {
+				names[a] = ""
+				continue
+			}
 			names[a] = p.Name
 		}
 	}
+	maps.DeleteFunc(names, func(_ netip.Addr, name string) bool { return name == "" })
 	return names
 }
 

@@ -214,3 +214,11 @@ func TestDropsAreCountedByAddress(t *testing.T) {
 		return slices.ContainsFunc(s.Rows, func(r Row) bool { return r.Name == "127.0.0.1" && r.Drops > 0 })
 	})
 }
+
+func TestAnAddressOfTwoPodsNamesNone(t *testing.T) {
+	a, b := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("fd00::2")
+	got := namesOf([]drops.Pod{{Name: "web", Addresses: []netip.Addr{a}}, {Name: "forger", Addresses: []netip.Addr{b, a}}, {Name: "third", Addresses: []netip.Addr{a}}})
+	if len(got) != 1 || got[b] != "forger" {
+		t.Errorf("%v", got)
+	}
+}
