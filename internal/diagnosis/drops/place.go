@@ -155,7 +155,8 @@ type places struct {
 	list   func() ([]conntrack.Namespace, error)
 	known  map[uint64]place
 	devs   map[deviceKey]string
-	looked time.Time
+	looked time.Time     // when the last look ended
+	took   time.Duration // of the last look
 }
 
 type place struct {
@@ -179,8 +180,13 @@ type deviceKey struct {
 	index  uint32
 }
 
-// refreshInterval is how often unknown namespaces are looked for.
-const refreshInterval = time.Second
+const (
+	// refreshInterval is how often unknown namespaces are looked for, at most lookShare of the time.
+	refreshInterval = time.Second
+	lookShare       = 10
+	// maxPlaces is the number of devices, and of namespaces if some of them are deleted, that are kept.
+	maxPlaces = 4096
+)
 
 func newPlaces(list func() ([]conntrack.Namespace, error)) *places {
 	p := &places{list: list, known: map[uint64]place{}, devs: map[deviceKey]string{}}
@@ -188,10 +194,15 @@ func newPlaces(list func() ([]conntrack.Namespace, error)) *places {
 	return p
 }
 
-// refresh lists the namespaces. It keeps deleted ones, whose last drops may still arrive.
+// refresh lists the namespaces. It keeps deleted ones, whose last drops may still arrive, up to
+// maxPlaces.
 func (p *places) refresh() {
-	p.looked = time.Now()
+	begin := time.Now()
+	defer func() { p.looked, p.took = time.Now(), time.Since(begin) }()
 	found, _ := p.list() // an unreadable namespace is named by its number
+	if len(p.known) > maxPlaces {
+		clear(p.known)
+	}
 	for _, n := range found {
 		cookie := Cookie(n)
 		if old, ok := p.known[cookie]; cookie != 0 && (!ok || n.String() != old.String()) {
@@ -203,7 +214,7 @@ func (p *places) refresh() {
 // at finds a namespace by its cookie, also a new one.
 func (p *places) at(cookie uint64) (place, bool) {
 	n, ok := p.known[cookie]
-	if !ok && cookie != 0 && time.Since(p.looked) > refreshInterval {
+	if !ok && cookie != 0 && time.Since(p.looked) > max(refreshInterval, lookShare*p.took) {
 		p.refresh()
 		n, ok = p.known[cookie]
 	}
@@ -241,6 +252,9 @@ func (p *places) device(n place, index uint32) string {
 		}
 		return err
 	})
+	if len(p.devs) >= maxPlaces {
+		clear(p.devs)
+	}
 	p.devs[key] = name
 	return name
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/node/conntrack"
 )
@@ -72,5 +73,36 @@ func TestAProcessDoesNotRenameItsPod(t *testing.T) {
 	list, _ := conntrack.Namespaces()
 	if pod, err := FindPod("spw-drops-another", list); err == nil {
 		t.Errorf("%+v", pod)
+	}
+}
+
+// A pod makes and deletes namespaces and devices without end.
+func TestPlacesAreBounded(t *testing.T) {
+	p := newPlaces(func() ([]conntrack.Namespace, error) { return nil, nil })
+	for i := range uint64(3 * maxPlaces) {
+		p.known[i+1] = place{cookie: i + 1}
+		p.device(place{cookie: i}, 7)
+		if i%maxPlaces == 0 {
+			p.refresh()
+		}
+	}
+	p.refresh()
+	if len(p.known) > maxPlaces || len(p.devs) > maxPlaces {
+		t.Errorf("%d namespaces and %d devices are kept", len(p.known), len(p.devs))
+	}
+}
+
+// Many namespaces take long to look at, and a pod's drops may always come from a new one.
+func TestALongLookIsNotRepeatedSoon(t *testing.T) {
+	p, looks := (*places)(nil), 0
+	p = newPlaces(func() ([]conntrack.Namespace, error) { looks++; return nil, nil })
+	p.looked, p.took = time.Now().Add(-2*refreshInterval), time.Hour
+	p.at(99)
+	if looks != 1 {
+		t.Errorf("%d looks, want one", looks)
+	}
+	p.took = 0
+	if p.at(99); looks != 2 {
+		t.Errorf("%d looks, want two", looks)
 	}
 }
