@@ -67,6 +67,10 @@ func (c Config) Validate() error {
 	return nil
 }
 
+// othersTimeout bounds the reading of all namespaces but the caller's own: a pod makes as many as it
+// likes, with as many rules. A node with 110 pods takes some seconds. A test shortens it.
+var othersTimeout = 40 * time.Second
+
 // Load reads the state of the node. A part that cannot be read is a Problem of the Node.
 // It returns an error only if there is nothing to examine.
 func Load(ctx context.Context, c Config) (*Node, error) {
@@ -80,6 +84,9 @@ func Load(ctx context.Context, c Config) (*Node, error) {
 		return nil, cmp.Or(err, errors.New("no network namespace to examine"))
 	}
 	l.machine(ctx)
+	late := fmt.Errorf("network namespace was not read within %v", othersTimeout)
+	others, cancel := context.WithTimeoutCause(ctx, othersTimeout, late)
+	defer cancel()
 	for i, n := range list {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -87,7 +94,14 @@ func Load(ctx context.Context, c Config) (*Node, error) {
 		if c.Part != nil {
 			c.Part(i, len(list))
 		}
-		l.namespace(ctx, n)
+		switch {
+		case n.Own:
+			l.namespace(ctx, n)
+		case others.Err() == nil:
+			l.namespace(others, n)
+		default:
+			l.addProblem(n.String(), late)
+		}
 	}
 	if c.Sample > 0 {
 		l.readCountersAgain(ctx, c.Sample)

@@ -122,7 +122,7 @@ func (rs *Ruleset) readTables(ctx context.Context) error {
 // list runs the first of these programs that is installed. A program whose name has no
 // variant counts only if its version names the variant.
 func list(ctx context.Context, programs []string, variant string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, toolTimeout, fmt.Errorf("took longer than %v", toolTimeout))
 	defer cancel()
 	for i, program := range programs {
 		path, err := exec.LookPath(program)
@@ -139,7 +139,7 @@ func list(ctx context.Context, programs []string, variant string, args ...string
 		cmd.Stderr = &stderr
 		out, err := cmd.Output()
 		if ctx.Err() != nil {
-			err = fmt.Errorf("took longer than %v", toolTimeout)
+			err = context.Cause(ctx)
 		}
 		if err == nil {
 			// Remarks about tables may be on either stream.
