@@ -131,7 +131,9 @@ func TestPacketLeastAmongMany(t *testing.T) {
 	sum := 0
 	for _, e := range list {
 		active, _ := n.loadOf(t, e.Addr)
-		if sum += active; active < 97 || active > 103 { // random shares would differ by 10
+		// Two random endpoints are compared for each flow, so one in some thousand runs differs by 4. Of
+		// random shares, whose standard deviation is 9.4, at least one differs by more than 8 in 98 of 100.
+		if sum += active; active < 92 || active > 108 {
 			t.Errorf("endpoint %s has %d of 800 flows", e.Addr, active)
 		}
 	}
