@@ -41,15 +41,21 @@ func prefix(list ...string) func(string) bool {
 var metricGroups = []metricGroup{
 	{"API server", "kube-proxy's names, and Spillway's own.", prefix("rest_client_", "spillway_api_server_", "spillway_events_")},
 	{"iptables dataplane", "Only with `--proxy-mode iptables`.", prefix("kubeproxy_sync_proxy_rules_iptables_", "spillway_iptables_")},
-	{"nftables dataplane", "With `--proxy-mode nftables`, and with `ebpf` for the ports that eBPF cannot serve.", prefix("spillway_nftables_", "kubeproxy_sync_proxy_rules_nftables_")},
-	{"Flow events and traffic of Services", "Only with `--proxy-mode ebpf`. The metrics by Service need `--service-metrics`, those of events `--flow-events` ([flow events](flow-events.md)).",
-		prefix("spillway_flow_events_", "spillway_service_connections_", "spillway_service_active_", "spillway_service_refused_", "spillway_service_dropped_",
+	{"nftables dataplane", "With `--proxy-mode nftables`, and with `ebpf` for the ports that eBPF cannot serve.",
+		prefix("spillway_nftables_", "kubeproxy_sync_proxy_rules_nftables_")},
+	{"Flow events and traffic of Services", "Only with `--proxy-mode ebpf`. The metrics by Service need `--service-metrics`, those of " +
+		"events `--flow-events` ([flow events](flow-events.md)).",
+		prefix("spillway_flow_events_", "spillway_service_connections_", "spillway_service_active_", "spillway_service_refused_",
+			"spillway_service_dropped_",
 			"spillway_service_bytes_", "spillway_service_packets_", "spillway_service_handshake_", "spillway_service_metrics_")},
-	{"Services and syncs", "kube-proxy's names, and Spillway's own.", prefix("kubeproxy_", "kubernetes_", "spillway_service_", "spillway_services_", "spillway_unsupported_", "spillway_ejected_endpoints", "spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
+	{"Services and syncs", "kube-proxy's names, and Spillway's own.",
+		prefix("kubeproxy_", "kubernetes_", "spillway_service_", "spillway_services_", "spillway_unsupported_", "spillway_ejected_endpoints",
+			"spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
 	{"Do-not-track policies", "", prefix("spillway_do_not_track_")},
 	{"eBPF dataplane", "Only with `--proxy-mode ebpf`.", prefix("spillway_ebpf_", "spillway_sockets_ended_")},
 	{"Conntrack autopilot", "Not with `--conntrack-autopilot off`.", prefix("spillway_conntrack_autopilot_")},
-	{"Conntrack", "node_exporter's names, and Spillway's own. `netns` is a network namespace; 128 have series of their own, and `(others)` adds up the rest.", prefix("node_nf_conntrack_", "spillway_conntrack_")},
+	{"Conntrack", "node_exporter's names, and Spillway's own. `netns` is a network namespace; 128 have series of their own, and " +
+		"`(others)` adds up the rest.", prefix("node_nf_conntrack_", "spillway_conntrack_")},
 	{"OpenTelemetry", "Only with `--otlp-endpoint`.", prefix("spillway_otlp_")},
 	{"InfluxDB", "Only with `--influx-url`.", prefix("spillway_influx_")},
 }
@@ -197,7 +203,8 @@ func writeVerdicts(w *bytes.Buffer, path string) error {
 			verdicts = append(verdicts, []string{code(name), cell(m[2])})
 		}
 	}
-	w.WriteString("## Reasons of drops\n\nValues of `reason` of `spillway_ebpf_drops_total`. `policy_local`, `source_range` and\n`rejected_silent` are configured drops.\n\n")
+	w.WriteString("## Reasons of drops\n\nValues of `reason` of `spillway_ebpf_drops_total`. `policy_local`, `source_range` " +
+		"and\n`rejected_silent` are configured drops.\n\n")
 	table(w, drops...)
 	w.WriteString("## Verdicts\n\nValues of `verdict` of `spillway_ebpf_verdicts_total`.\n\n")
 	table(w, verdicts...)

@@ -16,7 +16,8 @@ func Choices(cmd *cobra.Command, flag string, values ...string) {
 // Complete makes a shell complete the values of a flag, also after a comma in a list of
 // them. The flag must exist.
 func Complete(cmd *cobra.Command, flag string, values func() []string) {
-	err := cmd.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	err := cmd.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion,
+		cobra.ShellCompDirective) {
 		before := ""
 		if f := cmd.Flags().Lookup(flag); strings.HasSuffix(f.Value.Type(), "Slice") {
 			before = typed[:strings.LastIndex(typed, ",")+1]

@@ -18,13 +18,16 @@ func TestADenyRuleSendsItsPodThroughNetfilter(t *testing.T) {
 	tr := New(intent.Config{NodeName: here}, donottrack.Config{}) // one name is the node's for both
 	tr.Apply(model.Delta{Full: true,
 		Pods: map[model.Name]*model.Pod{name: {Name: name, Node: here, IPs: []netip.Addr{pod}}},
-		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}},
-		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP,
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports:      []model.ServicePort{{Protocol: model.TCP, Port: 80}}}},
+		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
+			Ports:     []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
 			Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: here}}}},
 	})
 	deny := &model.DoNotTrackPolicy{Name: "p", Pods: &model.PodSelection{}, DenyOthers: true,
-		Ingress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 11211, Last: 11211}}, Peers: []model.PolicyPeer{{Block: netip.MustParsePrefix("192.0.2.0/24")}}}}}
+		Ingress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 11211, Last: 11211}},
+			Peers: []model.PolicyPeer{{Block: netip.MustParsePrefix("192.0.2.0/24")}}}}}
 	for _, step := range []struct {
 		policy *model.DoNotTrackPolicy
 		want   bool

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-var nasty = []string{"", "plain", "a b", "$(touch /x)", "`touch /x`", "it's", "a;b", "*", "~", "#", "!", "a\nb", `\`, `"`, "'", "x=1", "--net=/run/netns/a;reboot", "&|<>"}
+var nasty = []string{"", "plain", "a b", "$(touch /x)", "`touch /x`", "it's", "a;b", "*", "~", "#", "!", "a\nb", `\`, `"`, "'", "x=1",
+	"--net=/run/netns/a;reboot", "&|<>"}
 
 // A shell gets back what was quoted.
 func TestAShellReadsEachWordAsItWas(t *testing.T) {

@@ -51,7 +51,8 @@ a\x1b[2J\nb            524288  short
 func TestATableWithoutALimitIsWhole(t *testing.T) {
 	for _, p := range []Page{{}, {Width: 40, Wide: true}} {
 		got := printed(t, p)
-		if strings.Count(got, "\n") != 4 || !strings.Contains(got, "1f2e3d4c5b6a ") || strings.Contains(got, "\x1b") || strings.Contains(got, "INVALID") != p.Wide {
+		if strings.Count(got, "\n") != 4 || !strings.Contains(got, "1f2e3d4c5b6a ") || strings.Contains(got, "\x1b") ||
+			strings.Contains(got, "INVALID") != p.Wide {
 			t.Errorf("%+v:\n%s", p, got)
 		}
 	}

@@ -27,7 +27,8 @@ func TestAddressesTimesEndpointsFitIntoNftables(t *testing.T) {
 				s.ExternalIPs = append(s.ExternalIPs, addr)
 				slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: addr, Ready: true, Serving: true})
 			}
-			tracker.Apply(model.Delta{Full: true, Services: map[model.Name]*model.Service{name: s}, Slices: map[model.Name]*model.EndpointSlice{name: slice}})
+			tracker.Apply(model.Delta{Full: true, Services: map[model.Name]*model.Service{name: s},
+				Slices: map[model.Name]*model.EndpointSlice{name: slice}})
 			for _, p := range tracker.State().Ports {
 				if n := len(p.Frontends) * len(p.Endpoints); n > nftables.Capacity.Slots {
 					t.Errorf("%s, %s: a port has %d slots", mode, family, n)

@@ -60,7 +60,8 @@ func TestCleanupWithoutProgramsOfNetfilter(t *testing.T) {
 		return Cleanup(t.Context(), c)
 	}
 	all := os.Getenv("PATH")
-	if err := withPath(path); err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "install the package iptables") {
+	if err := withPath(path); err == nil || strings.Contains(err.Error(), "\n") ||
+		!strings.Contains(err.Error(), "install the package iptables") {
 		t.Errorf("the error is %v, want one line that says what to install", err)
 	}
 	if strings.Contains(tables(), "inet spillway") {

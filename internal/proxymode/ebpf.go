@@ -33,7 +33,8 @@ func mayDefaultCgroup(own, pid1 string) error {
 	case own != "" && (own == pid1 || own == firstNetns):
 		return nil
 	case own == "" || pid1 == "":
-		return errors.New("find cgroup2: it cannot be told whether this is the machine's network namespace (/proc/1/ns/net cannot be read), and " + give)
+		return errors.New("find cgroup2: it cannot be told whether this is the machine's network namespace (/proc/1/ns/net cannot be read), " +
+			"and " + give)
 	}
 	return errors.New("find cgroup2: this network namespace is not that of the machine, and " + give)
 }

@@ -32,7 +32,8 @@ func TestALargeServiceHoldsUpNoOther(t *testing.T) {
 			slice.Ports = append(slice.Ports, model.EndpointPort{Name: port, Protocol: model.TCP, Port: uint16(8000 + i)})
 		}
 		for i := range endpoints {
-			slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.AddrFrom4([4]byte{10, addr, byte(i >> 8), byte(i)}), Ready: true, Serving: true})
+			slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.AddrFrom4([4]byte{10, addr, byte(i >> 8), byte(i)}),
+				Ready: true, Serving: true})
 		}
 		return model.Delta{Services: map[model.Name]*model.Service{n: s}, Slices: map[model.Name]*model.EndpointSlice{n: slice}}
 	}

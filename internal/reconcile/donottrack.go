@@ -248,7 +248,8 @@ func (ps *doNotTrackSync) problem() []model.Problem {
 	case ps.err != nil:
 		what = fmt.Sprintf("%v; what was written before holds, and this is tried again", ps.err)
 	case ps.stage == policiesIncomplete:
-		what = fmt.Sprintf("%s cannot be read, and the kernel had nothing of an earlier agent: everything else is applied%s", ps.unread.Text, ps.knownPolicies())
+		what = fmt.Sprintf("%s cannot be read, and the kernel had nothing of an earlier agent: everything else is applied%s",
+			ps.unread.Text, ps.knownPolicies())
 	default:
 		return nil
 	}

@@ -43,7 +43,8 @@ func TestMetricsAndProblemsSayWhatIsNotKnown(t *testing.T) {
 		look("an earlier agent's table", 1, 1, -1, "the kernel holds what an earlier agent wrote, and m.yaml cannot be read")
 		_ = table.Replace(t.Context(), donottrack.State{}) // another program deletes it
 		g.after(time.Minute)
-		look("another program deleted it", 0, 1, 1, "m.yaml cannot be read, and the kernel had nothing of an earlier agent: everything else is applied; these policies may be incomplete: p")
+		look("another program deleted it", 0, 1, 1, "m.yaml cannot be read, and the kernel had nothing of an earlier agent: everything else "+
+			"is applied; these policies may be incomplete: p")
 		g.Deliver(model.Delta{Unread: &mended}, nil)
 		g.after(time.Second)
 		look("mended", 0, 1, 1, "")

@@ -143,7 +143,8 @@ func TestWhatTheKernelDeniesStaysWhileItIsNotKnown(t *testing.T) {
 			if guard.denyRulesUnknown() != test.left {
 				t.Errorf("%s: guards unknown: %v", test.name, guard.denyRulesUnknown())
 			}
-			told := slices.ContainsFunc(g.policies.problem(), func(p model.Problem) bool { return strings.Contains(p.What, "wrote, and m.yaml cannot be read") })
+			told := slices.ContainsFunc(g.policies.problem(),
+				func(p model.Problem) bool { return strings.Contains(p.What, "wrote, and m.yaml cannot be read") })
 			if told != test.left {
 				t.Errorf("%s: problems %v", test.name, g.policies.problem())
 			}
@@ -286,7 +287,8 @@ func TestConnectionsThatRunAreForgottenOnceARuleIsWritten(t *testing.T) {
 			t.Errorf("a policy came: looked %d times, %v", n, f.asked)
 		}
 		pod := model.Name{Namespace: "n", Name: "another"}
-		g.Deliver(model.Delta{Pods: map[model.Name]*model.Pod{pod: {Name: pod, Node: "n1", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}}}, nil)
+		g.Deliver(model.Delta{Pods: map[model.Name]*model.Pod{pod: {Name: pod, Node: "n1", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}}},
+			nil)
 		g.after(time.Minute)
 		if n := f.times(); n != 3 {
 			t.Errorf("a pod came: looked %d times in all", n)
@@ -335,7 +337,8 @@ func TestWhatIsTranslatedIsKeptWithThePolicy(t *testing.T) {
 			t.Errorf("they have ended: %d are kept, looked %d times", n, f.looks()-looks)
 		}
 		pod2 := model.Name{Namespace: "n", Name: "another"}
-		g.Deliver(model.Delta{Pods: map[model.Name]*model.Pod{pod2: {Name: pod2, Node: "n1", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}}}, nil)
+		g.Deliver(model.Delta{Pods: map[model.Name]*model.Pod{pod2: {Name: pod2, Node: "n1",
+			IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}}}, nil)
 		g.after(time.Minute)
 		if f.looks() != looks {
 			t.Errorf("a pod came: looked %d times", f.looks()-looks)
@@ -409,7 +412,8 @@ func policyBesideService() (world model.Delta, web model.Name) {
 	web = model.Name{Namespace: "n", Name: "web"}
 	world = policyDelta()
 	world.Services = map[model.Name]*model.Service{web: {Name: web, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}}
-	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web,
+		Ports:     []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
 		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1")}}}}
 	world.DoNotTrackPolicies["p"].DenyOthers = false
 	return world, web
@@ -608,9 +612,11 @@ func (b *endpointBackend) Replace(ctx context.Context, s intent.State) error {
 func TestAnyClientIsAllowedWhateverTheTableHolds(t *testing.T) {
 	web := model.Name{Namespace: "n", Name: "web"}
 	world := policyDelta()
-	world.Services = map[model.Name]*model.Service{web: {Name: web, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}}
-	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+	world.Services = map[model.Name]*model.Service{web: {Name: web, Type: model.ClusterIP,
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports:      []model.ServicePort{{Protocol: model.TCP, Port: 80}}}}
+	world.Slices = map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Family: model.IPv4,
+		Ports:     []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
 		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1"), Ready: true, Serving: true, Node: "n1"}}}}
 	synctest.Test(t, func(t *testing.T) {
 		b := &endpointBackend{fakeBackend: newFakeBackend("ebpf")}

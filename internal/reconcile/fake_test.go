@@ -121,7 +121,8 @@ func portOf(s *model.Service) *intent.ServicePort {
 	p := &intent.ServicePort{ID: idOf(s.Name), Affinity: s.Affinity, Triggered: s.Created}
 	p.Endpoints = []intent.Endpoint{{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), s.HealthCheckNodePort)}}
 	if s.ExternalLocal {
-		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30000, ExternalRoute: intent.Drop, InternalRoute: intent.ToCluster})
+		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30000, ExternalRoute: intent.Drop,
+			InternalRoute: intent.ToCluster})
 	}
 	return p
 }

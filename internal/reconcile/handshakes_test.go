@@ -49,10 +49,12 @@ func TestEndpointsThatRefuseAreEjected(t *testing.T) {
 			c.Tracker = decisions.New(intent.Config{NodeName: "n1", OutlierEjection: true}, donottrack.Config{NodeName: "n1"})
 		})
 		web := &model.Service{
-			Name: svcName("web"), ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+			Name: svcName("web"), ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports:       []model.ServicePort{{Protocol: model.TCP, Port: 80}},
 			Annotations: map[string]string{intent.OutlierEjectionAnnotation: "true"},
 		}
-		slice := &model.EndpointSlice{Name: svcName("web-1"), Service: svcName("web"), Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 8080}}}
+		slice := &model.EndpointSlice{Name: svcName("web-1"), Service: svcName("web"), Family: model.IPv4,
+			Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 8080}}}
 		for _, a := range []string{"10.1.0.1", "10.1.0.2"} {
 			slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.MustParseAddr(a), Ready: true, Serving: true})
 		}
@@ -60,7 +62,8 @@ func TestEndpointsThatRefuseAreEjected(t *testing.T) {
 		if b.looks > 0 {
 			t.Errorf("%d looks without a Service", b.looks)
 		}
-		g.Deliver(model.Delta{Full: true, Services: map[model.Name]*model.Service{web.Name: web}, Slices: map[model.Name]*model.EndpointSlice{slice.Name: slice}}, nil)
+		g.Deliver(model.Delta{Full: true, Services: map[model.Name]*model.Service{web.Name: web},
+			Slices: map[model.Name]*model.EndpointSlice{slice.Name: slice}}, nil)
 		g.after(5 * time.Second)
 		// written returns which endpoints the last write has ejected.
 		written := func() string {
@@ -78,7 +81,8 @@ func TestEndpointsThatRefuseAreEjected(t *testing.T) {
 			}
 		}
 		id := intent.PortID{Service: web.Name, Number: 80, Protocol: model.TCP, Family: model.IPv4}
-		b.outcomes = []outlier.Outcome{{ID: 1, Port: id, Endpoint: netip.MustParseAddrPort("10.1.0.2:8080"), Failed: 5, Refused: 5, Since: time.Now()}}
+		b.outcomes = []outlier.Outcome{{ID: 1, Port: id, Endpoint: netip.MustParseAddrPort("10.1.0.2:8080"), Failed: 5,
+			Refused: 5, Since: time.Now()}}
 		g.after(2 * handshakeInterval)
 		want("while it accepts the agent's connection", "nothing")
 		if asked != b.outcomes[0].Endpoint {
@@ -168,7 +172,8 @@ func TestAnswers(t *testing.T) {
 	if got := answerOf(connect(ctx, netip.MustParseAddrPort("127.0.0.1:9"))); got != outlier.Failed {
 		t.Errorf("after the timeout: %v", got)
 	}
-	for err, want := range map[error]outlier.Answer{unix.EHOSTUNREACH: outlier.Failed, unix.EMFILE: outlier.Unknown, context.Canceled: outlier.Unknown} {
+	for err, want := range map[error]outlier.Answer{unix.EHOSTUNREACH: outlier.Failed, unix.EMFILE: outlier.Unknown,
+		context.Canceled: outlier.Unknown} {
 		if got := answerOf(&net.OpError{Op: "dial", Err: err}); got != want {
 			t.Errorf("%v: %v, want %v", err, got, want)
 		}

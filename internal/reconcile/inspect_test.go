@@ -29,8 +29,9 @@ func worldOf(names ...string) model.Delta {
 			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}
 		d.Services[s.Name] = s
 		d.Slices[s.Name] = &model.EndpointSlice{Name: s.Name, Service: s.Name, Family: model.IPv4,
-			Ports:     []model.EndpointPort{{Protocol: model.TCP, Port: uint16(8000 + i)}},
-			Endpoints: []model.Endpoint{{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 1)}), Ready: true, Serving: true, Node: "n2", Pod: svcName(n + "-0")}}}
+			Ports: []model.EndpointPort{{Protocol: model.TCP, Port: uint16(8000 + i)}},
+			Endpoints: []model.Endpoint{{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 1)}), Ready: true, Serving: true, Node: "n2",
+				Pod: svcName(n + "-0")}}}
 	}
 	return d
 }
@@ -57,12 +58,16 @@ func TestQuestionsAreAnsweredBetweenTurns(t *testing.T) {
 		if _, ok, err := g.Service(t.Context(), svcName("none")); ok || err != nil {
 			t.Errorf("a Service that does not exist: %v, %v", ok, err)
 		}
-		at := []Address{{Protocol: model.TCP, AddrPort: netip.MustParseAddrPort("10.96.0.3:80")}, {AddrPort: netip.MustParseAddrPort("10.1.0.1:8000")}}
-		if err := g.Names(t.Context(), at); err != nil || at[0].Service.Service != svcName("c") || at[1].Pod != svcName("a-0") || at[1].Node != "n2" {
+		at := []Address{{Protocol: model.TCP, AddrPort: netip.MustParseAddrPort("10.96.0.3:80")},
+			{AddrPort: netip.MustParseAddrPort("10.1.0.1:8000")}}
+		if err := g.Names(t.Context(), at); err != nil || at[0].Service.Service != svcName("c") ||
+			at[1].Pod != svcName("a-0") || at[1].Node != "n2" {
 			t.Errorf("names: %+v, %v", at, err)
 		}
-		at = []Address{{Protocol: model.TCP, AddrPort: netip.MustParseAddrPort("10.1.0.2:8001"), EndpointOfMax: 1}, {Protocol: model.TCP, AddrPort: netip.MustParseAddrPort("10.1.0.2:8001")}}
-		if err := g.Names(t.Context(), at); err != nil || len(at[0].EndpointOf) != 1 || at[0].EndpointOf[0].Service != svcName("b") || at[1].EndpointOf != nil {
+		at = []Address{{Protocol: model.TCP, AddrPort: netip.MustParseAddrPort("10.1.0.2:8001"), EndpointOfMax: 1},
+			{Protocol: model.TCP, AddrPort: netip.MustParseAddrPort("10.1.0.2:8001")}}
+		if err := g.Names(t.Context(), at); err != nil || len(at[0].EndpointOf) != 1 || at[0].EndpointOf[0].Service != svcName("b") ||
+			at[1].EndpointOf != nil {
 			t.Errorf("endpoints: %+v, %v", at, err)
 		}
 		if s := g.Status(); s.Services != 3 || s.Endpoints != 3 || len(s.Errors) != 0 {

@@ -67,7 +67,8 @@ func service(name string, addr byte, ports, endpoints int) model.Delta {
 		slice.Ports = append(slice.Ports, model.EndpointPort{Name: port, Protocol: model.TCP, Port: uint16(8000 + i)})
 	}
 	for i := range endpoints {
-		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.AddrFrom4([4]byte{10, addr, 0, byte(i)}), Ready: true, Serving: true})
+		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.AddrFrom4([4]byte{10, addr, 0, byte(i)}),
+			Ready: true, Serving: true})
 	}
 	return model.Delta{Services: map[model.Name]*model.Service{n: s}, Slices: map[model.Name]*model.EndpointSlice{n: slice}}
 }
@@ -301,7 +302,8 @@ func TestALargeServiceOfAnotherDataplaneFillsNoLog(t *testing.T) {
 		g.Deliver(model.Delta{Full: true}, nil)
 		g.Deliver(service("giant", 1, 90, 3), nil)
 		g.after(time.Minute)
-		if n := strings.Count(g.log.String(), "Service port is served by another dataplane"); n != maxProblemLines || !strings.Contains(g.log.String(), "count=70") {
+		if n := strings.Count(g.log.String(), "Service port is served by another dataplane"); n != maxProblemLines ||
+			!strings.Contains(g.log.String(), "count=70") {
 			t.Errorf("%d lines, want %d and one that counts 70 more:\n%s", n, maxProblemLines, g.log)
 		}
 	})

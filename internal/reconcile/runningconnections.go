@@ -60,7 +60,8 @@ func (ps *doNotTrackSync) keepTracked(ctx context.Context, now time.Time) {
 	case len(pairs) == maxTracked:
 		ps.log.Warn("Connections that netfilter translates may end: policies leave them untracked, and there are too many", "kept", maxTracked)
 	case len(pairs) > 0 && len(ps.tracker.State().Tracked) == 0:
-		ps.log.Info("connections that netfilter translates stay tracked until they end, although a policy would leave them untracked", "pairs", len(pairs))
+		ps.log.Info("connections that netfilter translates stay tracked until they end, although a policy would leave them untracked", "pairs",
+			len(pairs))
 	case len(pairs) == 0 && c.lookEvery == trackedInterval:
 		c.lookAt = time.Time{}
 	}

@@ -20,7 +20,8 @@ func TestSharesGrowWithTimeAlone(t *testing.T) {
 			c.Tracker = decisions.New(intent.Config{NodeName: "n1"}, donottrack.Config{NodeName: "n1"})
 		}, b)
 		slice := func(endpoints ...string) model.Delta {
-			s := &model.EndpointSlice{Name: svcName("web-1"), Service: svcName("web"), Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 8080}}}
+			s := &model.EndpointSlice{Name: svcName("web-1"), Service: svcName("web"), Family: model.IPv4,
+				Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 8080}}}
 			for _, e := range endpoints {
 				s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: netip.MustParseAddr(e), Ready: true, Serving: true})
 			}
@@ -29,7 +30,8 @@ func TestSharesGrowWithTimeAlone(t *testing.T) {
 		all := slice("10.1.0.1")
 		all.Full = true
 		all.Services = map[model.Name]*model.Service{svcName("web"): {
-			Name: svcName("web"), ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+			Name: svcName("web"), ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports:       []model.ServicePort{{Protocol: model.TCP, Port: 80}},
 			Annotations: map[string]string{intent.SlowStartAnnotation: "9s"},
 		}}
 		g.Deliver(all, nil)

@@ -54,7 +54,8 @@ func (f *fakeEntries) Apply(_ context.Context, c intent.Changes) error {
 
 func (f *fakeEntries) Recheck() time.Time { return f.at }
 
-func (f *fakeEntries) Forget(context.Context, func(model.Protocol, netip.AddrPort, netip.AddrPort) bool, func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) (int, bool, error) {
+func (f *fakeEntries) Forget(context.Context, func(model.Protocol, netip.AddrPort, netip.AddrPort) bool,
+	func(model.Protocol, netip.AddrPort, netip.AddrPort) bool) (int, bool, error) {
 	return 0, false, nil
 }
 

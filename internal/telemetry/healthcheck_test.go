@@ -75,7 +75,8 @@ func TestHealthCheckAnswersAsKubeProxyDoes(t *testing.T) {
 		if err := json.Unmarshal([]byte(body), &got); err != nil {
 			t.Fatal(err, body)
 		}
-		if got.Service.Namespace != "default" || got.Service.Name != "web" || got.LocalEndpoints != c.endpoints || got.ServiceProxyHealthy != c.healthy {
+		if got.Service.Namespace != "default" || got.Service.Name != "web" || got.LocalEndpoints != c.endpoints ||
+			got.ServiceProxyHealthy != c.healthy {
 			t.Errorf("%+v: %s", c, body)
 		}
 	}

@@ -80,11 +80,13 @@ func (c InfluxConfig) writeURL() (address, user string, err error) {
 		return "", "", fmt.Errorf("%q: the query is not valid: write db=NAME after the question mark", withoutSecrets(c.URL))
 	}
 	if _, set := u.User.Password(); set {
-		return "", "", fmt.Errorf("%q: has a password, which every user of the machine can read: write it to a file and set --influx-password-file", withoutSecrets(c.URL))
+		return "", "", fmt.Errorf("%q: has a password, which every user of the machine can read: write it to a file and set "+
+			"--influx-password-file", withoutSecrets(c.URL))
 	}
 	for _, name := range slices.Sorted(maps.Keys(q)) {
 		if !slices.Contains(harmless, name) {
-			return "", "", fmt.Errorf("%q: has a parameter other than %s: set a password with --influx-password-file and a token with --influx-token-file",
+			return "", "", fmt.Errorf("%q: has a parameter other than %s: set a password with --influx-password-file and a token with "+
+				"--influx-token-file",
 				withoutSecrets(c.URL), strings.Join(harmless, ", "))
 		}
 	}
@@ -149,9 +151,11 @@ func NewInflux(c InfluxConfig) (*Influx, error) {
 	return &Influx{
 		cfg: c, url: address, user: user, client: &http.Client{Timeout: writeTimeout},
 		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "spillway_influx_readings_total", Help: "Readings of all metrics by outcome: delivered, refused by InfluxDB, or dropped because InfluxDB could not be reached for too long.",
+			Name: "spillway_influx_readings_total", Help: "Readings of all metrics by outcome: delivered, refused by InfluxDB, or dropped " +
+				"because InfluxDB could not be reached for too long.",
 		}, []string{"outcome"}),
-		held: prometheus.NewGauge(prometheus.GaugeOpts{Name: "spillway_influx_waiting_bytes", Help: "Bytes of readings that InfluxDB has not accepted yet."}),
+		held: prometheus.NewGauge(prometheus.GaugeOpts{Name: "spillway_influx_waiting_bytes",
+			Help: "Bytes of readings that InfluxDB has not accepted yet."}),
 	}, nil
 }
 

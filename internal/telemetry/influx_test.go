@@ -80,9 +80,12 @@ func TestTheWriteAddressIsCompleted(t *testing.T) {
 func TestNoSecretOfAnAddressIsShown(t *testing.T) {
 	const secret = "hunter2"
 	for _, address := range []string{
-		"http://user:hunter2@h:8086/write?db=x", "http://:hunter2@h", "http://h:8086/write?db=x&u=user&p=hunter2", "http://h/write?P=hunter2", "http://h/write?token=hunter2",
-		"http://h/api/v2/write?org=o&bucket=b&Authorization=Token+hunter2", "http://h/write?hunter2", "http://h/write?db=x;p=hunter2", "http://h/write?p=hunter2%zz",
-		"htp://user:hunter2@h", "user:hunter2@h:8086", "http://user:hunter2@", "http://user:hunter2@h:port/", "http://h ost/?p=hunter2", "http://user:hunter2%@h", "//u:hunter2@h", "http://h/#hunter2?x=1\n:",
+		"http://user:hunter2@h:8086/write?db=x", "http://:hunter2@h", "http://h:8086/write?db=x&u=user&p=hunter2", "http://h/write?P=hunter2",
+		"http://h/write?token=hunter2",
+		"http://h/api/v2/write?org=o&bucket=b&Authorization=Token+hunter2", "http://h/write?hunter2", "http://h/write?db=x;p=hunter2",
+		"http://h/write?p=hunter2%zz",
+		"htp://user:hunter2@h", "user:hunter2@h:8086", "http://user:hunter2@", "http://user:hunter2@h:port/", "http://h ost/?p=hunter2",
+		"http://user:hunter2%@h", "//u:hunter2@h", "http://h/#hunter2?x=1\n:",
 	} {
 		c := InfluxConfig{URL: address}
 		_, err := CheckInfluxURL(address)
@@ -260,9 +263,10 @@ bind-address = %q
 	if i.deliver(t.Context()); len(i.waiting) != 0 || !strings.Contains(log.String(), "takes metrics again") {
 		t.Fatalf("%d readings still wait:\n%s", len(i.waiting), log)
 	}
-	getUntil(t, query("spillway", `SELECT value FROM spillway_steps_total WHERE what = 'a b,c=d' AND node = 'node 1'`), func(body []byte) bool {
-		return strings.Contains(string(body), `[[1000,3],[1001,3],[1002,3]]`)
-	})
+	getUntil(t, query("spillway", `SELECT value FROM spillway_steps_total WHERE what = 'a b,c=d' AND node = 'node 1'`),
+		func(body []byte) bool {
+			return strings.Contains(string(body), `[[1000,3],[1001,3],[1002,3]]`)
+		})
 	getUntil(t, query("spillway", `SELECT "sum", "0.5", "1" FROM kubeproxy_took_seconds`), func(body []byte) bool {
 		return strings.Contains(string(body), `[1000,0.7,0,1]`)
 	})

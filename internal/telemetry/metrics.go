@@ -107,7 +107,8 @@ func (m *Metrics) addKubeProxy() {
 		Name: name("proxy_livez_total"), Help: "Responses of /livez by status code.",
 	}, []string{"code"}))
 	m.features = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "kubernetes_feature_enabled", Help: "1 if the agent does what a feature gate of kube-proxy is about, 0 if not. Gates that have no effect here have no series.",
+		Name: "kubernetes_feature_enabled", Help: "1 if the agent does what a feature gate of kube-proxy is about, 0 if not. Gates that " +
+			"have no effect here have no series.",
 	}, []string{"name", "stage"}))
 }
 
@@ -132,23 +133,29 @@ func (m *Metrics) addOwn(b Build) {
 		Name: "spillway_do_not_track_policies", Help: "Number of DoNotTrackPolicies.",
 	}))
 	m.policyTargets = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_targets", Help: "Port ranges of addresses on this node to which a DoNotTrackPolicy applies; no series while that is unknown (spillway_do_not_track_held).",
+		Name: "spillway_do_not_track_targets", Help: "Port ranges of addresses on this node to which a DoNotTrackPolicy applies; no series " +
+			"while that is unknown (spillway_do_not_track_held).",
 	}, nil))
 	m.policyTargets.WithLabelValues().Set(0)
 	m.policyKept = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_kept", Help: "Pairs of addresses and ports that stay tracked although a DoNotTrackPolicy selects them, because a NAT rule translates their connections.",
+		Name: "spillway_do_not_track_kept", Help: "Pairs of addresses and ports that stay tracked although a DoNotTrackPolicy selects them, " +
+			"because a NAT rule translates their connections.",
 	}))
 	m.policiesHeld = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_held", Help: "1 while changes of DoNotTrackPolicies have no effect, because a policy or an object that it needs cannot be read. The rules of an earlier agent stay.",
+		Name: "spillway_do_not_track_held", Help: "1 while changes of DoNotTrackPolicies have no effect, because a policy or an object that " +
+			"it needs cannot be read. The rules of an earlier agent stay.",
 	}))
 	m.policiesRefused = add(m, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "spillway_do_not_track_refused", Help: "Parts of DoNotTrackPolicies that are not applied on this node, by reason; the log and the policies' condition Applied name each.",
+		Name: "spillway_do_not_track_refused", Help: "Parts of DoNotTrackPolicies that are not applied on this node, by reason; the log and " +
+			"the policies' condition Applied name each.",
 	}, []string{"reason"}))
 	m.unsupported = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_unsupported_service_ports", Help: "Service ports that are not served on this node, because no dataplane supports them; Events of the Services name the cause.",
+		Name: "spillway_unsupported_service_ports", Help: "Service ports that are not served on this node, because no dataplane supports " +
+			"them; Events of the Services name the cause.",
 	}))
 	m.ejected = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "spillway_ejected_endpoints", Help: "Number of endpoints that get no new connections for a while, because they did not accept their last ones.",
+		Name: "spillway_ejected_endpoints", Help: "Number of endpoints that get no new connections for a while, because they did not accept " +
+			"their last ones.",
 	}))
 	m.problems = add(m, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "spillway_problems", Help: "Number of current problems; the log names them, at most 20 of those that appear together.",
@@ -157,10 +164,12 @@ func (m *Metrics) addOwn(b Build) {
 		Name: "spillway_sync_errors_total", Help: "Syncs that failed and are repeated in full; the log has the error.",
 	}, []string{"dataplane"}))
 	m.cleanupErrors = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "spillway_cleanup_errors_total", Help: "Failed attempts to remove the rules of a dataplane that is no longer in use; they are repeated, and the log has the error.",
+		Name: "spillway_cleanup_errors_total", Help: "Failed attempts to remove the rules of a dataplane that is no longer in use; they are " +
+			"repeated, and the log has the error.",
 	}, []string{"dataplane"}))
 	m.auditDiffs = add(m, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "spillway_audit_differences_total", Help: "Service ports (nftables, iptables: elements, chains and other objects) that another program changed in the kernel; the agent repairs them.",
+		Name: "spillway_audit_differences_total", Help: "Service ports (nftables, iptables: elements, chains and other objects) that " +
+			"another program changed in the kernel; the agent repairs them.",
 	}, []string{"dataplane"}))
 }
 

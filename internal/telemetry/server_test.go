@@ -311,7 +311,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 	h, _ := newChecks(t, false)
 	one, other := freePort(t), freePort(t)
-	if ps := h.Update([]netip.Addr{lo1}, []intent.HealthCheck{{Service: web, Port: one, Endpoints: 1}, {Service: dns, Port: other, Endpoints: 1}}); ps != nil {
+	if ps := h.Update([]netip.Addr{lo1}, []intent.HealthCheck{{Service: web, Port: one, Endpoints: 1},
+		{Service: dns, Port: other, Endpoints: 1}}); ps != nil {
 		t.Fatal(ps)
 	}
 	first := flood(t, netip.AddrPortFrom(lo1, one).String(), limits.Local/2)

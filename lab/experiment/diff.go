@@ -47,7 +47,8 @@ func Comparable(a, b *Run) error {
 	check("cores", a.Machine.Cores, b.Machine.Cores)
 	check("quick", a.Quick, b.Quick)
 	if len(errs) > 0 {
-		return fmt.Errorf("compare results: they are not of the same machine and length: %w: use --force to compare them nevertheless", errors.Join(errs...))
+		return fmt.Errorf("compare results: they are not of the same machine and length: %w: use --force to compare them nevertheless",
+			errors.Join(errs...))
 	}
 	return nil
 }
@@ -148,7 +149,8 @@ func (c Comparison) shown() (out []Difference) {
 // Write prints the changes as text.
 func (c Comparison) Write(w io.Writer) error {
 	counts := map[string]int{}
-	t := page.NewTable(page.Text("EXPERIMENT"), page.Text("ROW").Shrinks(16), page.Text("FIGURE").Shrinks(10), page.Text("VERDICT"), page.Number("B ÷ A"),
+	t := page.NewTable(page.Text("EXPERIMENT"), page.Text("ROW").Shrinks(16), page.Text("FIGURE").Shrinks(10),
+		page.Text("VERDICT"), page.Number("B ÷ A"),
 		page.Text("A").Shrinks(9), page.Text("B").Shrinks(9))
 	for _, d := range c.Differences {
 		counts[d.Verdict]++
@@ -169,7 +171,8 @@ func (c Comparison) Write(w io.Writer) error {
 	for _, n := range c.OnlyB {
 		fmt.Fprintf(w, "only in B: %s\n", n)
 	}
-	_, err := fmt.Fprintln(w, page.Of(w).Wrap(fmt.Sprintf("%d better, %d worse, %d changed, %d within noise, %d of single measurements with unknown noise (shown from a ratio of %.2f)",
+	_, err := fmt.Fprintln(w, page.Of(w).Wrap(fmt.Sprintf(
+		"%d better, %d worse, %d changed, %d within noise, %d of single measurements with unknown noise (shown from a ratio of %.2f)",
 		counts["better"], counts["worse"], counts["changed"], counts["noise"], counts["unknown"], unknownBelow), ""))
 	return err
 }

@@ -121,7 +121,8 @@ func ReadRun(path string) (*Run, error) {
 		return nil, fmt.Errorf("read results: %s: %w", path, err)
 	}
 	if r.Format != Format {
-		return nil, fmt.Errorf("read results: %s: format is %d, this program knows %d: is it a file that \"lab run\" wrote?", path, r.Format, Format)
+		return nil, fmt.Errorf("read results: %s: format is %d, this program knows %d: is it a file that \"lab run\" wrote?", path, r.Format,
+			Format)
 	}
 	return &r, nil
 }

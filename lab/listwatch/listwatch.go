@@ -81,7 +81,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	case !known:
 		err = unknown(r)
 	case !ok:
-		err = errors.NewGenericServerResponse(http.StatusNotAcceptable, r.Method, q.resource.GroupResource(), q.name.Name, "use Accept: application/json", 0, true)
+		err = errors.NewGenericServerResponse(http.StatusNotAcceptable, r.Method, q.resource.GroupResource(), q.name.Name,
+			"use Accept: application/json", 0, true)
 	case r.Method == http.MethodPost && q.resource.Resource == "events" && q.name.Name == "":
 		accept(w, r)
 	case r.Method != http.MethodGet:
@@ -159,7 +160,8 @@ func (s *Server) from(opts *internalversion.ListOptions) (uint64, error) {
 }
 
 // watch sends changes until the client leaves or its timeout ends.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, q request, opts *internalversion.ListOptions, sel selection, from uint64) error {
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, q request, opts *internalversion.ListOptions,
+	sel selection, from uint64) error {
 	var timeout <-chan time.Time
 	if opts.TimeoutSeconds != nil {
 		timeout = time.After(time.Duration(*opts.TimeoutSeconds) * time.Second)

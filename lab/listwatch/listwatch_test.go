@@ -105,7 +105,8 @@ func TestListSelects(t *testing.T) {
 			{"", "", "metadata.name=web", []string{"web"}},
 			{"elsewhere", "", "", nil},
 		} {
-			list, err := c.CoreV1().Services(tt.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: tt.labels, FieldSelector: tt.fields, Limit: 1})
+			list, err := c.CoreV1().Services(tt.namespace).List(t.Context(),
+				metav1.ListOptions{LabelSelector: tt.labels, FieldSelector: tt.fields, Limit: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -291,7 +292,8 @@ func TestInformersOutliveTheServer(t *testing.T) {
 
 func TestEventsAreAcceptedAndDropped(t *testing.T) {
 	forEncodings(t, func(t *testing.T, _ *Server, c kubernetes.Interface) {
-		e, err := c.EventsV1().Events("shop").Create(t.Context(), &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "x"}, Reason: "Why"}, metav1.CreateOptions{})
+		e, err := c.EventsV1().Events("shop").Create(t.Context(),
+			&eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "x"}, Reason: "Why"}, metav1.CreateOptions{})
 		if err != nil || e.Reason != "Why" {
 			t.Errorf("event is %v, error %v", e, err)
 		}
@@ -314,18 +316,19 @@ func TestEverythingElseIsRefusedAsAnAPIServerDoes(t *testing.T) {
 			err error
 			is  func(error) bool
 		}{
-			"no such Service":                       {missing, errors.IsNotFound},
-			"no such kind":                          {get("/apis/policy.spillway.dev/v1alpha1/donottrackpolicies"), errors.IsNotFound},
-			"no such path":                          {get("/version"), errors.IsNotFound},
-			"a subresource":                         {get("/api/v1/namespaces/shop/services/web/status"), errors.IsNotFound},
-			"create":                                {created, errors.IsMethodNotSupported},
-			"delete":                                {services.Delete(t.Context(), "web", metav1.DeleteOptions{}), errors.IsMethodNotSupported},
-			"a field that cannot be selected":       {list(metav1.ListOptions{FieldSelector: "spec.type=NodePort"}), errors.IsBadRequest},
-			"a bad selector":                        {list(metav1.ListOptions{LabelSelector: "=="}), errors.IsBadRequest},
-			"a bad version":                         {list(metav1.ListOptions{ResourceVersion: "x"}), errors.IsBadRequest},
-			"a list of an earlier server":           {list(metav1.ListOptions{ResourceVersion: "1000"}), errors.IsResourceExpired},
-			"a watch of an earlier server":          {follow(metav1.ListOptions{ResourceVersion: "1000"}), errors.IsResourceExpired},
-			"a watch with options of a list":        {follow(metav1.ListOptions{ResourceVersion: "1", ResourceVersionMatch: metav1.ResourceVersionMatchExact}), errors.IsInvalid},
+			"no such Service":                 {missing, errors.IsNotFound},
+			"no such kind":                    {get("/apis/policy.spillway.dev/v1alpha1/donottrackpolicies"), errors.IsNotFound},
+			"no such path":                    {get("/version"), errors.IsNotFound},
+			"a subresource":                   {get("/api/v1/namespaces/shop/services/web/status"), errors.IsNotFound},
+			"create":                          {created, errors.IsMethodNotSupported},
+			"delete":                          {services.Delete(t.Context(), "web", metav1.DeleteOptions{}), errors.IsMethodNotSupported},
+			"a field that cannot be selected": {list(metav1.ListOptions{FieldSelector: "spec.type=NodePort"}), errors.IsBadRequest},
+			"a bad selector":                  {list(metav1.ListOptions{LabelSelector: "=="}), errors.IsBadRequest},
+			"a bad version":                   {list(metav1.ListOptions{ResourceVersion: "x"}), errors.IsBadRequest},
+			"a list of an earlier server":     {list(metav1.ListOptions{ResourceVersion: "1000"}), errors.IsResourceExpired},
+			"a watch of an earlier server":    {follow(metav1.ListOptions{ResourceVersion: "1000"}), errors.IsResourceExpired},
+			"a watch with options of a list": {follow(metav1.ListOptions{ResourceVersion: "1",
+				ResourceVersionMatch: metav1.ResourceVersionMatchExact}), errors.IsInvalid},
 			"initial events without a version rule": {follow(metav1.ListOptions{SendInitialEvents: &yes}), errors.IsInvalid},
 		} {
 			if !tt.is(tt.err) {

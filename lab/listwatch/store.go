@@ -165,7 +165,8 @@ func format(version uint64) string { return strconv.FormatUint(version, 10) }
 var kinds = func() map[schema.GroupVersionResource]schema.GroupVersionKind {
 	out := map[schema.GroupVersionResource]schema.GroupVersionKind{}
 	for kind, t := range scheme.Scheme.AllKnownTypes() {
-		if kind.Version == runtime.APIVersionInternal || !scheme.Scheme.Recognizes(listOf(kind)) || !reflect.PointerTo(t).Implements(reflect.TypeFor[object]()) {
+		if kind.Version == runtime.APIVersionInternal || !scheme.Scheme.Recognizes(listOf(kind)) ||
+			!reflect.PointerTo(t).Implements(reflect.TypeFor[object]()) {
 			continue
 		}
 		plural, _ := meta.UnsafeGuessKindToResource(kind)

@@ -518,12 +518,14 @@ func tftpServerFrom(t *testing.T, source string, after time.Duration) netip.Addr
 }
 
 func TestTFTPHasAHistogramAndCountsSlowTransfers(t *testing.T) {
-	cfg := Config{Kind: TFTP, Target: tftpServer(t, 1100*time.Millisecond), Connections: 3, Duration: 1500 * time.Millisecond, Timeout: 3 * time.Second}
+	cfg := Config{Kind: TFTP, Target: tftpServer(t, 1100*time.Millisecond), Connections: 3, Duration: 1500 * time.Millisecond,
+		Timeout: 3 * time.Second}
 	var told atomic.Int64
 	cfg.Progress = func(Progress) { told.Add(1) }
 	r := run(t, cfg)
 	if r.Requests != 3 || r.Over1s != 3 || r.Over3s != 0 || len(r.Slow) != 3 || r.UnderWay != 3 {
-		t.Fatalf("%d answered, %d over 1 s, %d over 3 s, %d listed, %d under way; want 3, 3, 0, 3, 3", r.Requests, r.Over1s, r.Over3s, len(r.Slow), r.UnderWay)
+		t.Fatalf("%d answered, %d over 1 s, %d over 3 s, %d listed, %d under way; want 3, 3, 0, 3, 3", r.Requests, r.Over1s, r.Over3s,
+			len(r.Slow), r.UnderWay)
 	}
 	if s := r.Slow[0]; s.Seconds < 1.1 || s.Source == "" || s.Error != "" {
 		t.Errorf("listed as %+v", s)
@@ -544,7 +546,8 @@ func TestTFTPHasAHistogramAndCountsSlowTransfers(t *testing.T) {
 // TestTFTPTakesAnswersOfTheServerOnly: without reverse translation an answer comes from a
 // pod's address. The client must reject it.
 func TestTFTPTakesAnswersOfTheServerOnly(t *testing.T) {
-	cfg := Config{Kind: TFTP, Target: tftpServerFrom(t, "127.0.0.2", 10*time.Millisecond), Connections: 2, Duration: 300 * time.Millisecond, Timeout: time.Second}
+	cfg := Config{Kind: TFTP, Target: tftpServerFrom(t, "127.0.0.2", 10*time.Millisecond), Connections: 2,
+		Duration: 300 * time.Millisecond, Timeout: time.Second}
 	r := run(t, cfg)
 	if r.Requests != 0 || r.Errors[errOtherAddress.Error()] == 0 {
 		t.Errorf("answered from another address than was asked: %d files, errors %v", r.Requests, r.Errors)

@@ -66,7 +66,8 @@ func look(t *testing.T, page string, width int) inspected {
 <script>addEventListener("load", () => setTimeout(() => document.body.append(document.getElementById("f").contentDocument.getElementById("inspected").cloneNode(true)), 200));</script>`, width), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	dom := browser.Run(t, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--window-size=1400,1000", "--dump-dom", "file://"+frame)
+	dom := browser.Run(t, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--window-size=1400,1000",
+		"--dump-dom", "file://"+frame)
 	m := regexp.MustCompile(`(?s)<pre id="inspected">(.*?)</pre>`).FindStringSubmatch(dom)
 	if m == nil {
 		t.Fatalf("the page was not inspected: %.2000s", dom)
@@ -141,7 +142,8 @@ func TestAWideTableFitsOnPaper(t *testing.T) {
 	}
 	run := sampleRun()
 	res := &run.Results[0]
-	for _, name := range []string{"failed", "over 1 s", "p50", "p99", "most entries", "in a pod", "most expectations", "insert_failed", "drop", "early_drop", "kernel log lines"} {
+	for _, name := range []string{"failed", "over 1 s", "p50", "p99", "most entries", "in a pod", "most expectations", "insert_failed", "drop",
+		"early_drop", "kernel log lines"} {
 		res.Figures = append(res.Figures, experiment.Figure{Key: name, Name: name, Unit: "%"})
 		for i := range res.Rows {
 			if res.Rows[i].Values != nil {
@@ -214,7 +216,8 @@ addEventListener("load", () => axe.run().then(r => {
 			t.Fatal(err)
 		}
 	}
-	dom := browser.Run(t, append(args, "--allow-file-access-from-files", "--virtual-time-budget=20000", "--window-size=1000,2000", "--dump-dom", "file://"+dir+"/page.html")...)
+	dom := browser.Run(t, append(args, "--allow-file-access-from-files", "--virtual-time-budget=20000", "--window-size=1000,2000",
+		"--dump-dom", "file://"+dir+"/page.html")...)
 	m := regexp.MustCompile(`(?s)<pre id="found">(.*?)</pre>`).FindStringSubmatch(dom)
 	if m == nil {
 		t.Fatalf("axe-core did not report: %.1000s", dom)
@@ -249,7 +252,8 @@ func TestScreenshot(t *testing.T) {
 		bar  color.RGBA // --spillway
 	}{
 		{"light", nil, color.RGBA{0xff, 0xff, 0xff, 0xff}, color.RGBA{0x1f, 0x6f, 0xb2, 0xff}},
-		{"dark", []string{"--blink-settings=preferredColorScheme=0", "--force-dark-mode"}, color.RGBA{0x14, 0x18, 0x1d, 0xff}, color.RGBA{0x5b, 0x9d, 0xe0, 0xff}},
+		{"dark", []string{"--blink-settings=preferredColorScheme=0", "--force-dark-mode"}, color.RGBA{0x14, 0x18, 0x1d, 0xff},
+			color.RGBA{0x5b, 0x9d, 0xe0, 0xff}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			shot := filepath.Join(dir, tt.name+".png")

@@ -146,7 +146,8 @@ func headlineBlock(run *experiment.Run, cards []*experiment.Card) string {
 		}
 	}
 	fmt.Fprintf(&b, "Measured by `spillway-lab lab run all`%s: %d cores, Linux %s, %s, commit %s ([all results](%s)).\n",
-		form, run.Machine.Cores, kernelVersion(run.Machine.Kernel), run.Started.Format("2006-01-02"), commit[:min(len(commit), 7)], headlineResults)
+		form, run.Machine.Cores, kernelVersion(run.Machine.Kernel), run.Started.Format("2006-01-02"),
+		commit[:min(len(commit), 7)], headlineResults)
 	return b.String()
 }
 

@@ -51,7 +51,8 @@ func HTML(run *experiment.Run, url string) ([]byte, error) {
 		Versions                  []string
 		Command, Date, Took       string
 		Project, Commit, AtCommit string
-	}{Run: run, URL: url, SocialCard: socialFile, Title: title(run), Description: description(run), Style: template.CSS(style), Versions: versions(run), Command: strings.Join(run.Command, " "),
+	}{Run: run, URL: url, SocialCard: socialFile, Title: title(run), Description: description(run), Style: template.CSS(style),
+		Versions: versions(run), Command: strings.Join(run.Command, " "),
 		Date: run.Started.Format("2006-01-02 15:04 MST"), Took: took(run.Seconds), Project: project, Commit: run.Versions["commit"]}
 	if commitRule.MatchString(data.Commit) {
 		data.AtCommit = commits + data.Commit

@@ -26,9 +26,10 @@ import (
 func sampleRun() *experiment.Run {
 	row := func(name, group string, x float64, samples ...float64) experiment.RowResult {
 		return experiment.RowResult{Name: name, Group: group, X: x, Status: experiment.OK,
-			Values:       map[string]experiment.Summary{"rate": experiment.Summarize(samples)},
-			Distribution: []experiment.Point{{X: 0, Y: 50 + x/100}, {X: 50, Y: 120 + x/50}, {X: 90, Y: 300 + x/10}, {X: 99, Y: 2400 + x}, {X: 99.9, Y: 26000 + x}},
-			Series:       map[string][]experiment.Point{"entries": {{X: 0, Y: 0}, {X: 1, Y: x / 2}, {X: 2, Y: x}, {X: 3, Y: x * 0.9}}}}
+			Values: map[string]experiment.Summary{"rate": experiment.Summarize(samples)},
+			Distribution: []experiment.Point{{X: 0, Y: 50 + x/100}, {X: 50, Y: 120 + x/50}, {X: 90, Y: 300 + x/10}, {X: 99, Y: 2400 + x},
+				{X: 99.9, Y: 26000 + x}},
+			Series: map[string][]experiment.Point{"entries": {{X: 0, Y: 0}, {X: 1, Y: x / 2}, {X: 2, Y: x}, {X: 3, Y: x * 0.9}}}}
 	}
 	res := experiment.Result{Name: "sample", Title: "A sample of everything", Question: "Is <all> of it & more shown?",
 		Published: "8500, then 1000.", Sources: []experiment.Source{{Title: "Where", URL: "https://example.test/a"}},
@@ -51,8 +52,9 @@ func sampleRun() *experiment.Run {
 			{Name: "peer", Status: experiment.NotBuilt, Error: "run \"make peers\""},
 		},
 		Conclusion: []string{"It was measured."},
-		Card: &experiment.Card{Question: "Is <all> of it shown?", Number: "8,491", Unit: "transfers/s", Verdict: "8,491 transfers/s; kube-proxy 4,100",
-			Claim: "transfers 8,491 & more", Published: "8,500, then 1,000", Caption: "transfers/s", Bars: []experiment.CardBar{
+		Card: &experiment.Card{Question: "Is <all> of it shown?", Number: "8,491", Unit: "transfers/s",
+			Verdict: "8,491 transfers/s; kube-proxy 4,100",
+			Claim:   "transfers 8,491 & more", Published: "8,500, then 1,000", Caption: "transfers/s", Bars: []experiment.CardBar{
 				{Name: "Spillway", Side: experiment.Spillway, Value: experiment.Summarize([]float64{8213, 8491, 8650})},
 				{Name: "metal", Side: experiment.Metal, Value: experiment.Summarize([]float64{9000})},
 				{Name: "kube-proxy", Value: experiment.Summarize([]float64{4100, 3000, 5200})}}},
@@ -95,7 +97,8 @@ func TestWriteMakesAllFiles(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 	md, err := os.ReadFile(dir + "/report.md")
-	for _, want := range []string{"# Spillway transfers 8,491 & more\n", "| metal | 8,491 (8,213–8,650) | 8,500 |", "**failed**", "**not built**", "last </script>", "[Where](https://example.test/a)"} {
+	for _, want := range []string{"# Spillway transfers 8,491 & more\n", "| metal | 8,491 (8,213–8,650) | 8,500 |", "**failed**",
+		"**not built**", "last </script>", "[Where](https://example.test/a)"} {
 		if err != nil || !strings.Contains(string(md), want) {
 			t.Errorf("report.md lacks %q (%v)", want, err)
 		}
@@ -104,7 +107,8 @@ func TestWriteMakesAllFiles(t *testing.T) {
 
 // Services that show a picture for a link accept no relative address.
 func TestALinkToThePageHasAPicture(t *testing.T) {
-	for url, want := range map[string]string{"": `og:image" content="card.png"`, "https://example.test/run/": `og:image" content="https://example.test/run/card.png"`,
+	for url, want := range map[string]string{"": `og:image" content="card.png"`,
+		"https://example.test/run/":           `og:image" content="https://example.test/run/card.png"`,
 		"https://example.test/run/index.html": `og:image" content="https://example.test/run/card.png"`} {
 		page, err := HTML(sampleRun(), url)
 		if err != nil {
@@ -170,7 +174,8 @@ func TestCurvesOfOneSideDiffer(t *testing.T) {
 // published figures are never in the picture of measured ones.
 func TestSmallMultiples(t *testing.T) {
 	row := func(name string, v float64) experiment.RowResult {
-		return experiment.RowResult{Name: name, Status: experiment.OK, Values: map[string]experiment.Summary{"lost": experiment.Summarize([]float64{v})}}
+		return experiment.RowResult{Name: name, Status: experiment.OK,
+			Values: map[string]experiment.Summary{"lost": experiment.Summarize([]float64{v})}}
 	}
 	res := &experiment.Result{Figures: []experiment.Figure{{Key: "lost", Name: "lost"}}, Rows: []experiment.RowResult{
 		row("TCP: A", 0), row("TCP: B", 0), row("few ports: A", 43), row("few ports: B", 0.5), row("DNS: A", 0), row("DNS: B", 0)}}
@@ -230,7 +235,8 @@ func TestPageIsSelfContainedAndHoldsTheRawData(t *testing.T) {
 	if bold != 0 {
 		t.Error("a log became HTML")
 	}
-	for _, want := range []string{"spillway-lab lab run sample --quick", "prefers-color-scheme: dark", "@media print", "<title>Spillway transfers 8,491 &amp; more</title>", "published transfers", "start agent: no", "The generator was busy."} {
+	for _, want := range []string{"spillway-lab lab run sample --quick", "prefers-color-scheme: dark", "@media print",
+		"<title>Spillway transfers 8,491 &amp; more</title>", "published transfers", "start agent: no", "The generator was busy."} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page lacks %q", want)
 		}
@@ -318,7 +324,8 @@ func TestTextFitsATerminal(t *testing.T) {
 
 func TestVerdictsFitATerminal(t *testing.T) {
 	run := sampleRun()
-	run.Results = append(run.Results, experiment.Result{Name: "tftp-nodeport", Error: "a program is missing\n" + strings.Repeat("install it ", 20)},
+	run.Results = append(run.Results, experiment.Result{Name: "tftp-nodeport",
+		Error: "a program is missing\n" + strings.Repeat("install it ", 20)},
 		experiment.Result{Name: "none"})
 	var b strings.Builder
 	if err := Verdicts(&b, run); err != nil {

@@ -31,7 +31,8 @@ func Verdicts(w io.Writer, run *experiment.Run) error {
 		case res.Error != "":
 			text += ": " + res.Error
 		}
-		b.WriteString(fmt.Sprintf("%-*s", names, res.Name) + ansi.Truncate(strings.ReplaceAll(text, "\n", "; "), experiment.VerdictWidth, "…") + "\n")
+		b.WriteString(fmt.Sprintf("%-*s", names, res.Name) + ansi.Truncate(strings.ReplaceAll(text, "\n", "; "),
+			experiment.VerdictWidth, "…") + "\n")
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write verdicts: %w", err)
@@ -48,7 +49,8 @@ func Text(w io.Writer, run *experiment.Run) error {
 		b.WriteString("\n" + paragraph(res.Name+": "+res.Title, ""))
 		writeTable(&b, newTable(res))
 	}
-	b.WriteString("\n" + paragraph("Median (lowest–highest). Published figures come from other machines and kernels. The report has all figures.", ""))
+	b.WriteString("\n" + paragraph("Median (lowest–highest). Published figures come from other machines and kernels. The report has "+
+		"all figures.", ""))
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}

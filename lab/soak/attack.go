@@ -369,7 +369,8 @@ func sendGarbage(r *run, d *rand.Rand, a *attacker) (string, error) {
 	}
 	count := 5 + d.IntN(40)
 	for range count {
-		frame, err := a.frame(forgery{src: v.Local, dst: v.Remote, flags: ack, seq: d.Uint32(), ack: d.Uint32(), payload: make([]byte, d.IntN(40))})
+		frame, err := a.frame(forgery{src: v.Local, dst: v.Remote, flags: ack, seq: d.Uint32(), ack: d.Uint32(),
+			payload: make([]byte, d.IntN(40))})
 		if err != nil {
 			return "", err
 		}

@@ -165,7 +165,8 @@ func (l *ledger) lose(x Loss) {
 
 // String describes a loss in one line.
 func (x *Loss) String() string {
-	text := fmt.Sprintf("%s at %s during action %d (%s): %s after %s", x.Flow, elapsed(x.At), x.Number, x.Action, x.Error, x.Took.Round(time.Millisecond))
+	text := fmt.Sprintf("%s at %s during action %d (%s): %s after %s", x.Flow, elapsed(x.At), x.Number, x.Action, x.Error,
+		x.Took.Round(time.Millisecond))
 	if x.Local != "" {
 		text += ", from " + x.Local
 	}

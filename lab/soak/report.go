@@ -104,7 +104,8 @@ func (r *Report) Write(w io.Writer) error {
 	p := page.Of(w)
 	fmt.Fprintf(w, "%s\n\n", p.Wrap(fmt.Sprintf("%s, seed %d: %d actions, %d connections, %d questions, %.2f CPUs busy",
 		elapsed(r.Ran), r.Seed, r.Actions, r.Connections, r.Questions, r.CPU), ""))
-	t := page.NewTable(page.Text("ACTION"), page.Number("TIMES"), page.Number("MEAN s"), page.Number("SOCKETS"), page.Number("EXCUSED"), page.Number("LOST"))
+	t := page.NewTable(page.Text("ACTION"), page.Number("TIMES"), page.Number("MEAN s"), page.Number("SOCKETS"),
+		page.Number("EXCUSED"), page.Number("LOST"))
 	for _, row := range r.Rows {
 		t.Row(row.Action, row.Times, fmt.Sprintf("%.1f", row.Seconds/float64(max(1, row.Times))), row.Sockets, row.Excused, row.Lost)
 	}

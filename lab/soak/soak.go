@@ -159,7 +159,8 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, err
 	}
 	defer ev.close()
-	r := &run{cfg: cfg, events: ev, servers: map[string]*topology.Cmd{}, open: map[string]victim{}, broken: make(chan error, 16), current: "load alone"}
+	r := &run{cfg: cfg, events: ev, servers: map[string]*topology.Cmd{}, open: map[string]victim{},
+		broken: make(chan error, 16), current: "load alone"}
 	r.ledger = newLedger(ev.log)
 	r.report = &Report{Seed: cfg.Seed, Only: cfg.Only, Budget: cfg.Budget, Mode: cfg.Mode, Upgrades: len(cfg.Upgrades), Began: time.Now()}
 	r.progress("seed %d: building a cluster of three nodes", cfg.Seed)
@@ -276,7 +277,8 @@ func (r *run) prepareWorld(context.Context) error {
 	local := newService(localService, 1, c.Pod(0, 0), c.Pod(1, 0))
 	local.local = true
 	files := newService(tftpService, 3, c.Pod(0, 1), c.Pod(1, 1))
-	files.ports = []corev1.ServicePort{{Name: "tftp", Protocol: protocolUDP, Port: tftpPort, TargetPort: intstr.FromInt32(tftpPort), NodePort: 30030}}
+	files.ports = []corev1.ServicePort{{Name: "tftp", Protocol: protocolUDP, Port: tftpPort,
+		TargetPort: intstr.FromInt32(tftpPort), NodePort: 30030}}
 	var pods []*topology.Host
 	for _, h := range c.Hosts() {
 		if h.Kind == topology.KindPod {
@@ -381,7 +383,8 @@ func (r *run) note(p place, e event) {
 		r.mu.Lock()
 		opened := r.open[key].Began
 		r.mu.Unlock()
-		r.ledger.lose(Loss{at: e.Began, opened: opened, Took: e.Ended.Sub(e.Began), Flow: e.Flow, Local: local, Server: server, Error: e.Error, Again: e.Again})
+		r.ledger.lose(Loss{at: e.Began, opened: opened, Took: e.Ended.Sub(e.Began), Flow: e.Flow, Local: local, Server: server,
+			Error: e.Error, Again: e.Again})
 	case "open":
 		r.mu.Lock()
 		r.open[key] = victim{e, p.node}

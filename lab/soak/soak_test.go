@@ -211,15 +211,19 @@ func TestGrowthBeyondABoundIsReported(t *testing.T) {
 
 func TestReportFitsTheTerminal(t *testing.T) {
 	usage := func(node string, n int) Usage {
-		return Usage{Node: node, RSS: 70 * n * mib, Heap: 8 * n * mib, Goroutines: 60 * n, Files: 100, Flows: 4000 * n, Conntrack: 90_000 * n, Entries: 201, Pins: 45, Rules: 4}
+		return Usage{Node: node, RSS: 70 * n * mib, Heap: 8 * n * mib, Goroutines: 60 * n, Files: 100, Flows: 4000 * n, Conntrack: 90_000 * n,
+			Entries: 201, Pins: 45, Rules: 4}
 	}
-	report := &Report{Seed: 18446744073709551615, Ran: 4 * time.Hour, Actions: 4321, Connections: 512_345, Questions: 2_512_345, Lost: 1, CPU: 0.21,
+	report := &Report{Seed: 18446744073709551615, Ran: 4 * time.Hour, Actions: 4321, Connections: 512_345,
+		Questions: 2_512_345, Lost: 1, CPU: 0.21,
 		Excused: map[string]int{excuseLink: 120, excuseMove: 2},
 		Rows: []Row{{Action: "endpoint-remove", Times: 200, Seconds: 210, Sockets: 54, Excused: 2},
 			{Action: "link", Times: 201, Seconds: 201, Sockets: 54, Excused: 120}, {Action: "mode", Times: 199, Seconds: 400, Sockets: 53, Lost: 1}},
-		Losses: []*Loss{{At: 71 * time.Minute, Took: 15 * time.Second, Flow: "stream from outside to web at node0 ([fd30::a]:30000)", Action: "mode", Number: 1200,
+		Losses: []*Loss{{At: 71 * time.Minute, Took: 15 * time.Second, Flow: "stream from outside to web at node0 ([fd30::a]:30000)",
+			Action: "mode", Number: 1200,
 			Error: "read tcp [fd30::c8]:43943->[fd30::a]:30000: i/o timeout", Local: "[fd30::c8]:43943", Server: "node1-pod0"}},
-		Growth: []Growth{{Start: usage("node0", 1), End: usage("node0", 2)}, {Start: usage("node1", 1), End: usage("node1", 1)}, {Start: usage("node2", 1), End: usage("node2", 1)}},
+		Growth: []Growth{{Start: usage("node0", 1), End: usage("node0", 2)}, {Start: usage("node1", 1), End: usage("node1", 1)},
+			{Start: usage("node2", 1), End: usage("node2", 1)}},
 	}
 	for i := range report.Growth {
 		report.Growth[i].judge()

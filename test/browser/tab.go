@@ -175,7 +175,8 @@ func (tab *Tab) Until(what, expression string) {
 		}
 		return err
 	}); err != nil {
-		tab.t.Fatalf("the page shows:\n%s\nerrors: %q; %s\n%v", Eval[string](tab, "document.body.innerText.slice(0, 20000)"), tab.Errors(), tab.state(), err)
+		tab.t.Fatalf("the page shows:\n%s\nerrors: %q; %s\n%v", Eval[string](tab, "document.body.innerText.slice(0, 20000)"),
+			tab.Errors(), tab.state(), err)
 	}
 }
 

@@ -148,7 +148,8 @@ const bridgeMasquerade = `table %[1]s pods {
 func (c *Cluster) installBridge(ctx context.Context) error {
 	cidrs := map[*Node][]netip.Prefix{} // of the families that the node has
 	for _, n := range c.nodes {
-		text, err := c.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=jsonpath={.spec.podCIDR}", "--timeout="+c.Wait.String(), "--output=jsonpath={.spec.podCIDRs[*]}")
+		text, err := c.Kubectl(ctx, "wait", "node/"+n.Name(), "--for=jsonpath={.spec.podCIDR}", "--timeout="+c.Wait.String(),
+			"--output=jsonpath={.spec.podCIDRs[*]}")
 		if err != nil {
 			return err
 		}
@@ -197,7 +198,8 @@ func (c *Cluster) InstallSpillway(ctx context.Context, values ...string) error {
 		"clusterCIDR={" + join(c.clusterCIDRs()) + "}",
 		"cgroupRoot=" + cgroup2Mount(),
 	}, c.Values, values)
-	args := []string{"upgrade", "--install", "spillway", filepath.Join(c.root, "deploy/helm/spillway"), "--namespace", "kube-system", "--wait", "--timeout", c.Wait.String()}
+	args := []string{"upgrade", "--install", "spillway", filepath.Join(c.root, "deploy/helm/spillway"), "--namespace", "kube-system", "--wait",
+		"--timeout", c.Wait.String()}
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}

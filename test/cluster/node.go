@@ -196,7 +196,8 @@ var kubeletConfig = map[string]any{
 	"enforceNodeAllocatable":                 []string{},
 	"clusterDomain":                          "cluster.local",
 	// Nothing is evicted, and no image is deleted: none can be pulled again.
-	"evictionHard":                map[string]any{"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
+	"evictionHard": map[string]any{"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
+		"imagefs.available": "0%"},
 	"imageGCHighThresholdPercent": 100,
 	"imageGCLowThresholdPercent":  99,
 	"oomScoreAdj":                 0,

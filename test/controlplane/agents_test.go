@@ -36,7 +36,8 @@ func schedule(t *testing.T, k kubernetes.Interface, set *appsv1.DaemonSet, nodes
 			node := p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0]
 			names[node] = p.Name
 			if p.Spec.NodeName == "" {
-				if err := pods.Bind(t.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}, create); err != nil {
+				if err := pods.Bind(t.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name},
+					Target: corev1.ObjectReference{Kind: "Node", Name: node}}, create); err != nil {
 					return err
 				}
 			}
@@ -61,7 +62,8 @@ func runAgent(t *testing.T, k kubernetes.Interface, namespace, name string) erro
 			return err
 		}
 		p.Status.Phase = corev1.PodRunning
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}}}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent",
+			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}}}
 		_, err = pods.UpdateStatus(t.Context(), p, update)
 		return err
 	})
@@ -85,18 +87,21 @@ func imitate(t *testing.T, k kubernetes.Interface, set *appsv1.DaemonSet, node, 
 func TestAgentsAreThePodsOfTheDaemonSet(t *testing.T) {
 	dir := must[string](t)(makeDir())
 	removeAtEnd(t, dir)
-	c, err := controlplane.Up(t.Context(), controlplane.Config{Dir: dir, Controllers: []string{"daemonset-controller"}, APIServerArgs: asInClusters})
+	c, err := controlplane.Up(t.Context(), controlplane.Config{Dir: dir, Controllers: []string{"daemonset-controller"},
+		APIServerArgs: asInClusters})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Down)
 	k := client(t, c)
 	for node, os := range map[string]string{"node-a": "linux", "node-b": "linux", "other": ""} {
-		must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelOSStable: os}}}, create))
+		must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(),
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelOSStable: os}}}, create))
 	}
 	objects := manifest(t, "viewer")
 	createViewer(t, c, objects)
-	must[*rbacv1.ClusterRoleBinding](t)(k.RbacV1().ClusterRoleBindings().Create(t.Context(), find[*rbacv1.ClusterRoleBinding](t, objects), create))
+	must[*rbacv1.ClusterRoleBinding](t)(k.RbacV1().ClusterRoleBindings().Create(t.Context(),
+		find[*rbacv1.ClusterRoleBinding](t, objects), create))
 	if err := ensureNamespace(t.Context(), k, "tenant"); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +135,8 @@ func TestAgentsAreThePodsOfTheDaemonSet(t *testing.T) {
 
 	imitate(t, k, set, "other", "spillway-label", func(*corev1.Pod) {})
 	imitate(t, k, set, "other", "spillway-owner", func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: set.Name, UID: tenants.UID, Controller: ptr.To(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: set.Name, UID: tenants.UID,
+			Controller: ptr.To(true)}}
 	})
 	// The controller adopts a Pod with all labels of its selector, and gives it the true UID.
 	imitate(t, k, set, "other", "spillway-zzzzzz", func(p *corev1.Pod) {
@@ -157,7 +163,8 @@ func TestAgentsAreThePodsOfTheDaemonSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.CoreV1().Pods(set.Namespace).Delete(t.Context(), names["node-b"], metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+	if err := k.CoreV1().Pods(set.Namespace).Delete(t.Context(), names["node-b"],
+		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		t.Fatal(err)
 	}
 	old := names["node-b"]

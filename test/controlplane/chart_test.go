@@ -137,8 +137,10 @@ func (n *node) install(objects [][]byte) (token string) {
 	a := find[*corev1.ServiceAccount](n.t, objects)
 	must[*corev1.ServiceAccount](n.t)(n.k.CoreV1().ServiceAccounts(a.Namespace).Create(n.t.Context(), a, create))
 	must[*rbacv1.ClusterRole](n.t)(n.k.RbacV1().ClusterRoles().Create(n.t.Context(), find[*rbacv1.ClusterRole](n.t, objects), create))
-	must[*rbacv1.ClusterRoleBinding](n.t)(n.k.RbacV1().ClusterRoleBindings().Create(n.t.Context(), find[*rbacv1.ClusterRoleBinding](n.t, objects), create))
-	r := must[*authenticationv1.TokenRequest](n.t)(n.k.CoreV1().ServiceAccounts(a.Namespace).CreateToken(n.t.Context(), a.Name, &authenticationv1.TokenRequest{}, create))
+	must[*rbacv1.ClusterRoleBinding](n.t)(n.k.RbacV1().ClusterRoleBindings().Create(n.t.Context(),
+		find[*rbacv1.ClusterRoleBinding](n.t, objects), create))
+	r := must[*authenticationv1.TokenRequest](n.t)(n.k.CoreV1().ServiceAccounts(a.Namespace).CreateToken(n.t.Context(), a.Name,
+		&authenticationv1.TokenRequest{}, create))
 	return r.Status.Token
 }
 
@@ -181,7 +183,8 @@ func TestTheAgentServesWithWhatTheChartGrants(t *testing.T) {
 // onlyServedBy looks for the rules of netfilter in the node's namespace.
 func (n *node) onlyServedBy(mode string) bool {
 	nft, _ := n.host.Command(n.t.Context(), "nft", "list", "tables").Output()
-	rules, _ := n.host.Command(n.t.Context(), "sh", "-c", "iptables-nft-save; ip6tables-nft-save; iptables-legacy-save; ip6tables-legacy-save").Output()
+	rules, _ := n.host.Command(n.t.Context(), "sh", "-c",
+		"iptables-nft-save; ip6tables-nft-save; iptables-legacy-save; ip6tables-legacy-save").Output()
 	switch mode {
 	case "nftables":
 		return strings.Contains(string(nft), "spillway") && !strings.Contains(string(rules), "SPW-")

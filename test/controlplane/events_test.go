@@ -80,7 +80,8 @@ func TestABadAddressOfASliceIsAnEventOfItsService(t *testing.T) {
 	must[*discoveryv1.EndpointSlice](t)(k.DiscoveryV1().EndpointSlices("addresses").Update(t.Context(), s, update))
 	w.until(t, "the other endpoint", func() bool { return slices.Equal(endpoints(), []string{"10.0.0.2"}) })
 
-	e := kube.NewEvents(k, "address-node", w.source.UID, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	e := kube.NewEvents(k, "address-node", w.source.UID,
+		slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
@@ -108,7 +109,8 @@ func TestABadAddressOfASliceIsAnEventOfItsService(t *testing.T) {
 
 func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 	k := client(t, shared)
-	e := kube.NewEvents(k, "told-node", func(model.Name) string { return "" }, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	e := kube.NewEvents(k, "told-node", func(model.Name) string { return "" },
+		slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
@@ -142,7 +144,8 @@ func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 // A pod can claim any number of addresses, but must not displace other Events.
 func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
 	k := client(t, shared)
-	e := kube.NewEvents(k, "forged-node", func(model.Name) string { return "" }, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	e := kube.NewEvents(k, "forged-node", func(model.Name) string { return "" },
+		slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()

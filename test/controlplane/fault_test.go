@@ -273,7 +273,8 @@ func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t 
 	events := kube.NewEvents(c, "here", source.UID, log)
 	metrics, backend := telemetry.NewMetrics(telemetry.Build{}), &alone{ports: map[string]bool{}}
 	loop, err := reconcile.New(reconcile.Config{
-		Tracker: decisions.New(intent.Config{NodeName: "here"}, proxymode.DoNotTrackConfig("here", "", "ebpf")), Backends: []dataplane.Backend{backend},
+		Tracker:    decisions.New(intent.Config{NodeName: "here"}, proxymode.DoNotTrackConfig("here", "", "ebpf")),
+		Backends:   []dataplane.Backend{backend},
 		SyncPeriod: time.Second, OnProblems: events.Tell, Metrics: metrics, Logger: log,
 	})
 	if err != nil {
@@ -284,7 +285,8 @@ func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t 
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer cancel()
-	for _, part := range []func(context.Context) error{loop.Run, events.Run, func(ctx context.Context) error { return source.Run(ctx, loop.Deliver) }} {
+	for _, part := range []func(context.Context) error{loop.Run, events.Run,
+		func(ctx context.Context) error { return source.Run(ctx, loop.Deliver) }} {
 		parts.Go(func() { _ = part(ctx) })
 	}
 	await.True(t, "the other ports, their Events and the metric", func() bool {

@@ -63,47 +63,74 @@ const cachePods = "podSelector: {matchLabels: {app: cache}}"
 // policySpecs maps specs to the invalid field of each; "" is a valid spec. The API
 // server's schema and the manifest reader must agree.
 var policySpecs = map[string]string{
-	"{" + cachePods + ", deny: others, ingress: [{ports: [{port: 11211, endPort: 11212}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}]}]}": "",
-	"{nodeSelector: {matchLabels: {a: b}}, track: true, egress: [{ports: [{port: 53, protocol: UDP}], to: [{namespaceSelector: {}}]}]}":                    "",
-	"{podSelector: {}, namespaceSelector: {matchLabels: {a: b}}, ingress: [{ports: [{port: 1}]}]}":                                                         "",
+	"{" + cachePods + ", deny: others, ingress: [{ports: [{port: 11211, endPort: 11212}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: " +
+		"[10.1.0.0/16]}}]}]}": "",
+	"{nodeSelector: {matchLabels: {a: b}}, track: true, egress: [{ports: [{port: 53, protocol: UDP}], to: [{namespaceSelector: {}}]}]}": "",
+	"{podSelector: {}, namespaceSelector: {matchLabels: {a: b}}, ingress: [{ports: [{port: 1}]}]}":                                      "",
 
-	"{podSelector: {}, ingress: [{ports: [{port: 1}]}]}":                                                                      "spec.podSelector",
-	"{podSelector: {}, namespaceSelector: {}, ingress: [{ports: [{port: 1}]}]}":                                               "spec.podSelector",
-	"{nodeSelector: {}, ingress: [{ports: [{port: 1}]}]}":                                                                     "spec.nodeSelector",
-	"{" + cachePods + ", nodeSelector: {matchLabels: {a: b}}, ingress: [{ports: [{port: 1}]}]}":                               "spec.nodeSelector",
-	"{ingress: [{ports: [{port: 1}]}]}":                                                                                       "spec",
-	"{" + cachePods + "}":                                                                                                     "spec",
-	"{" + cachePods + ", deny: all, ingress: [{ports: [{port: 1}]}]}":                                                         "spec.deny",
-	"{" + cachePods + ", ingress: [{ports: []}]}":                                                                             "spec.ingress[0].ports",
-	"{" + cachePods + ", ingress: [{ports: [{port: 0}]}]}":                                                                    "spec.ingress[0].ports[0].port",
-	"{" + cachePods + ", ingress: [{ports: [{port: 2, endPort: 1}]}]}":                                                        "spec.ingress[0].ports[0].endPort",
-	"{" + cachePods + ", ingress: [{ports: [{port: 2, protocol: ICMP}]}]}":                                                    "spec.ingress[0].ports[0].protocol",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{}]}]}":                                                        "spec.ingress[0].from[0]",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0}}]}]}":                               "spec.ingress[0].from[0].ipBlock.cidr",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [x]}}]}]}":                "spec.ingress[0].from[0].ipBlock.except[0]",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [11.0.0.0/16]}}]}]}":      "spec.ingress[0].from[0].ipBlock.except",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.0.0.0/8]}}]}]}":       "spec.ingress[0].from[0].ipBlock.except",
-	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 10.0.0.0/8}, podSelector: {}}]}]}":               "spec.egress[0].to[0]",
-	"{podSelector: {matchExpressions: [{key: a, operator: Like, values: [b]}]}, ingress: [{ports: [{port: 1}]}]}":             "spec.podSelector.matchExpressions[0].operator",
-	"{podSelector: {matchExpressions: [{key: a, operator: In}]}, ingress: [{ports: [{port: 1}]}]}":                            "spec.podSelector.matchExpressions[0].values",
-	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['10.0.0.0/16']}}]}]}":       "spec.egress[0].to[0].ipBlock.except",
+	"{podSelector: {}, ingress: [{ports: [{port: " +
+		"1}]}]}": "spec.podSelector",
+	"{podSelector: {}, namespaceSelector: {}, ingress: [{ports: [{port: " +
+		"1}]}]}": "spec.podSelector",
+	"{nodeSelector: {}, ingress: [{ports: [{port: " +
+		"1}]}]}": "spec.nodeSelector",
+	"{" + cachePods + ", nodeSelector: {matchLabels: {a: b}}, ingress: [{ports: [{port: 1}]}]}": "spec.nodeSelector",
+	"{ingress: [{ports: [{port: 1}]}]}":                                "spec",
+	"{" + cachePods + "}":                                              "spec",
+	"{" + cachePods + ", deny: all, ingress: [{ports: [{port: 1}]}]}":  "spec.deny",
+	"{" + cachePods + ", ingress: [{ports: []}]}":                      "spec.ingress[0].ports",
+	"{" + cachePods + ", ingress: [{ports: [{port: 0}]}]}":             "spec.ingress[0].ports[0].port",
+	"{" + cachePods + ", ingress: [{ports: [{port: 2, endPort: 1}]}]}": "spec.ingress[0].ports[0].endPort",
+	"{" + cachePods + ", ingress: [{ports: [{port: 2, protocol: " +
+		"ICMP}]}]}": "spec.ingress[0].ports[0].protocol",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{}]}]}": "spec.ingress[0].from[0]",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: " +
+		"10.0.0.0}}]}]}": "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: " +
+		"[x]}}]}]}": "spec.ingress[0].from[0].ipBlock.except[0]",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: " +
+		"[11.0.0.0/16]}}]}]}": "spec.ingress[0].from[0].ipBlock.except",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: " +
+		"[10.0.0.0/8]}}]}]}": "spec.ingress[0].from[0].ipBlock.except",
+	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 10.0.0.0/8}, podSelector: " +
+		"{}}]}]}": "spec.egress[0].to[0]",
+	"{podSelector: {matchExpressions: [{key: a, operator: Like, values: [b]}]}, ingress: [{ports: [{port: " +
+		"1}]}]}": "spec.podSelector.matchExpressions[0].operator",
+	"{podSelector: {matchExpressions: [{key: a, operator: In}]}, ingress: [{ports: [{port: " +
+		"1}]}]}": "spec.podSelector.matchExpressions[0].values",
+	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 'fd00::/8', except: " +
+		"['10.0.0.0/16']}}]}]}": "spec.egress[0].to[0].ipBlock.except",
 	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::1/128']}}]}], x: 1}": "spec.x",
-	"{" + cachePods + ", egress: [{ports: [{port: http}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::1/128']}}]}]}":    "spec.egress[0].ports[0].port",
-	"{" + cachePods + ", egress: [{ports: [{port: 70000}], to: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::1/128']}}]}]}":   "spec.egress[0].ports[0].port",
-	"{" + cachePods + ", egress: [{ports: [{port: 7, endPort: 70000}], to: [{ipBlock: {cidr: 'fd00::/8'}}]}], ingress: []}":   "spec.egress[0].ports[0].endPort",
-	"{" + cachePods + ", egress: [{ports: [{port: 7}], to: [{ipBlock: {cidr: '10.0.0.0/33'}}]}], ingress: []}":                "spec.egress[0].to[0].ipBlock.cidr",
+	"{" + cachePods + ", egress: [{ports: [{port: http}], to: [{ipBlock: {cidr: 'fd00::/8', except: " +
+		"['fd00::1/128']}}]}]}": "spec.egress[0].ports[0].port",
+	"{" + cachePods + ", egress: [{ports: [{port: 70000}], to: [{ipBlock: {cidr: 'fd00::/8', except: " +
+		"['fd00::1/128']}}]}]}": "spec.egress[0].ports[0].port",
+	"{" + cachePods + ", egress: [{ports: [{port: 7, endPort: 70000}], to: [{ipBlock: {cidr: 'fd00::/8'}}]}], ingress: " +
+		"[]}": "spec.egress[0].ports[0].endPort",
+	"{" + cachePods + ", egress: [{ports: [{port: 7}], to: [{ipBlock: {cidr: '10.0.0.0/33'}}]}], ingress: " +
+		"[]}": "spec.egress[0].to[0].ipBlock.cidr",
 
 	// Bits behind the length: a slip of the pen in the length would open the whole range.
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.1/32}}, {ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: '::/0'}}, {ipBlock: {cidr: 'fd00::1/128'}}]}]}": "",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.1/8}}]}]}":                                                                                             "spec.ingress[0].from[0].ipBlock.cidr",
-	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{podSelector: {}}, {ipBlock: {cidr: 'fd00::1/8'}}]}]}":                                                                            "spec.egress[0].to[1].ipBlock.cidr",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.1/16]}}]}]}":                                                                      "spec.ingress[0].from[0].ipBlock.except[0]",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::', 'fd00::1/64']}}]}]}":                                                           "spec.ingress[0].from[0].ipBlock.except[0]",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: '::ffff:10.0.0.0/104'}}]}]}":                                                                                  "spec.ingress[0].from[0].ipBlock.cidr",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 010.0.0.0/8}}]}]}":                                                                                            "spec.ingress[0].from[0].ipBlock.cidr",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/08}}]}]}":                                                                                            "spec.ingress[0].from[0].ipBlock.cidr",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: ''}}]}]}":                                                                                                     "spec.ingress[0].from[0].ipBlock.cidr",
-	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 'fe80::%eth0/64'}}]}]}":                                                                                       "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.1/32}}, {ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: " +
+		"{cidr: '::/0'}}, {ipBlock: {cidr: 'fd00::1/128'}}]}]}": "",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: " +
+		"10.0.0.1/8}}]}]}": "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", egress: [{ports: [{port: 1}], to: [{podSelector: {}}, {ipBlock: {cidr: " +
+		"'fd00::1/8'}}]}]}": "spec.egress[0].to[1].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: " +
+		"[10.1.0.1/16]}}]}]}": "spec.ingress[0].from[0].ipBlock.except[0]",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 'fd00::/8', except: ['fd00::', " +
+		"'fd00::1/64']}}]}]}": "spec.ingress[0].from[0].ipBlock.except[0]",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: " +
+		"'::ffff:10.0.0.0/104'}}]}]}": "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: " +
+		"010.0.0.0/8}}]}]}": "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: " +
+		"10.0.0.0/08}}]}]}": "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: " +
+		"''}}]}]}": "spec.ingress[0].from[0].ipBlock.cidr",
+	"{" + cachePods + ", ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: " +
+		"'fe80::%eth0/64'}}]}]}": "spec.ingress[0].from[0].ipBlock.cidr",
 
 	"{" + cachePods + ", deny: '', ingress: [{ports: [{port: 1}]}]}":    "spec.deny",
 	"{" + cachePods + ", deny: null, ingress: [{ports: [{port: 1}]}]}":  "",
@@ -117,7 +144,8 @@ func init() {
 		policySpecs["{"+cachePods+", ingress: ["+many(one, n)+"]}"] = field
 	}
 	for n, field := range map[int]string{32: "", 33: "spec.egress[0].to[0].ipBlock.except"} {
-		policySpecs["{"+cachePods+", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 10.0.0.0/8, except: ["+many("10.1.0.0/16", n)+"]}}]}]}"] = field
+		policySpecs["{"+cachePods+", egress: [{ports: [{port: 1}], to: [{ipBlock: {cidr: 10.0.0.0/8, except: ["+
+			many("10.1.0.0/16", n)+"]}}]}]}"] = field
 	}
 	for n, field := range map[int]string{64: "", 65: "spec.ingress[0].ports"} {
 		policySpecs["{"+cachePods+", ingress: [{ports: ["+many("{port: 1}", n)+"]}]}"] = field
@@ -130,7 +158,8 @@ func init() {
 func TestTheServerAcceptsAndRefusesPolicies(t *testing.T) {
 	api := policies(t, shared)
 	// A policy without the field track shows the default.
-	made := must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "untold", "{"+cachePods+", ingress: [{ports: [{port: 1}]}]}"), create))
+	made := must[*unstructured.Unstructured](t)(api.Create(t.Context(),
+		doNotTrack(t, "untold", "{"+cachePods+", ingress: [{ports: [{port: 1}]}]}"), create))
 	if track, found, _ := unstructured.NestedBool(made.Object, "spec", "track"); !found || track {
 		t.Errorf("track is %v (%v) of a policy that says nothing of it", track, found)
 	}
@@ -197,7 +226,8 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	}
 	w.until(t, "nothing without a policy", counted(0, 0, 0))
 
-	spec := "{" + cachePods + ", ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: web}}, namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: dnt-a}}}]}]}"
+	spec := "{" + cachePods + ", ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: web}}, namespaceSelector: " +
+		"{matchLabels: {kubernetes.io/metadata.name: dnt-a}}}]}]}"
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "needs", spec), create))
 	w.until(t, "pods here, and the peers of one namespace", counted(3, 0, 1))
 	if w.world.Pods[model.Name{Namespace: "dnt-b", Name: "peer"}] != nil {
@@ -234,7 +264,9 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	await.True(t, "what a node said that is gone is taken back", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
 	u := must[*unstructured.Unstructured](t)(api.Get(t.Context(), "needs", metav1.GetOptions{}))
-	u.Object["spec"] = doNotTrack(t, "needs", "{"+cachePods+", ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: web}}, namespaceSelector: {matchLabels: {team: web}}}]}]}").Object["spec"]
+	u.Object["spec"] = doNotTrack(t, "needs", "{"+cachePods+
+		", ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: web}}, namespaceSelector: {matchLabels: {team: "+
+		"web}}}]}]}").Object["spec"]
 	must[*unstructured.Unstructured](t)(api.Update(t.Context(), u, update))
 	w.until(t, "peers of every namespace, and namespaces", counted(4, 1, 1))
 	await.True(t, "the condition of the new generation", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
@@ -269,7 +301,8 @@ func TestAPolicyWaitsForItsPeers(t *testing.T) {
 		c.DoNotTrack = must[dynamic.Interface](t)(kube.ConnectDynamic(kube.Access{Kubeconfig: kubeconfig}))
 	})
 	w.until(t, "a full delta", w.full)
-	spec := "{" + cachePods + ", deny: others, ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: waited-for}}, namespaceSelector: {matchLabels: {team: web}}}]}]}"
+	spec := "{" + cachePods + ", deny: others, ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {app: waited-for}}, " +
+		"namespaceSelector: {matchLabels: {team: web}}}]}]}"
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "waits", spec), create))
 	t.Cleanup(func() { _ = api.Delete(context.Background(), "waits", remove) })
 	for _, resource := range []string{"namespaces", "pods"} {
@@ -300,18 +333,21 @@ func TestExplainAsksAnAPIServer(t *testing.T) {
 	must[*corev1.Node](t)(k.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dnt-why-node"}}, create))
 	t.Cleanup(func() { _ = k.CoreV1().Nodes().Delete(context.Background(), "dnt-why-node", remove) })
 	for name, ip := range map[string]string{"cache": "10.99.0.1", "web": "10.99.0.2", "evil": "10.99.0.3"} {
-		p := must[*corev1.Pod](t)(k.CoreV1().Pods("dnt-why").Create(t.Context(), pod(name, "dnt-why-node", map[string]string{"why": name}), create))
+		p := must[*corev1.Pod](t)(k.CoreV1().Pods("dnt-why").Create(t.Context(),
+			pod(name, "dnt-why-node", map[string]string{"why": name}), create))
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
 		must[*corev1.Pod](t)(k.CoreV1().Pods("dnt-why").UpdateStatus(t.Context(), p, update))
 	}
-	spec := "{podSelector: {matchLabels: {why: cache}}, deny: others, ingress: [{ports: [{port: 11211}], from: [{podSelector: {matchLabels: {why: web}}}]}]}"
+	spec := "{podSelector: {matchLabels: {why: cache}}, deny: others, ingress: [{ports: [{port: 11211}], from: [{podSelector: " +
+		"{matchLabels: {why: web}}}]}]}"
 	must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "why", spec), create))
 	t.Cleanup(func() { _ = api.Delete(context.Background(), "why", remove) })
 	for from, want := range map[string]string{"web": "allowed, not tracked", "evil": "denied"} {
 		out, err := exec.CommandContext(t.Context(), must[string](t)(binary()), "donottrack", "explain", "--kubeconfig", adminKubeconfig(t),
 			"--from", "dnt-why/"+from, "--to", "dnt-why/cache", "--port", "11211").CombinedOutput()
 		text := string(out)
-		if err != nil || !strings.HasPrefix(text, "dnt-why/"+from+" to dnt-why/cache, TCP port 11211: "+want+"\n") || !strings.Contains(text, "ingress of 10.99.0.1  why ") {
+		if err != nil || !strings.HasPrefix(text, "dnt-why/"+from+" to dnt-why/cache, TCP port 11211: "+want+"\n") ||
+			!strings.Contains(text, "ingress of 10.99.0.1  why ") {
 			t.Errorf("from %s: %v\n%s", from, err, text)
 		}
 	}

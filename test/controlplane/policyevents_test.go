@@ -168,7 +168,8 @@ func TestAPolicyThatIsNotAcceptedIsToldOnceByAllNodes(t *testing.T) {
 	}
 	var keys []string
 	for _, e := range policyEvents(t, k, u) {
-		if e.Reason != "NotAccepted" || !strings.HasPrefix(e.Message, "spec.ingress[0].from[0].podSelector") || !strings.Contains(e.Message, "fix the policy") {
+		if e.Reason != "NotAccepted" || !strings.HasPrefix(e.Message, "spec.ingress[0].from[0].podSelector") ||
+			!strings.Contains(e.Message, "fix the policy") {
 			t.Errorf("event %+v", e)
 		}
 		for _, key := range []string{"a b", "c d"} {

@@ -36,9 +36,11 @@ func TestCompletePrograms(t *testing.T) {
 	}{
 		{"ebpf", n.argv, agent},
 		{"nftables", append(n.argv[:len(n.argv):len(n.argv)], "--proxy-mode", "nftables"), agent},
-		{"kube-proxy", []string{kubeProxy, "--proxy-mode", "nftables", "--hostname-override", n.host.Name, "--kubeconfig", flagValue(n.argv, "--kubeconfig"),
+		{"kube-proxy", []string{kubeProxy, "--proxy-mode", "nftables", "--hostname-override", n.host.Name, "--kubeconfig",
+			flagValue(n.argv, "--kubeconfig"),
 			// No setting of the whole machine is changed.
-			"--conntrack-max-per-core", "0", "--conntrack-min", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0"},
+			"--conntrack-max-per-core", "0", "--conntrack-min", "0", "--conntrack-tcp-timeout-established", "0",
+			"--conntrack-tcp-timeout-close-wait", "0"},
 			map[string]int{"services": 1, "endpointslices": 1, "nodes": 1, "servicecidrs": 1}},
 	} {
 		n.argv = c.argv

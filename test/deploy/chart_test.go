@@ -161,7 +161,8 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"k8sServiceHost: 0.0.0.0", "k8sServiceHost: 0.0.0.0: not the address of a host"},
 		{"k8sServiceHost: api server", "k8sServiceHost: api server: neither an address nor a host name"},
 		{"k8sServiceHost: -api.example.com", "neither an address nor a host name"},
-		{"k8sServiceHost: kubernetes.default", "k8sServiceHost: kubernetes.default: this is the Service \"kubernetes\", which does not work before the agent runs: set an address"},
+		{"k8sServiceHost: kubernetes.default", "k8sServiceHost: kubernetes.default: this is the Service \"kubernetes\", which does not work " +
+			"before the agent runs: set an address"},
 		{"k8sServiceHost: kubernetes.default.svc", "this is the Service \"kubernetes\""},
 		{"k8sServiceHost: kubernetes.default.svc.cluster.local.", "this is the Service \"kubernetes\""},
 		{"k8sServicePort: '6443'", "k8sServicePort"},
@@ -192,7 +193,8 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"image: {repository: 'spillway:0.1.0'}", "image.repository: spillway:0.1.0: put the tag into image.tag"},
 		{"image: {repository: 'spillway@sha256:ab'}", "put the digest into image.digest"},
 		{"image: {repository: 'https://example.com/spillway'}", "write it without https://"},
-		{"image: {repository: example.com/Spillway}", "image.repository: example.com/Spillway: not a repository such as registry.example.com/spillway, in lower case"},
+		{"image: {repository: example.com/Spillway}",
+			"image.repository: example.com/Spillway: not a repository such as registry.example.com/spillway, in lower case"},
 		{"image: {repository: example.com//spillway}", "not a repository"},
 		{"image: {repository: ' spillway'}", "not a repository"},
 		{"image: {tag: 'a:b'}", "image.tag: a:b: not a tag"},
@@ -216,16 +218,19 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"clusterCIDR: ['fd00::1::/32']", "clusterCIDR: fd00::1::/32: not an address range"},
 		{"clusterCIDR: ['1:2:3:4:5:6:7:8:9/32']", "not an address range"},
 		{"clusterCIDR: ['1:2:3:4::5:6:7:8/32']", "not an address range"},
-		{"clusterCIDR: 10.244.0.0/16", "clusterCIDR: 10.244.0.0/16: a list is wanted: --set 'clusterCIDR={10.244.0.0/16}', or clusterCIDR: [10.244.0.0/16] in a file"},
+		{"clusterCIDR: 10.244.0.0/16", "clusterCIDR: 10.244.0.0/16: a list is wanted: --set 'clusterCIDR={10.244.0.0/16}', or clusterCIDR: " +
+			"[10.244.0.0/16] in a file"},
 		{"nodePortAddresses: [10.0.0.0/40]", "nodePortAddresses: 10.0.0.0/40: the length after / is from 0 to 32"},
 		{"nodePortAddresses: [primary, 10.0.0.0/8]", "nodePortAddresses: primary stands alone"},
 		{"metrics: {bindAddress: 10.0.1}", "metrics.bindAddress: 10.0.1: not an IP address such as 0.0.0.0 or ::"},
-		{"podLabels: {app.kubernetes.io/name: other}", "podLabels: app.kubernetes.io/name: the DaemonSet finds its Pods by this label: choose another name"},
+		{"podLabels: {app.kubernetes.io/name: other}",
+			"podLabels: app.kubernetes.io/name: the DaemonSet finds its Pods by this label: choose another name"},
 		{"podLabels: {app.kubernetes.io/instance: other}", "podLabels: app.kubernetes.io/instance: the DaemonSet"},
 		{"startupProbe: {failureThreshold: 0}", "startupProbe/failureThreshold"},
 		{"livenessProbe: {httpGet: {path: /}}", "additional properties 'httpGet' not allowed"},
 		// What no single value is to blame for.
-		{"{loadModules: true, seccompProfile: {type: Localhost}}", "spillway.json denies module loading: set seccompProfile.type: RuntimeDefault"},
+		{"{loadModules: true, seccompProfile: {type: Localhost}}",
+			"spillway.json denies module loading: set seccompProfile.type: RuntimeDefault"},
 		{"{mode: beside, takeover: true}", "beside kube-proxy nothing is taken over"},
 		{"{masqueradeAll: true, bypass: never}", "choose one"},
 		{"{localhostNodePorts: true, socketHooks: 'off'}", "only socket hooks serve NodePorts on loopback"},
@@ -249,19 +254,23 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"{podMonitor: {enabled: true}, metrics: {bindAddress: '0:0:0:0:0:0:0:1'}}", "Prometheus cannot reach loopback"},
 		{"{podMonitor: {enabled: true}, metrics: {bindAddress: '::ffff:127.0.0.1'}}", "Prometheus cannot reach loopback"},
 		{"{podMonitor: {enabled: true}, metrics: {bindAddress: '::ffff:7f00:1'}}", "Prometheus cannot reach loopback"},
-		{"podAnnotations: {prometheus.io/scrape: 'true'}", "podAnnotations: prometheus.io/scrape: true and metrics.bindAddress: 127.0.0.1: Prometheus cannot reach loopback"},
+		{"podAnnotations: {prometheus.io/scrape: 'true'}",
+			"podAnnotations: prometheus.io/scrape: true and metrics.bindAddress: 127.0.0.1: Prometheus cannot reach loopback"},
 		{"podMonitor: {kubeProxy: {enabled: true}}", "podMonitor.kubeProxy.enabled: true and podMonitor.enabled: false"},
 		{"podMonitor: {kubeProxy: {labels: {job: x}}}", "set podMonitor.kubeProxy.job instead"},
 		{"podMonitor: {kubeProxy: {labels: {a-b: x}}}", "podMonitor/kubeProxy/labels': additional properties 'a-b' not allowed"},
-		{"healthz: {bindAddress: '127.0.0.1:10256'}", "healthz.bindAddress: 127.0.0.1:10256: an address alone is wanted: write 127.0.0.1, and the port into healthz.port"},
-		{"healthz: {bindAddress: '[::1]:10256'}", "healthz.bindAddress: [::1]:10256: an address alone is wanted: write ::1, and the port into healthz.port"},
+		{"healthz: {bindAddress: '127.0.0.1:10256'}",
+			"healthz.bindAddress: 127.0.0.1:10256: an address alone is wanted: write 127.0.0.1, and the port into healthz.port"},
+		{"healthz: {bindAddress: '[::1]:10256'}", "healthz.bindAddress: [::1]:10256: an address alone is wanted: write ::1, and the port " +
+			"into healthz.port"},
 		{"metrics: {bindAddress: '[::]'}", "metrics.bindAddress: [::]: an address alone is wanted: write ::, and the port into metrics.port"},
 		{"metrics: {bindAddress: '[::'}", "metrics.bindAddress: [::: not an IP address"},
 		{"updateStrategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}", "maxSurge: 1: a node has the ports of one agent"},
 		{"updateStrategy: {rollingUpdate: {maxSurge: 10%, maxUnavailable: 0}}", "maxSurge: 10%: a node has the ports of one agent"},
 		{"enabled: false", "only a chart that depends on this one can leave it out, with condition: spillway.enabled"},
 		{"fullnameOverride: Core", "fullnameOverride"},
-		{"{nameOverride: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa, viewer: {enabled: false}}", "it has 54 letters, and names of Pods have room for 53"},
+		{"{nameOverride: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa, viewer: {enabled: false}}",
+			"it has 54 letters, and names of Pods have room for 53"},
 		{"{}", "k8sServiceHost is not set"},
 		{"{takeover: true}", "set k8sServiceHost and k8sServicePort"},
 	} {
@@ -283,10 +292,15 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 	}
 	for _, value := range []string{"''", "null"} {
 		for _, names := range []string{
-			"nameOverride", "fullnameOverride", "proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix", "nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "maglevSeedSecretName", "xdp", "masqueradeAll", "bypass", "socketHooks", "endSockets",
-			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout", "conntrack.udpTimeoutStream",
-			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling", "logLevel", "logFormat",
-			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure", "otlp.secretName", "otlp.secretKeys",
+			"nameOverride", "fullnameOverride", "proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix",
+			"nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "maglevSeedSecretName",
+			"xdp", "masqueradeAll", "bypass", "socketHooks", "endSockets",
+			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout",
+			"conntrack.udpTimeoutStream",
+			"syncPeriod", "minSyncPeriod", "healthz.bindAddress", "healthz.port", "metrics.bindAddress", "metrics.port", "profiling",
+			"logLevel", "logFormat",
+			"api.socket", "api.bindAddress", "api.port", "api.secretName", "otlp.endpoint", "otlp.signals", "otlp.metricsInterval", "otlp.insecure",
+			"otlp.secretName", "otlp.secretKeys",
 		} {
 			outer, inner, nested := strings.Cut(names, ".")
 			values := base + outer + ": " + value
@@ -300,7 +314,8 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 			}
 		}
 	}
-	for _, empty := range []string{"clusterCIDR: []", "nodePortAddresses: []", "conntrack: {}", "conntrack: null", "healthz: null", "metrics: null", "api: null", "otlp: null"} {
+	for _, empty := range []string{"clusterCIDR: []", "nodePortAddresses: []", "conntrack: {}", "conntrack: null", "healthz: null",
+		"metrics: null", "api: null", "otlp: null"} {
 		if got, err := render(t, base+empty); err != nil || got != want {
 			t.Errorf("%s: %v, %s", empty, err, difference(want, got))
 		}
@@ -325,7 +340,8 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"api: {socket: false}", "- --api-socket=\n"},
 		{"api: {bindAddress: '::', secretName: tls}", "--api-listen=[::]:10261\n"},
 		{"api: {bindAddress: 0.0.0.0, port: 7, secretName: tls}", "secret: {secretName: \"tls\", defaultMode: 0400}\n"},
-		{"otlp: {endpoint: 'http://127.0.0.1:4318', signals: [logs]}", "- --otlp-endpoint=http://127.0.0.1:4318\n            - --otlp-signals=logs\n"},
+		{"otlp: {endpoint: 'http://127.0.0.1:4318', signals: [logs]}",
+			"- --otlp-endpoint=http://127.0.0.1:4318\n            - --otlp-signals=logs\n"},
 		{"otlp: {endpoint: 'http://10.0.0.5:4318', insecure: true}", "- --otlp-insecure\n"},
 		{"otlp: {endpoint: 'https://c:4318', secretName: s, secretKeys: [tls.crt]}", "- --otlp-key-file=/etc/spillway/otlp/tls.key\n"},
 		{"otlp: {endpoint: 'https://c:4318', secretName: s, secretKeys: [headers]}", "secret: {secretName: \"s\", defaultMode: 0400}\n"},
@@ -345,10 +361,14 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"healthz: {bindAddress: '::'}", "--healthz-bind-address=[::]:10256\n"},
 		{"extraCapabilities: [CAP_SYS_PTRACE, SYSLOG]", "                - SYS_PTRACE\n                - SYSLOG\n"},
 		{"podLabels: {team: network}", "        app.kubernetes.io/instance: spillway\n        team: network\n"},
-		{"podAnnotations: {kubectl.kubernetes.io/default-container: other}", "      annotations:\n        kubectl.kubernetes.io/default-container: other\n    spec:"},
-		{"nodeSelector: {kubernetes.io/os: linux, proxy: spillway}", "      nodeSelector:\n        kubernetes.io/os: linux\n        proxy: spillway\n"},
-		{"loadModules: true\nseccompProfile: {type: Localhost, localhostProfile: profiles/modules.json}", "localhostProfile: profiles/modules.json"},
-		{"startupProbe: {periodSeconds: 10, failureThreshold: 180}", "            failureThreshold: 180\n            periodSeconds: 10\n            timeoutSeconds: 1\n"},
+		{"podAnnotations: {kubectl.kubernetes.io/default-container: other}",
+			"      annotations:\n        kubectl.kubernetes.io/default-container: other\n    spec:"},
+		{"nodeSelector: {kubernetes.io/os: linux, proxy: spillway}",
+			"      nodeSelector:\n        kubernetes.io/os: linux\n        proxy: spillway\n"},
+		{"loadModules: true\nseccompProfile: {type: Localhost, localhostProfile: profiles/modules.json}",
+			"localhostProfile: profiles/modules.json"},
+		{"startupProbe: {periodSeconds: 10, failureThreshold: 180}",
+			"            failureThreshold: 180\n            periodSeconds: 10\n            timeoutSeconds: 1\n"},
 		{"livenessProbe: {timeoutSeconds: 5}", "            failureThreshold: 6\n            periodSeconds: 10\n            timeoutSeconds: 5\n"},
 	} {
 		values := c.values
@@ -440,7 +460,8 @@ func TestAKubernetesThatIsTooOldIsRefused(t *testing.T) {
 func TestADigestReplacesTheTagInEveryContainer(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("ab", 32)
 	for _, cleanup := range []string{"false", "true"} {
-		out, err := render(t, "{k8sServiceHost: 10.1.2.3, cleanup: "+cleanup+", image: {repository: example.com/spillway, tag: other, digest: '"+digest+"'}}")
+		out, err := render(t, "{k8sServiceHost: 10.1.2.3, cleanup: "+cleanup+
+			", image: {repository: example.com/spillway, tag: other, digest: '"+digest+"'}}")
 		if err != nil {
 			t.Fatal(err)
 		}

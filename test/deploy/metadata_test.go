@@ -15,7 +15,8 @@ import (
 
 func TestTheChartSaysWhatArtifactHubAsks(t *testing.T) {
 	m := load(t).Metadata
-	if m.Home == "" || len(m.Sources) == 0 || len(m.Maintainers) == 0 || len(m.Keywords) == 0 || !strings.HasPrefix(m.Icon, "data:image/svg+xml;base64,PHN2Zy") {
+	if m.Home == "" || len(m.Sources) == 0 || len(m.Maintainers) == 0 || len(m.Keywords) == 0 ||
+		!strings.HasPrefix(m.Icon, "data:image/svg+xml;base64,PHN2Zy") {
 		t.Errorf("home %q, sources %q, maintainers %v, keywords %q, icon %.40q", m.Home, m.Sources, m.Maintainers, m.Keywords, m.Icon)
 	}
 	if m.Annotations["artifacthub.io/license"] != "Apache-2.0" || m.Annotations["artifacthub.io/category"] != "networking" {
@@ -55,7 +56,8 @@ func TestTheChartSaysWhatArtifactHubAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := annotation("crds")
-	if len(said) != len(crds) || said[0].Name != crd.Metadata.Name || said[0].Kind != crd.Spec.Names.Kind || said[0].Version != crd.Spec.Versions[0].Name {
+	if len(said) != len(crds) || said[0].Name != crd.Metadata.Name || said[0].Kind != crd.Spec.Names.Kind ||
+		said[0].Version != crd.Spec.Versions[0].Name {
 		t.Errorf("the annotation crds has %+v, the chart %+v", said, crd)
 	}
 }
@@ -86,10 +88,12 @@ func TestTheNotesVerifyTheInstall(t *testing.T) {
 			}
 		}
 	}
-	if text := notes(map[string]any{"k8sServiceHost": "10.1.2.3"}); !strings.Contains(text, "\nThe agents reach the API server at 10.1.2.3, port 6443. That must be no Service.\n") {
+	if text := notes(map[string]any{"k8sServiceHost": "10.1.2.3"}); !strings.Contains(text,
+		"\nThe agents reach the API server at 10.1.2.3, port 6443. That must be no Service.\n") {
 		t.Errorf("the notes lack the API server's address:\n%s", text)
 	}
-	if text := notes(map[string]any{"cleanup": true, "k8sServiceHost": "10.1.2.3"}); !strings.Contains(text, "helm -n net uninstall proxy") || strings.Contains(text, "doctor") {
+	if text := notes(map[string]any{"cleanup": true, "k8sServiceHost": "10.1.2.3"}); !strings.Contains(text, "helm -n net uninstall proxy") ||
+		strings.Contains(text, "doctor") {
 		t.Errorf("notes of a cleanup:\n%s", text)
 	}
 }

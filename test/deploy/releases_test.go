@@ -87,9 +87,11 @@ func TestASecondReleaseOnTheSameNodesIsRefused(t *testing.T) {
 		{"the same pool", daemonSet("kube-system", "other", edge), "{nodeSelector: {pool: edge}}", true},
 		{"a pool and every node", daemonSet("kube-system", "other", edge), "{}", true},
 		{"two pools", daemonSet("kube-system", "other", edge), "{nodeSelector: {pool: core}}", false},
-		{"another architecture", daemonSet("kube-system", "other", "{nodeSelector: {kubernetes.io/arch: arm64}}"), "{nodeSelector: {kubernetes.io/arch: amd64}}", false},
+		{"another architecture", daemonSet("kube-system", "other", "{nodeSelector: {kubernetes.io/arch: arm64}}"),
+			"{nodeSelector: {kubernetes.io/arch: amd64}}", false},
 		{"an affinity there", daemonSet("kube-system", "other", affine), "{}", false},
-		{"an affinity here", daemonSet("kube-system", "other", linux), "{affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {}}}}", false},
+		{"an affinity here", daemonSet("kube-system", "other", linux),
+			"{affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {}}}}", false},
 		{"an upgrade", daemonSet("kube-system", "spillway", linux), "{}", false},
 		{"another program", "{metadata: {name: kindnet, namespace: kube-system}, spec: {template: {spec: {}}}}", "{}", false},
 	} {

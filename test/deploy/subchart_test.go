@@ -81,8 +81,10 @@ func names(t *testing.T, manifests string) map[string]int {
 // One release may have two kinds of agents, for two kinds of nodes. Neither DaemonSet
 // selects the Pods of the other.
 func TestTwoDependenciesOfOneReleaseShareNoObject(t *testing.T) {
-	const common = "k8sServiceHost: 10.1.2.3, podMonitor: {enabled: true}, metrics: {bindAddress: 0.0.0.0}, dashboard: {enabled: true}, prometheusRule: {enabled: true}"
-	got, err := platform(t, "{edge: {nameOverride: edge, nodeSelector: {pool: edge}, "+common+"}, core: {fullnameOverride: core-proxy, nodeSelector: {pool: core}, "+common+"}}", "edge", "core")
+	const common = "k8sServiceHost: 10.1.2.3, podMonitor: {enabled: true}, metrics: {bindAddress: 0.0.0.0}, dashboard: {enabled: true}, " +
+		"prometheusRule: {enabled: true}"
+	got, err := platform(t, "{edge: {nameOverride: edge, nodeSelector: {pool: edge}, "+common+
+		"}, core: {fullnameOverride: core-proxy, nodeSelector: {pool: core}, "+common+"}}", "edge", "core")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +94,8 @@ func TestTwoDependenciesOfOneReleaseShareNoObject(t *testing.T) {
 			t.Errorf("%d objects are %s", n, name)
 		}
 	}
-	for _, want := range []string{"DaemonSet kube-system/platform-edge", "DaemonSet kube-system/core-proxy", "ServiceAccount kube-system/core-proxy"} {
+	for _, want := range []string{"DaemonSet kube-system/platform-edge", "DaemonSet kube-system/core-proxy",
+		"ServiceAccount kube-system/core-proxy"} {
 		if found[want] != 1 {
 			t.Errorf("%s is missing: %v", want, found)
 		}

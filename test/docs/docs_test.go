@@ -35,7 +35,8 @@ func documents(t *testing.T) map[string]string {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (d.Name() == "testdata" || path != "." && strings.HasPrefix(d.Name(), ".") || path == "site" || path == "report" || path == "dist" || d.Name() == "node_modules") {
+		if d.IsDir() && (d.Name() == "testdata" || path != "." && strings.HasPrefix(d.Name(), ".") || path == "site" || path == "report" ||
+			path == "dist" || d.Name() == "node_modules") {
 			return fs.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(path, ".md") {

@@ -53,7 +53,8 @@ func TestScriptsRefuseWrongUsage(t *testing.T) {
 			t.Errorf("%q: exit code %d, output %q, message %q, want 2 and a message alone", argv, cmd.ProcessState.ExitCode(), out, &message)
 		}
 	}
-	if out, err := script(t, t.TempDir(), "hack/fresh", "--help").Output(); err != nil || !strings.Contains(string(out), "hack/fresh TARGET...") {
+	if out, err := script(t, t.TempDir(), "hack/fresh", "--help").Output(); err != nil ||
+		!strings.Contains(string(out), "hack/fresh TARGET...") {
 		t.Errorf("hack/fresh --help: %v: %s", err, out)
 	}
 }

@@ -88,7 +88,8 @@ func TestAPIShowsPlantedFaults(t *testing.T) {
 	name := e.nameOf(t, s.Scope.Namespace)
 	for _, node := range e.Nodes() {
 		var status struct{ Node, ProxyMode string }
-		if err := json.Unmarshal([]byte(e.spillway(t, node, "status", "-o", "json")), &status); err != nil || status.Node != e.NodeName(node) || status.ProxyMode != e.ModeOf(node) {
+		if err := json.Unmarshal([]byte(e.spillway(t, node, "status", "-o", "json")), &status); err != nil || status.Node != e.NodeName(node) ||
+			status.ProxyMode != e.ModeOf(node) {
 			t.Errorf("status of node %s: %+v, %v", node, status, err)
 		}
 	}
@@ -107,7 +108,8 @@ func TestAPIShowsPlantedFaults(t *testing.T) {
 	if e.ModeOf("a") == "ebpf" {
 		port := changeEndpoint(t, e.Agent("a").BPFFS, e.Addr("a0", false))
 		_, _, differences := e.shown(t, "a", name).used()
-		if want := fmt.Sprintf("endpoint %s: eBPF map backends has %s:1, not %[1]s", netip.AddrPortFrom(e.Addr("a0", false), port), a0); !slices.Equal(differences, []string{want}) {
+		if want := fmt.Sprintf("endpoint %s: eBPF map backends has %s:1, not %[1]s", netip.AddrPortFrom(e.Addr("a0", false), port),
+			a0); !slices.Equal(differences, []string{want}) {
 			t.Errorf("with a changed entry: differences %q, want %q", differences, want)
 		}
 		if text := e.spillway(t, "a", "services", name); !strings.Contains(text, "differences: the kernel does not hold what is wanted") {
@@ -155,7 +157,8 @@ func (e *env) wantFlow(t *testing.T, dst, service string) {
 	ask(t, e.MustProbe(t, "client0"), dst, flows.TCP4, 1)
 	namespace, name, _ := strings.Cut(service, "/")
 	resp, err := nodeclient.New(nodeclient.Unix(e.Agent("a").Socket())).ListFlows(t.Context(),
-		&nodev1alpha1.ListFlowsRequest{Filter: &nodev1alpha1.FlowFilter{Namespace: namespace, Service: name, Address: e.Addr("client0", false).String()}})
+		&nodev1alpha1.ListFlowsRequest{Filter: &nodev1alpha1.FlowFilter{Namespace: namespace, Service: name,
+			Address: e.Addr("client0", false).String()}})
 	if err != nil || len(resp.Flows) == 0 || resp.Flows[0].Endpoint.Pod == "" || resp.Flows[0].State == "" {
 		t.Errorf("flows of %s: %v, %v", service, resp, err)
 	}

@@ -64,7 +64,8 @@ func TestTimeoutsThatAKilledAgentShortenedGoBack(t *testing.T) {
 // trackLoopback has conntrack see what goes over lo of a host.
 func trackLoopback(t *testing.T, h *topology.Host) {
 	t.Helper()
-	cmd := h.Command(t.Context(), "nft", "add table ip track; add chain ip track out { type filter hook output priority 0; }; add rule ip track out ct state new counter")
+	cmd := h.Command(t.Context(), "nft", "add table ip track; add chain ip track out { type filter hook output priority 0; }; add rule "+
+		"ip track out ct state new counter")
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
@@ -149,7 +150,8 @@ func sendOnce() error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Sendto(fd, []byte("?"), 0, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}); err != nil && err != unix.ECONNREFUSED {
+	if err := unix.Sendto(fd, []byte("?"), 0, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}); err != nil &&
+		err != unix.ECONNREFUSED {
 		return err
 	}
 	return nil

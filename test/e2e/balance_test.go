@@ -45,7 +45,8 @@ func TestLeastConnections(t *testing.T) {
 			p, served := e.MustProbe(t, c.From), map[string]int{}
 			name := func(i int) string { return fmt.Sprintf("%s %s %d", c.To, combo, i) }
 			for i := range 4 * each {
-				_, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(i), Proto: combo.Protocol(), Dst: s.MustAddress(t, c.To, combo), PauseMS: 200})
+				_, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(i), Proto: combo.Protocol(),
+					Dst: s.MustAddress(t, c.To, combo), PauseMS: 200})
 				must(t, err)
 			}
 			for i := range 4 * each {
@@ -92,7 +93,8 @@ func TestMaglev(t *testing.T) {
 	const ports = 40
 	answers := func(node string, combo flows.Combo) (servers []string) {
 		for i := range ports {
-			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, flows.NodePort(node), combo), LocalPort: 20000 + i})
+			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(),
+				Dst: s.MustAddress(t, flows.NodePort(node), combo), LocalPort: 20000 + i})
 			must(t, err)
 			servers = append(servers, resp.Answers[0].Server)
 		}

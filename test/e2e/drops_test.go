@@ -52,7 +52,8 @@ func (e *env) expectDrop(t *testing.T, dst, reason string) {
 	if err := json.Unmarshal(got, &d); err != nil {
 		t.Fatalf("%v: %s", err, got)
 	}
-	if d.Reason != "TC_INGRESS" || d.By != "spillway" || !strings.Contains(d.Meaning, reason) || !strings.HasSuffix(d.Namespace, "node0") || d.Interface != "eth0" {
+	if d.Reason != "TC_INGRESS" || d.By != "spillway" || !strings.Contains(d.Meaning, reason) ||
+		!strings.HasSuffix(d.Namespace, "node0") || d.Interface != "eth0" {
 		t.Errorf("%s", got)
 	}
 }

@@ -60,7 +60,8 @@ func (e *env) dsr(t *testing.T, forwarding string, port int, keeps func(flows.Co
 	if forwarding != "" {
 		annotations[intent.ForwardingAnnotation] = forwarding
 	}
-	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1", "b"), Annotations: annotations})
+	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1", "b"),
+		Annotations: annotations})
 	client := e.MustProbe(t, "client0")
 	own := e.MustHost(t, "client0")
 	for _, combo := range flows.AllCombos {
@@ -69,7 +70,8 @@ func (e *env) dsr(t *testing.T, forwarding string, port int, keeps func(flows.Co
 			for i := range 20 {
 				// The same ports would get the same endpoints at both addresses, which could not tell the
 				// connections apart.
-				resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, to, combo), LocalPort: port + 1000*n + i})
+				resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, to, combo),
+					LocalPort: port + 1000*n + i})
 				must(t, err)
 				a := resp.Answers[0]
 				seen, err := netip.ParseAddrPort(a.Source)

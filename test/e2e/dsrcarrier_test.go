@@ -40,7 +40,8 @@ func TestDSRCarriers(t *testing.T) {
 // or from the network header.
 func (e *env) between(t *testing.T, rules ...string) {
 	t.Helper()
-	text := "table bridge between\ndelete table bridge between\ntable bridge between {\n chain forward {\n  type filter hook forward priority 0;\n"
+	text := "table bridge between\ndelete table bridge between\ntable bridge between {\n chain forward {\n  type filter hook forward " +
+		"priority 0;\n"
 	for _, r := range rules {
 		text += "  " + r + "\n"
 	}
@@ -62,7 +63,8 @@ func (e *env) noOptions() []string {
 // nothing.
 func (e *env) noLong(length int) []string {
 	if e.Spec.PodNetwork == topology.Routed {
-		return []string{fmt.Sprintf("udp dport 6080 ether type ip ip length > %d drop", length), fmt.Sprintf("udp dport 6080 ether type ip6 ip6 length > %d drop", length-40)}
+		return []string{fmt.Sprintf("udp dport 6080 ether type ip ip length > %d drop", length),
+			fmt.Sprintf("udp dport 6080 ether type ip6 ip6 length > %d drop", length-40)}
 	}
 	return []string{
 		fmt.Sprintf("udp dport 8472 @th,224,16 0x0800 @th,256,16 > %d drop", length),
@@ -143,12 +145,14 @@ func (e *env) oneDirection(t *testing.T, s *suite.File) {
 	for i, combo := range combos {
 		dst, err := netip.ParseAddrPort(s.MustAddress(t, flows.LoadBalancer("a"), combo))
 		must(t, err)
-		rules = append(rules, fmt.Sprintf("iifname %q %s saddr %s tcp sport %d tcp flags & syn == syn drop", e.MustHost(t, "b").Name, []string{"ip", "ip6"}[i], dst.Addr(), dst.Port()))
+		rules = append(rules, fmt.Sprintf("iifname %q %s saddr %s tcp sport %d tcp flags & syn == syn drop", e.MustHost(t, "b").Name,
+			[]string{"ip", "ip6"}[i], dst.Addr(), dst.Port()))
 	}
 	e.between(t, rules...)
 	for _, combo := range combos {
 		for i := range 3 {
-			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), LocalPort: 17000 + i, TimeoutMS: 5000})
+			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo),
+				LocalPort: 17000 + i, TimeoutMS: 5000})
 			must(t, err)
 			a := resp.Answers[0]
 			seen, err := netip.ParseAddrPort(a.Source)
@@ -193,7 +197,8 @@ func (e *env) askBy(t *testing.T, s *suite.File, port, size int, kept bool) {
 			continue
 		}
 		for i := range 10 {
-			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), LocalPort: port + i, Size: size, TimeoutMS: 5000})
+			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(),
+				Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), LocalPort: port + i, Size: size, TimeoutMS: 5000})
 			must(t, err)
 			a := resp.Answers[0]
 			seen, err := netip.ParseAddrPort(a.Source)

@@ -88,7 +88,8 @@ spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{}]}
 	await.NoError(t, func() error { // an answer is remembered for 10 s
 		port++
 		ask(port)
-		if text := e.doctor(t, "b"); !strings.Contains(text, "rp-filter-strict") || !strings.Contains(text, "pod caches/b1") || !strings.Contains(text, "flannel.1") {
+		if text := e.doctor(t, "b"); !strings.Contains(text, "rp-filter-strict") || !strings.Contains(text, "pod caches/b1") ||
+			!strings.Contains(text, "flannel.1") {
 			return fmt.Errorf("the endpoint's node: %s", text)
 		}
 		return nil
@@ -110,6 +111,7 @@ spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{}]}
 // doctor is what doctor prints on a node, with its agent.
 func (e *env) doctor(t *testing.T, node string) string {
 	t.Helper()
-	out, _ := e.MustHost(t, node).Command(t.Context(), e.Binary, "doctor", "--netns", "here", "--sample", "0", "-o", "json", "--api-socket", e.Agent(node).Socket()).CombinedOutput()
+	out, _ := e.MustHost(t, node).Command(t.Context(), e.Binary, "doctor", "--netns", "here", "--sample", "0", "-o", "json", "--api-socket",
+		e.Agent(node).Socket()).CombinedOutput()
 	return string(out)
 }

@@ -194,7 +194,8 @@ func (e *env) faults() []fault {
 		{
 			name: "SourceRange", client: "client0", combo: flows.TCP4,
 			plant: func(t *testing.T) (*suite.File, string) {
-				s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, AllowFrom: []string{"client1"}, Endpoints: flows.On("b0")})
+				s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, AllowFrom: []string{"client1"},
+					Endpoints: flows.On("b0")})
 				return s, s.MustAddress(t, flows.LoadBalancer("a"), flows.TCP4)
 			},
 			says: map[string]string{"services": "REFUSED", "events": "drop_source_range", "drops": "drop_source_range", "trace": "source range",
@@ -204,7 +205,8 @@ func (e *env) faults() []fault {
 			name: "PolicyDeny", client: "a1", combo: flows.TCP4,
 			plant: func(t *testing.T) (*suite.File, string) {
 				e.writeAll(t, "faults-pods.yaml", e.podsYAML(policyPods{"a2": "cache", "a1": "other"}))
-				e.writeAll(t, "faults-policy.yaml", strings.ReplaceAll(policyYAML("only-clients", "  deny: others\n", clientPods), fmt.Sprint(cachePort), "8080"))
+				e.writeAll(t, "faults-policy.yaml", strings.ReplaceAll(policyYAML("only-clients", "  deny: others\n", clientPods),
+					fmt.Sprint(cachePort), "8080"))
 				s := e.Load(t, nodePort("a2"))
 				return s, s.MustAddress(t, flows.ClusterIP, flows.TCP4)
 			},

@@ -77,7 +77,8 @@ func TestHostPortsWithoutPortmap(t *testing.T) {
 	e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": {"--host-ports"}}})}
 	pod := e.Load(t, flows.HostPorts{Pod: "a0", Port: hostPort})
 	e.expectHostPort(t, "by the agent", true)
-	if text := oneLine(e.spillway(t, "a", "services", pod.Scope.Namespace+"/pod/a0")); !strings.Contains(text, fmt.Sprint("*:", hostPort, " nodePort all")) || !strings.Contains(text, "the kernel holds what is wanted") {
+	if text := oneLine(e.spillway(t, "a", "services", pod.Scope.Namespace+"/pod/a0")); !strings.Contains(text,
+		fmt.Sprint("*:", hostPort, " nodePort all")) || !strings.Contains(text, "the kernel holds what is wanted") {
 		t.Errorf("services shows the host port as %s", text)
 	}
 	e.restart(t, "a", syscall.SIGKILL)
@@ -85,7 +86,8 @@ func TestHostPortsWithoutPortmap(t *testing.T) {
 	e.expectHostPort(t, "after a restart", true)
 
 	doctor := func() string {
-		return oneLine(e.run(t, "doctor", "--netns", "here", "--sample", "0", "--api-socket", e.Agent("a").Socket(), "--finding", "node-port-taken"))
+		return oneLine(e.run(t, "doctor", "--netns", "here", "--sample", "0", "--api-socket", e.Agent("a").Socket(),
+			"--finding", "node-port-taken"))
 	}
 	taken := fmt.Sprintf("the hostPort of Pod %s takes port %d/TCP from a process of the node", pod.Scope.Namespace+"/a0", hostPort)
 	if text := doctor(); strings.Contains(text, taken) {

@@ -257,7 +257,8 @@ func TestAPortOfADrainingConnectionServesAnotherAddress(t *testing.T) {
 		}
 		st := stream{fmt.Sprintf("tcp to the NodePort, %s", combo), client}
 		_, err := client.Do(t.Context(), probe.Request{
-			Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.MustAddress(t, flows.NodePort("a"), combo), PauseMS: 20, TimeoutMS: patienceMS, LocalPort: port,
+			Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.MustAddress(t, flows.NodePort("a"), combo), PauseMS: 20,
+			TimeoutMS: patienceMS, LocalPort: port,
 		})
 		if err != nil {
 			t.Fatal(err)

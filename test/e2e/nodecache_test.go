@@ -20,7 +20,8 @@ import (
 func TestACacheThatHasTheClusterIP(t *testing.T) {
 	e := start(t, "e2e-nodecache")
 	dns := flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Ports: []flows.Port{
-		{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, Target: 8080}, {Name: "dns-tcp", Protocol: corev1.ProtocolTCP, Port: 53, Target: 8080},
+		{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, Target: 8080},
+		{Name: "dns-tcp", Protocol: corev1.ProtocolTCP, Port: 53, Target: 8080},
 	}}
 	s := e.Load(t, dns)
 	expect := func(when, atA string) {
@@ -62,16 +63,19 @@ func TestACacheThatHasTheClusterIP(t *testing.T) {
 	rules := ""
 	for _, combo := range flows.AllCombos {
 		dst := s.MustAddress(t, flows.ClusterIP, combo)
-		_, err := e.MustProbe(t, "a/host").Do(t.Context(), probe.Request{Op: probe.Serve, Server: "cache", Listen: []string{combo.Protocol() + " " + dst}})
+		_, err := e.MustProbe(t, "a/host").Do(t.Context(),
+			probe.Request{Op: probe.Serve, Server: "cache", Listen: []string{combo.Protocol() + " " + dst}})
 		must(t, err)
 		ip := map[bool]string{false: "ip", true: "ip6"}[combo.IPv6()]
 		addr := netip.MustParseAddrPort(dst).Addr()
-		rules += fmt.Sprintf("add rule inet nodelocal pre %[1]s daddr %[2]s %[3]s dport 53 notrack; add rule inet nodelocal out %[1]s daddr %[2]s %[3]s dport 53 notrack; add rule inet nodelocal out %[1]s saddr %[2]s %[3]s sport 53 notrack; ",
+		rules += fmt.Sprintf("add rule inet nodelocal pre %[1]s daddr %[2]s %[3]s dport 53 notrack; add rule inet nodelocal out %[1]s daddr "+
+			"%[2]s %[3]s dport 53 notrack; add rule inet nodelocal out %[1]s saddr %[2]s %[3]s sport 53 notrack; ",
 			ip, addr, combo.Protocol())
 	}
 	awaitServer("cache")
 	expect("without rules", "cache")
-	e.Output(t, "a", "nft", "table inet nodelocal { chain pre { type filter hook prerouting priority raw; }; chain out { type filter hook output priority raw; }; }; "+rules)
+	e.Output(t, "a", "nft", "table inet nodelocal { chain pre { type filter hook prerouting priority raw; }; chain out { type filter "+
+		"hook output priority raw; }; }; "+rules)
 	expect("with rules", "cache")
 	for node, want := range map[string]bool{"a": true, "b": false} {
 		await.NoError(t, func() error { // the status has a problem a moment after the programs

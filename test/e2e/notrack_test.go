@@ -171,7 +171,8 @@ func (e *env) entries(t *testing.T, node string, port int) (n int) {
 // entriesTo counts what conntrack of a node remembers of connections to an address.
 func (e *env) entriesTo(t *testing.T, node string, to netip.AddrPort) (n int) {
 	t.Helper()
-	for line := range strings.Lines(run(t, e.MustHost(t, node), "conntrack", "-L", "-p", "tcp", "-d", to.Addr().String(), "--dport", fmt.Sprint(to.Port()))) {
+	for line := range strings.Lines(run(t, e.MustHost(t, node), "conntrack", "-L", "-p", "tcp", "-d", to.Addr().String(), "--dport",
+		fmt.Sprint(to.Port()))) {
 		if strings.Contains(line, "dst=") {
 			n++
 		}
@@ -238,7 +239,8 @@ func TestDoNotTrackPolicies(t *testing.T) {
 			e.restart(t, node, syscall.SIGTERM)
 		}
 		e.waitReady(t)
-		e.expectCaching(t, mode+", no policy", caching{from: "b0", tracked: true}, caching{from: "b0", v6: true, tracked: true}, caching{from: "b1", tracked: true})
+		e.expectCaching(t, mode+", no policy", caching{from: "b0", tracked: true}, caching{from: "b0", v6: true, tracked: true},
+			caching{from: "b1", tracked: true})
 
 		e.writeAll(t, "policy.yaml", policyYAML("cache", "", clientPods))
 		e.expectCaching(t, mode+", peers", caching{from: "b0"}, caching{from: "b0", v6: true},
@@ -298,8 +300,10 @@ func (e *env) testKindsOfPolicy(t *testing.T) {
 		t.Error("egress: the caches' node has no entry, and no policy for it")
 	}
 
-	node := strings.Replace(policyYAML("node", "  deny: others\n", fmt.Sprintf("{ipBlock: {cidr: %s/32}}, {ipBlock: {cidr: %s/128}}", e.Addr("b", false), e.Addr("b", true))),
-		"podSelector: {matchLabels: {role: cache}}", "nodeSelector: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: Exists}]}", 1)
+	node := strings.Replace(policyYAML("node", "  deny: others\n",
+		fmt.Sprintf("{ipBlock: {cidr: %s/32}}, {ipBlock: {cidr: %s/128}}", e.Addr("b", false), e.Addr("b", true))),
+		"podSelector: {matchLabels: {role: cache}}", "nodeSelector: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: Exists}]}",
+		1)
 	e.writeAll(t, "policy.yaml", strings.Replace(node, fmt.Sprint(cachePort), "8080", 1))
 	for _, v6 := range []bool{false, true} {
 		to := netip.AddrPortFrom(e.Addr("a", v6), 8080)
@@ -493,7 +497,8 @@ func (h *heard) goOn(t *testing.T, when string) {
 	t.Helper()
 	for i := range h.counts {
 		want := h.counts[i].Load() + 100
-		await.True(t, fmt.Sprintf("%s: the connection from %s to %s continues", when, h.by[i].from, h.by[i].to), func() bool { return h.counts[i].Load() >= want })
+		await.True(t, fmt.Sprintf("%s: the connection from %s to %s continues", when, h.by[i].from, h.by[i].to),
+			func() bool { return h.counts[i].Load() >= want })
 	}
 }
 
@@ -545,8 +550,10 @@ func (e *env) testAnotherPod(t *testing.T) {
 func (e *env) testPastNetfilter(t *testing.T) {
 	e.writePods(t, policyPods{"a0": "cache", "a1": "client", "b0": "client", "b1": "other"})
 	defer e.writePods(t, policyPods{"a0": "cache", "b0": "client", "b1": "other"})
-	run(t, e.MustHost(t, "a"), "nft", "add table inet seen; add counter inet seen cache; add chain inet seen pre { type filter hook prerouting priority -400; }; "+
-		fmt.Sprintf("add rule inet seen pre tcp dport %d counter name cache; add rule inet seen pre tcp sport %[1]d counter name cache", cachePort))
+	run(t, e.MustHost(t, "a"), "nft", "add table inet seen; add counter inet seen cache; add chain inet seen pre { type filter hook "+
+		"prerouting priority -400; }; "+
+		fmt.Sprintf("add rule inet seen pre tcp dport %d counter name cache; add rule inet seen pre tcp sport %[1]d counter name cache",
+			cachePort))
 	defer run(t, e.MustHost(t, "a"), "nft", "delete table inet seen")
 	for _, deny := range []string{"", "  deny: others\n"} {
 		e.writeAll(t, "policy.yaml", policyYAML("past", deny, clientPods))
@@ -598,7 +605,9 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 		}
 		await.True(t, "a line of the log: the policy "+what+" the pod", func() bool {
 			log, err := os.ReadFile(e.Agent("a").Log)
-			return err == nil && strings.Contains(string(log), `where="DoNotTrackPolicy cache" field=spec.ingress[0] what="`+what+" "+e.Addr("a0", false).String()+": it is an endpoint of Service caches/cache")
+			return err == nil && strings.Contains(string(log),
+				`where="DoNotTrackPolicy cache" field=spec.ingress[0] what="`+what+" "+e.Addr("a0", false).String()+
+					": it is an endpoint of Service caches/cache")
 		})
 	}
 	e.writeAll(t, "policy.yaml", policyYAML("cache", "", clientPods))
@@ -619,7 +628,8 @@ endpoints: [{addresses: ["%[4]s"], nodeName: %[5]s, conditions: {ready: true}}]
 	}
 	defer cut.Close()
 	e.writeAll(t, "policy.yaml", policyYAML("cache", "  deny: others\n", clientPods))
-	await.True(t, "the end of the entry of a connection through the Service that is cut", func() bool { return e.entries(t, "a", cachePort) == 0 })
+	await.True(t, "the end of the entry of a connection through the Service that is cut",
+		func() bool { return e.entries(t, "a", cachePort) == 0 })
 	told("is applied with conntrack to")
 	if !ask("b0", cacheClusterIP, cachePort) {
 		t.Error("the Service does not answer a peer")
@@ -656,7 +666,8 @@ func (e *env) testTranslatedGoesOn(t *testing.T, service string) {
 	e.writeAll(t, "service.yaml", strings.NewReplacer(fmt.Sprintf("port: %d", cachePort), fmt.Sprintf("port: %d", port)).Replace(service))
 	e.writeAll(t, "policy.yaml", strings.Replace(policyYAML("stream", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1))
 	cluster, node := netip.AddrPortFrom(netip.MustParseAddr(cacheClusterIP), port), netip.AddrPortFrom(e.Addr("a", false), cacheNodePort)
-	heard := e.hear(t, hearing{from: "a1", to: cluster}, hearing{from: "a", to: cluster}, hearing{from: "client0", to: node}, hearing{from: "b", to: node})
+	heard := e.hear(t, hearing{from: "a1", to: cluster}, hearing{from: "a", to: cluster}, hearing{from: "client0", to: node},
+		hearing{from: "b", to: node})
 	heard.goOn(t, "beside a Service")
 	e.writeAll(t, "service.yaml", "")
 	heard.goOn(t, "without it")
@@ -666,7 +677,8 @@ func (e *env) testTranslatedGoesOn(t *testing.T, service string) {
 	if n := e.entries(t, "a", port); n != tracked || n == 0 {
 		t.Errorf("%d entries, were %d before a new connection", n, tracked)
 	}
-	e.hear(t, hearing{from: "a1", to: pod}, hearing{from: "a1", to: pod, port: heard.by[0].port}).goOn(t, "straight to the pod, from where one is kept, from its port too")
+	e.hear(t, hearing{from: "a1", to: pod}, hearing{from: "a1", to: pod, port: heard.by[0].port}).goOn(t,
+		"straight to the pod, from where one is kept, from its port too")
 	e.writeAll(t, "service.yaml", service)
 }
 

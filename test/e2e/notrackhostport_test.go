@@ -37,7 +37,8 @@ func (e *env) testHostPort(t *testing.T) {
 	roles := policyPods{"a0": "cache", "b0": "client", "b1": "other"}
 	a0 := "{nodeName: " + e.NodeName("a0")
 	e.writeAll(t, "pods.yaml", strings.Replace(e.podsYAML(roles), a0,
-		a0+fmt.Sprintf(", containers: [{name: c, ports: [{containerPort: %d, hostPort: %d}, {protocol: UDP, containerPort: %[1]d, hostPort: %[2]d}]}]", cachePort, hostPort), 1))
+		a0+fmt.Sprintf(", containers: [{name: c, ports: [{containerPort: %d, hostPort: %d}, {protocol: UDP, containerPort: %[1]d, hostPort: "+
+			"%[2]d}]}]", cachePort, hostPort), 1))
 	defer e.writePods(t, roles)
 	run(t, e.MustHost(t, "a"), "nft", strings.NewReplacer("HOST", fmt.Sprint(hostPort), "PORT", fmt.Sprint(cachePort),
 		"V4", e.Addr("a0", false).String(), "V6", e.Addr("a0", true).String()).Replace(portmap))

@@ -117,7 +117,8 @@ func (e *env) wantEvents(t *testing.T, address string, combo flows.Combo, kind s
 	})
 	client := e.Addr("client0", combo.IPv6()).String()
 	for _, a := range shown {
-		if a["source.address"] != client || kind == "closed" && (a["spillway.flow.bytes_to_client"] == "" || a["spillway.endpoint.address"] == "") {
+		if a["source.address"] != client || kind == "closed" &&
+			(a["spillway.flow.bytes_to_client"] == "" || a["spillway.endpoint.address"] == "") {
 			t.Errorf("the API shows a %s event %v, want client %s", kind, a, client)
 		}
 	}
@@ -167,7 +168,8 @@ func attributesOf(e *nodev1alpha1.FlowEvent) attributes {
 	if strings.Contains(f.ServiceAddress.Address, ":") {
 		a["network.type"] = "ipv6"
 	}
-	for prefix, p := range map[string]*nodev1alpha1.Peer{"source": f.Client, "destination": f.ServiceAddress, "spillway.endpoint": f.Endpoint} {
+	for prefix, p := range map[string]*nodev1alpha1.Peer{"source": f.Client, "destination": f.ServiceAddress,
+		"spillway.endpoint": f.Endpoint} {
 		if p == nil {
 			continue
 		}
@@ -190,7 +192,8 @@ func attributesOf(e *nodev1alpha1.FlowEvent) attributes {
 	if f.Opened == nil {
 		lasted = 0
 	}
-	for name, d := range map[string]time.Duration{"duration": lasted, "handshake": f.Handshake.AsDuration(), "smoothed_rtt": f.SmoothedRtt.AsDuration()} {
+	for name, d := range map[string]time.Duration{"duration": lasted, "handshake": f.Handshake.AsDuration(),
+		"smoothed_rtt": f.SmoothedRtt.AsDuration()} {
 		a["spillway.flow."+name] = fmt.Sprint(max(d, 0).Seconds())
 	}
 	maps.DeleteFunc(a, func(_, value string) bool { return value == "" || value == "0" })

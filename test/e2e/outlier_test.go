@@ -61,7 +61,8 @@ func TestOutlierEjection(t *testing.T) {
 				lastFail = m.lastFail
 				return fmt.Errorf("%s to %s, %s: %d connections fail", c.From, c.To, combo, m.failed)
 			})
-			t.Logf("%s to %s, %s: the last connection that failed began %s after the first one", c.From, c.To, combo, lastFail.Sub(began).Round(time.Millisecond))
+			t.Logf("%s to %s, %s: the last connection that failed began %s after the first one", c.From, c.To, combo,
+				lastFail.Sub(began).Round(time.Millisecond))
 		}
 	}
 	if text := oneLine(e.spillway(t, "a", "status", "-o", "wide")); !strings.Contains(text, "gets no new connections for a while") {

@@ -38,7 +38,8 @@ func TestANetworkPolicyHoldsOverRestarts(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var asked atomic.Int64
 	var wg sync.WaitGroup
-	for _, f := range []flows.Flow{{From: "client0", To: flows.NodePort("a")}, {From: "client0", To: flows.NodePort("b")}, {From: "b0", To: flows.ClusterIP}} {
+	for _, f := range []flows.Flow{{From: "client0", To: flows.NodePort("a")}, {From: "client0", To: flows.NodePort("b")},
+		{From: "b0", To: flows.ClusterIP}} {
 		for _, combo := range flows.AllCombos {
 			p, dst := e.MustProbe(t, f.From), closed.MustAddress(t, f.To, combo)
 			wg.Go(func() {

@@ -17,13 +17,15 @@ import (
 // lost, and the cache must have answered some.
 func TestLocalRedirectWhileTheCacheRestarts(t *testing.T) {
 	e := start(t, "e2e-redirect")
-	web := flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Annotations: map[string]string{intent.LocalRedirectAnnotation: "cache"}}
+	web := flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"),
+		Annotations: map[string]string{intent.LocalRedirectAnnotation: "cache"}}
 	cache := func(eps []flows.Endpoint) []flows.Object {
 		return []flows.Object{web, flows.Service{Name: "cache", Type: corev1.ServiceTypeClusterIP, Endpoints: eps}}
 	}
 	s := e.Load(t, cache(flows.On("a2"))...)
 	// A socket of the node's own process keeps its endpoint: --end-sockets is for those.
-	for from, kinds := range map[string][]string{"a1": {"udp", "new-udp", "new-tcp"}, "a1/vm": {"udp", "new-udp", "new-tcp"}, "a": {"new-udp", "new-tcp"}} {
+	for from, kinds := range map[string][]string{"a1": {"udp", "new-udp", "new-tcp"}, "a1/vm": {"udp", "new-udp", "new-tcp"},
+		"a": {"new-udp", "new-tcp"}} {
 		for _, combo := range flows.AllCombos {
 			for _, kind := range kinds {
 				if kind != combo.Protocol() && kind != "new-"+combo.Protocol() {

@@ -144,7 +144,8 @@ func (e *env) startSidecar(t *testing.T, pod *topology.Host) {
 	for _, pid := range pids {
 		must(t, os.WriteFile(filepath.Join(pod.Cgroup, "cgroup.procs"), []byte(fmt.Sprint(pid)), 0))
 	}
-	for _, rule := range []string{"-N MESH_OUTPUT", "-A OUTPUT -p tcp -j MESH_OUTPUT", "-A MESH_OUTPUT -p tcp --dport 9 -j REDIRECT --to-ports 15001"} {
+	for _, rule := range []string{"-N MESH_OUTPUT", "-A OUTPUT -p tcp -j MESH_OUTPUT",
+		"-A MESH_OUTPUT -p tcp --dport 9 -j REDIRECT --to-ports 15001"} {
 		out, err := pod.Command(t.Context(), append([]string{"iptables", "-w", "-t", "nat"}, strings.Fields(rule)...)...).CombinedOutput()
 		if err != nil {
 			t.Fatalf("iptables %s: %v: %s", rule, err, out)
@@ -155,8 +156,10 @@ func (e *env) startSidecar(t *testing.T, pod *topology.Host) {
 // wantMeshFinding runs doctor for a pod.
 func (e *env) wantMeshFinding(t *testing.T, when string, pod *topology.Host, want bool) {
 	t.Helper()
-	text := oneLine(e.run(t, "doctor", "--netns", pod.Namespace, "--sample", "0", "--bpffs", e.Agent("a").BPFFS, "--finding", "mesh-with-socket-hooks"))
-	if found := strings.Contains(text, "hide the Services from a sidecar") && strings.Contains(text, "MESH_OUTPUT 1 redirects"); found != want {
+	text := oneLine(e.run(t, "doctor", "--netns", pod.Namespace, "--sample", "0", "--bpffs", e.Agent("a").BPFFS, "--finding",
+		"mesh-with-socket-hooks"))
+	if found := strings.Contains(text, "hide the Services from a sidecar") &&
+		strings.Contains(text, "MESH_OUTPUT 1 redirects"); found != want {
 		t.Errorf("%s: doctor finds a mesh: %t, want %t:\n%s", when, found, want, text)
 	}
 }

@@ -145,7 +145,8 @@ func (e *env) proxyRules(t *testing.T, node string) (own, others []string) {
 			line = strings.TrimSpace(line)
 			switch {
 			case !strings.Contains(line, "KUBE-"):
-			case strings.Contains(line, "KUBE-FIREWALL") || strings.Contains(line, "KUBE-KUBELET-CANARY") || strings.Contains(line, "KUBE-IPTABLES-HINT"):
+			case strings.Contains(line, "KUBE-FIREWALL") || strings.Contains(line, "KUBE-KUBELET-CANARY") ||
+				strings.Contains(line, "KUBE-IPTABLES-HINT"):
 				others = append(others, program+": "+line)
 			default:
 				own = append(own, program+": "+line)
@@ -229,7 +230,8 @@ func (e *env) leaveUntracked(t *testing.T, short string, port int) (forget func(
 		t.Fatal(err)
 	}
 	send := func(verb, path, text string) error {
-		return client.RESTClient().Verb(verb).AbsPath(path).SetHeader("Content-Type", "application/yaml").Body([]byte(text)).Do(t.Context()).Error()
+		return client.RESTClient().Verb(verb).AbsPath(path).SetHeader("Content-Type",
+			"application/yaml").Body([]byte(text)).Do(t.Context()).Error()
 	}
 	const pods, policies = "/api/v1/namespaces/default/pods", "/apis/policy.spillway.dev/v1alpha1/donottrackpolicies"
 	pod := fmt.Sprintf(`
@@ -241,7 +243,8 @@ status: {podIP: %s, podIPs: [{ip: %[2]s}, {ip: %s}]}
 `, e.NodeName(short), e.Addr(short, false), e.Addr(short, true))
 	policy := strings.Replace(policyYAML("web", "", ""), fmt.Sprint(cachePort), fmt.Sprint(port), 1)
 	for _, err := range []error{
-		send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", string(crd)), send("POST", pods, pod), send("PUT", pods+"/cache/status", pod),
+		send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", string(crd)), send("POST", pods, pod),
+		send("PUT", pods+"/cache/status", pod),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -323,7 +326,8 @@ func (e *env) expectRelease(t *testing.T) {
 		}
 		e.story.step("flush conntrack on %s", node)
 		run(t, host, "conntrack", "-F")
-		await.True(t, "the end of what kept them translated", func() bool { return !strings.Contains(run(t, host, "nft", "list", "tables"), keeper) })
+		await.True(t, "the end of what kept them translated",
+			func() bool { return !strings.Contains(run(t, host, "nft", "list", "tables"), keeper) })
 	}
 }
 
@@ -384,7 +388,8 @@ func (e *env) startFromUsedPorts(t *testing.T, s *suite.File) {
 		for _, port := range usedPorts {
 			st := stream{fmt.Sprintf("%s from a1, port %d", combo, port), p}
 			_, err := p.Do(t.Context(), probe.Request{
-				Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.MustAddress(t, flows.ClusterIP, combo), PauseMS: 20, TimeoutMS: 10_000, LocalPort: port,
+				Op: probe.Stream, Name: st.name, Proto: "tcp", Dst: s.MustAddress(t, flows.ClusterIP, combo), PauseMS: 20,
+				TimeoutMS: 10_000, LocalPort: port,
 			})
 			if err != nil {
 				t.Fatalf("start %s: %v", st.name, err)

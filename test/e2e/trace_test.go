@@ -90,7 +90,8 @@ func (e *env) traceHealthy(t *testing.T) {
 	for _, from := range []string{"a1", "a"} {
 		e.MustProbe(t, from) // a process in the pod's cgroup
 		r := e.trace(t, from, s.MustAddress(t, flows.ClusterIP, flows.TCP4))
-		if r.Refused || r.Endpoint == "" || len(r.Sets) != 2 || r.Sets[0].Share != 0.5 || r.Probe.Result != "connected" || len(r.Notes) > 0 || !slices.Contains(r.Verdicts, "socket_translated") {
+		if r.Refused || r.Endpoint == "" || len(r.Sets) != 2 || r.Sets[0].Share != 0.5 || r.Probe.Result != "connected" || len(r.Notes) > 0 ||
+			!slices.Contains(r.Verdicts, "socket_translated") {
 			t.Errorf("from %s: %+v, probe %+v", from, r, r.Probe)
 		}
 		if u := e.trace(t, from, s.MustAddress(t, flows.ClusterIP, flows.UDP4), "--protocol", "udp"); u.Refused || u.Probe.Result != "answered" {
@@ -133,7 +134,8 @@ func (e *env) traceNames(t *testing.T) {
 	s := e.Load(t, nodePort("b0"))
 	from, service := []string{"--from", "clients/a1"}, []string{"--to", s.Scope.Namespace + "/web"}
 	names := []string{"--manifests", e.Agent("a").Manifests}
-	if r := e.traceWith(t, slices.Concat(from, service, names)...); r.Probe.Result != "connected" || !strings.Contains(r.Source, "clients/a1") || r.Endpoint != e.Addr("b0", false).String()+":8080" {
+	if r := e.traceWith(t, slices.Concat(from, service, names)...); r.Probe.Result != "connected" ||
+		!strings.Contains(r.Source, "clients/a1") || r.Endpoint != e.Addr("b0", false).String()+":8080" {
 		t.Errorf("by names: %+v, probe %+v", r, r.Probe)
 	}
 	r := e.traceWith(t, "--from", e.Addr("a1", true).String(), "--to", s.MustAddress(t, flows.ClusterIP, flows.TCP6))
@@ -146,7 +148,8 @@ func (e *env) traceNames(t *testing.T) {
 			t.Errorf("%v: %v, %s", wrong, err, out)
 		}
 	}
-	argv := []string{"-C", e.Binary, "trace", "--bpffs", e.Agent("a").BPFFS, "-o", "json", "--from", e.Addr("a1", false).String(), "--to", s.MustAddress(t, flows.ClusterIP, flows.TCP4)}
+	argv := []string{"-C", e.Binary, "trace", "--bpffs", e.Agent("a").BPFFS, "-o", "json", "--from", e.Addr("a1", false).String(), "--to",
+		s.MustAddress(t, flows.ClusterIP, flows.TCP4)}
 	out, err := exec.CommandContext(t.Context(), "unshare", argv...).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), `"socket_translated"`) || !strings.Contains(string(out), `"connected"`) {
 		t.Errorf("in a cgroup namespace: %v, %s", err, out)
@@ -173,7 +176,8 @@ func (e *env) podGateway(short string) string {
 }
 
 func (e *env) traceNothingListens(t *testing.T) {
-	s := e.Load(t, flows.Service{Ports: []flows.Port{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: 9}}, Endpoints: flows.On("b0")})
+	s := e.Load(t, flows.Service{Ports: []flows.Port{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: 9}},
+		Endpoints: flows.On("b0")})
 	r := e.trace(t, "a1", s.MustAddress(t, flows.ClusterIP, flows.TCP4))
 	if r.Refused || r.Probe.Result != "refused" || !strings.Contains(r.Probe.Conclusion, e.Addr("b0", false).String()) {
 		t.Errorf("%+v, probe %+v", r, r.Probe)
@@ -181,9 +185,11 @@ func (e *env) traceNothingListens(t *testing.T) {
 }
 
 func (e *env) traceSourceRange(t *testing.T) {
-	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, AllowFrom: []string{"client1"}, Endpoints: flows.On("b0")})
+	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, AllowFrom: []string{"client1"},
+		Endpoints: flows.On("b0")})
 	to := s.MustAddress(t, flows.LoadBalancer("a"), flows.TCP4)
-	if r := e.trace(t, "client0", to); !r.Refused || step(r, "source ranges").State != trace.Refused || !strings.Contains(step(r, "source ranges").Found, e.Addr("client1", false).String()) {
+	if r := e.trace(t, "client0", to); !r.Refused || step(r, "source ranges").State != trace.Refused ||
+		!strings.Contains(step(r, "source ranges").Found, e.Addr("client1", false).String()) {
 		t.Errorf("%+v", r)
 	}
 	if r := e.trace(t, "client1", to); r.Refused || step(r, "source ranges").State != trace.Passed {
@@ -226,7 +232,8 @@ func (e *env) traceRuleInPod(t *testing.T) {
 	e.Output(t, "a0", "nft", "table inet theirs { chain in { type filter hook input priority 0; tcp dport 8080 drop; }; }")
 	t.Cleanup(func() { e.Output(t, "a0", "nft", "delete table inet theirs") })
 	r := e.trace(t, "a1", s.MustAddress(t, flows.ClusterIP, flows.TCP4))
-	if r.Refused || r.Probe.Result != "no answer" || len(r.Probe.Drops) == 0 || r.Probe.Drops[0].Reason != "NETFILTER_DROP" || r.Probe.Drops[0].Hook != "INPUT" {
+	if r.Refused || r.Probe.Result != "no answer" || len(r.Probe.Drops) == 0 || r.Probe.Drops[0].Reason != "NETFILTER_DROP" ||
+		r.Probe.Drops[0].Hook != "INPUT" {
 		t.Errorf("%+v, probe %+v", r, r.Probe)
 	}
 }
@@ -234,7 +241,8 @@ func (e *env) traceRuleInPod(t *testing.T) {
 // tracePolicyDenies has a do-not-track policy deny others, on the node of the endpoint.
 func (e *env) tracePolicyDenies(t *testing.T) {
 	e.writeAll(t, "trace-pods.yaml", e.podsYAML(policyPods{"a2": "cache", "a1": "other"}))
-	e.writeAll(t, "trace-policy.yaml", strings.ReplaceAll(policyYAML("only-clients", "  deny: others\n", clientPods), fmt.Sprint(cachePort), "8080"))
+	e.writeAll(t, "trace-policy.yaml", strings.ReplaceAll(policyYAML("only-clients", "  deny: others\n", clientPods),
+		fmt.Sprint(cachePort), "8080"))
 	defer func() {
 		e.writeAll(t, "trace-policy.yaml", "")
 		e.writeAll(t, "trace-pods.yaml", "")
@@ -252,11 +260,13 @@ func (e *env) traceStaleEntry(t *testing.T) {
 	s := e.Load(t, nodePort("b0"))
 	to := s.MustAddress(t, flows.NodePort("a"), flows.UDP4)
 	r := e.traceBesideEntry(t, to, "40123")
-	if n := step(r, "netfilter"); !slices.Contains(r.Verdicts, "pass_conntrack") || n.State != trace.Decided || !strings.Contains(n.Found, staleEndpoint) {
+	if n := step(r, "netfilter"); !slices.Contains(r.Verdicts, "pass_conntrack") || n.State != trace.Decided ||
+		!strings.Contains(n.Found, staleEndpoint) {
 		t.Errorf("%+v", r)
 	}
 	r = e.traceBesideEntry(t, to, "40124")
-	if n := step(r, "netfilter"); !slices.Contains(r.Verdicts, "flow_created") || n.State != trace.Doubt || !strings.Contains(n.Found, "stale") {
+	if n := step(r, "netfilter"); !slices.Contains(r.Verdicts, "flow_created") || n.State != trace.Doubt ||
+		!strings.Contains(n.Found, "stale") {
 		t.Errorf("another source port: %+v", r)
 	}
 }
@@ -284,13 +294,15 @@ func (e *env) staleEntry(t *testing.T, to string) []string {
 	t.Helper()
 	_, port, err := net.SplitHostPort(to)
 	must(t, err)
-	return []string{"-p", "udp", "-s", e.Addr("client0", false).String(), "-d", e.Addr("a", false).String(), "--sport", "40123", "--dport", port}
+	return []string{"-p", "udp", "-s", e.Addr("client0", false).String(), "-d", e.Addr("a", false).String(), "--sport",
+		"40123", "--dport", port}
 }
 
 // plantEntry makes a stale entry, unless it is there.
 func (e *env) plantEntry(t *testing.T, to string) {
 	t.Helper()
-	_ = e.MustHost(t, "a").Command(t.Context(), append([]string{"conntrack", "-I", "--dst-nat", staleEndpoint, "-t", "120"}, e.staleEntry(t, to)...)...).Run()
+	_ = e.MustHost(t, "a").Command(t.Context(), append([]string{"conntrack", "-I", "--dst-nat", staleEndpoint, "-t", "120"},
+		e.staleEntry(t, to)...)...).Run()
 }
 
 func (e *env) traceProgramInFront(t *testing.T) {
@@ -334,7 +346,8 @@ func (e *env) tracePortsExhausted(t *testing.T) {
 		defer conn.Close()
 	}
 	r := e.trace(t, "client1", to)
-	if n := step(r, "source port"); !r.Refused || n.State != trace.Refused || !strings.Contains(n.Found, "7 of 7") || !slices.Contains(r.Verdicts, "drop_snat_ports") {
+	if n := step(r, "source port"); !r.Refused || n.State != trace.Refused || !strings.Contains(n.Found, "7 of 7") ||
+		!slices.Contains(r.Verdicts, "drop_snat_ports") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -145,7 +145,8 @@ func (u *upgrade) endMeanwhile(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("of %d connections opened while agents were replaced, %d are lost; %d flows were opened in %d switches", len(u.meanwhile), len(u.lost), during, switches)
+	t.Logf("of %d connections opened while agents were replaced, %d are lost; %d flows were opened in %d switches", len(u.meanwhile),
+		len(u.lost), during, switches)
 	if len(u.lost) > during {
 		t.Errorf("lost: %s", strings.Join(u.lost, "\n"))
 		u.showLosses(t)

@@ -343,7 +343,8 @@ func (h *files) counted(t *testing.T, s *suite.File) {
 					want = [2]int{1, way.answered}
 				}
 				if got != want {
-					t.Errorf("%s asks %s (%s): node %s counts %d requests and %d answers, want %d and %d", way.From, addr, way.To, node, got[0], got[1], want[0], want[1])
+					t.Errorf("%s asks %s (%s): node %s counts %d requests and %d answers, want %d and %d", way.From, addr, way.To, node, got[0],
+						got[1], want[0], want[1])
 				}
 			}
 		}

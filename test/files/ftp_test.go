@@ -67,7 +67,8 @@ func curlPut(options ...string) func(a netip.AddrPort, remote, local string) []s
 
 func lftp(passive, command string) func(a netip.AddrPort, remote, local string) []string {
 	return func(a netip.AddrPort, remote, local string) []string {
-		settings := "set cmd:fail-exit yes; set net:max-retries 1; set net:timeout 4; set xfer:clobber yes; set ftp:passive-mode " + passive + "; "
+		settings := "set cmd:fail-exit yes; set net:max-retries 1; set net:timeout 4; set xfer:clobber yes; set ftp:passive-mode " + passive +
+			"; "
 		return []string{"lftp", "-c", settings + "open " + ftpURL(a) + "; " + fmt.Sprintf(command, remote, local)}
 	}
 }

@@ -59,7 +59,8 @@ func balanceCases() []Case {
 // redirectCase has a cache on two nodes in front of a Service. A cache that ends gets no new
 // flow, while its connections stay.
 func redirectCase() Case {
-	web := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("c0"), Annotations: map[string]string{intent.LocalRedirectAnnotation: "cache"}}
+	web := Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("c0"),
+		Annotations: map[string]string{intent.LocalRedirectAnnotation: "cache"}}
 	cache := func(on []Endpoint, more ...Endpoint) Service {
 		return Service{Name: "cache", Type: corev1.ServiceTypeClusterIP, Endpoints: append(on, more...)}
 	}

@@ -6,7 +6,8 @@ import "slices"
 func Cases() []Case {
 	return slices.Concat(
 		matrixCases(), clusterIPCases(), nodePortCases(), externalCases(), endpointCases(), hintCases(),
-		affinityCases(), clientCases(), hairpinCases(), changeCases(), updateCases(), socketCases(), balanceCases(), conflictCases(), takeoverCases(), bypassCases(),
+		affinityCases(), clientCases(), hairpinCases(), changeCases(), updateCases(), socketCases(), balanceCases(), conflictCases(),
+		takeoverCases(), bypassCases(),
 	)
 }
 

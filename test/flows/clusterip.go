@@ -39,7 +39,8 @@ func clusterIPCases() []Case {
 		{
 			Name: "A port without a name leads to the slice's port without a name",
 			Objects: []Object{Service{
-				Type: corev1.ServiceTypeNodePort, Ports: []Port{{Protocol: udp, Port: 80, Target: 8080}}, Endpoints: []Endpoint{{On: "client1", NoNode: true}},
+				Type: corev1.ServiceTypeNodePort, Ports: []Port{{Protocol: udp, Port: 80, Target: 8080}},
+				Endpoints: []Endpoint{{On: "client1", NoNode: true}},
 			}},
 			Flows: []Flow{
 				{From: "a", To: ClusterIP, Want: OneOf(AnySource, "client1")},

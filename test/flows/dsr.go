@@ -221,8 +221,10 @@ func switchedCase() Case {
 		Flows:   kept,
 		Then: []Step{
 			{Name: "snat", Objects: []Object{lbBy("maglev", "snat", "b0")}, Flows: slices.Concat(kept, other, outsideFlows(nil, NodeSource, "b0"))},
-			{Name: "hybrid", Objects: []Object{lbBy("maglev", "hybrid", "b0")}, Flows: slices.Concat(kept, other, outsideFlows(TCP, Kept, "b0"), outsideFlows(UDP, NodeSource, "b0"))},
-			{Name: "without maglev", Objects: []Object{lbBy("", "dsr", "b0")}, Flows: slices.Concat(kept, other, outsideFlows(nil, NodeSource, "b0"))},
+			{Name: "hybrid", Objects: []Object{lbBy("maglev", "hybrid", "b0")},
+				Flows: slices.Concat(kept, other, outsideFlows(TCP, Kept, "b0"), outsideFlows(UDP, NodeSource, "b0"))},
+			{Name: "without maglev", Objects: []Object{lbBy("", "dsr", "b0")},
+				Flows: slices.Concat(kept, other, outsideFlows(nil, NodeSource, "b0"))},
 		},
 	}
 }

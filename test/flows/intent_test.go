@@ -93,7 +93,8 @@ func TestCasesAgreeWithIntent(t *testing.T) {
 // TestFlagCasesAgreeWithIntent is the same for agents with other flags.
 func TestFlagCasesAgreeWithIntent(t *testing.T) {
 	checkCases(t, flows.FlagCases(), map[string]intent.Config{
-		"a": {NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/24"), netip.MustParsePrefix("fd30::/64")}, LocalhostNodePorts: true},
+		"a": {NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/24"), netip.MustParsePrefix("fd30::/64")},
+			LocalhostNodePorts: true},
 		"b": {ProxyName: "spillway", RefuseExternalIPs: true},
 		"c": {MasqueradeAll: true, LocalhostNodePorts: true, HostPorts: true},
 	})

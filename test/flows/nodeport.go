@@ -85,8 +85,10 @@ func nodePortCases() []Case {
 			Name:      "One NodePort number has a TCP and a UDP Service",
 			FilesOnly: "an API server gives a NodePort to one Service, and both protocols to ports of that one alone",
 			Objects: []Object{
-				Service{Name: "tcp", Type: corev1.ServiceTypeNodePort, Ports: []Port{{Name: "dns", Protocol: tcp, Port: 53, Target: 8080}}, Endpoints: On("a0")},
-				Service{Name: "udp", Type: corev1.ServiceTypeNodePort, SharePort: "tcp", Ports: []Port{{Name: "dns", Protocol: udp, Port: 53, Target: 8080}}, Endpoints: On("b0")},
+				Service{Name: "tcp", Type: corev1.ServiceTypeNodePort,
+					Ports: []Port{{Name: "dns", Protocol: tcp, Port: 53, Target: 8080}}, Endpoints: On("a0")},
+				Service{Name: "udp", Type: corev1.ServiceTypeNodePort, SharePort: "tcp",
+					Ports: []Port{{Name: "dns", Protocol: udp, Port: 53, Target: 8080}}, Endpoints: On("b0")},
 			},
 			Flows: []Flow{
 				{From: "client0", To: NodePort("a").Of("tcp"), Want: OneOf(KeptHere, "a0")},

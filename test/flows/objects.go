@@ -209,7 +209,8 @@ func (p StartingPods) manifests(s *Scope) []runtime.Object {
 	objects := []runtime.Object{&networkingv1.NetworkPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: "select-all"},
-		Spec:       networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}},
+		Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress,
+			networkingv1.PolicyTypeEgress}},
 	}}
 	for _, host := range p {
 		pod := s.pod(host)

@@ -145,7 +145,8 @@ func socketChanges() []socketChange {
 		}},
 		{name: "source ranges leave the client out", at: ToLoadBalancer, states: []state{
 			{objects: []Object{lb}, udp: "a0", tcp: "a0"},
-			{name: "restricted", objects: []Object{restricted}, udp: "a0", tcp: "a0", fresh: []Flow{{From: "client0", To: LoadBalancer("a"), Want: Drop}}},
+			{name: "restricted", objects: []Object{restricted}, udp: "a0", tcp: "a0",
+				fresh: []Flow{{From: "client0", To: LoadBalancer("a"), Want: Drop}}},
 		}},
 		{name: "hints leave the endpoint out", at: ToClusterIP, states: []state{
 			{objects: np(On("a0")...), udp: "a0", tcp: "a0"},
@@ -191,8 +192,10 @@ func addressChanges() []socketChange {
 		}},
 		{name: "an external IP moves to another Service", at: ToExternalIP, states: []state{
 			{objects: []Object{external("first", []string{"a"}, "a0"), external("second", nil, "b0")}, of: "first", udp: "a0", tcp: "a0"},
-			{name: "moved", objects: []Object{external("first", nil, "a0"), external("second", []string{"a"}, "b0")}, of: "second", udp: "b0", tcp: "a0"},
-			{name: "moved back", objects: []Object{external("first", []string{"a"}, "a0"), external("second", nil, "b0")}, of: "first", udp: "a0", tcp: "a0"},
+			{name: "moved", objects: []Object{external("first", nil, "a0"), external("second", []string{"a"}, "b0")},
+				of: "second", udp: "b0", tcp: "a0"},
+			{name: "moved back", objects: []Object{external("first", []string{"a"}, "a0"), external("second", nil, "b0")},
+				of: "first", udp: "a0", tcp: "a0"},
 		}},
 		{name: "two ports of a Service swap their numbers", at: ToAddress, states: []state{
 			{objects: ports(80, 81), port: "-x", udp: "a0", tcp: "a0"},
@@ -203,10 +206,11 @@ func addressChanges() []socketChange {
 			{name: "deleted", objects: append(gone("web"), other), udp: "", tcp: "a0"},
 			{name: "back", objects: []Object{np("web", "", "b0"), other}, udp: "b0", tcp: "a0"},
 		}},
-		{name: "the Service is deleted, and made again with another name", at: ToClusterIP, filesOnly: "its addresses are given by the API server", states: []state{
-			{objects: []Object{np("web", "", "a0")}, udp: "a0", tcp: "a0"},
-			{name: "deleted", objects: gone("web"), udp: "", tcp: "a0"},
-			{name: "made again", objects: []Object{again}, of: "again", udp: "c0", tcp: "a0"},
-		}},
+		{name: "the Service is deleted, and made again with another name", at: ToClusterIP,
+			filesOnly: "its addresses are given by the API server", states: []state{
+				{objects: []Object{np("web", "", "a0")}, udp: "a0", tcp: "a0"},
+				{name: "deleted", objects: gone("web"), udp: "", tcp: "a0"},
+				{name: "made again", objects: []Object{again}, of: "again", udp: "c0", tcp: "a0"},
+			}},
 	}
 }

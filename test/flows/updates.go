@@ -11,7 +11,8 @@ func updateCases() []Case {
 			Flows:   typeFlows(true, true, true),
 			Then: []Step{
 				{Name: "ClusterIP", Objects: []Object{Service{Endpoints: On("a0")}}, Flows: typeFlows(true, false, false)},
-				{Name: "NodePort", Objects: []Object{Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0")}}, Flows: typeFlows(true, true, false)},
+				{Name: "NodePort", Objects: []Object{Service{Type: corev1.ServiceTypeNodePort, Endpoints: On("a0")}},
+					Flows: typeFlows(true, true, false)},
 				{Name: "ExternalName", Objects: []Object{Service{ExternalName: true, Endpoints: On("a0")}}, Flows: typeFlows(false, false, false)},
 				{
 					Name:    "LoadBalancer again",
@@ -58,7 +59,8 @@ func changedRanges() Case {
 		Objects: allow(), Flows: []Flow{ask("client0", served), ask("client1", served), ask("b", OneOf(AnySource, "a0")), open},
 		Then: []Step{
 			{Name: "client0", Objects: allow("client0"), Flows: []Flow{ask("client0", served), ask("client1", Drop), ask("b", Drop), open}},
-			{Name: "client1 and b", Objects: allow("client1", "b"), Flows: []Flow{ask("client0", Drop), ask("client1", served), ask("b", OneOf(AnySource, "a0")), open}},
+			{Name: "client1 and b", Objects: allow("client1", "b"),
+				Flows: []Flow{ask("client0", Drop), ask("client1", served), ask("b", OneOf(AnySource, "a0")), open}},
 			{Name: "without ranges", Objects: allow(), Flows: []Flow{ask("client0", served), open}},
 		},
 	}

@@ -21,8 +21,9 @@ import (
 
 // Flags of every test that runs agents.
 var (
-	proxyMode  = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
-	variant    = flag.String("iptables-variant", "", "variant of iptables that the nodes use: legacy or nft (default: neither, the dataplane chooses)")
+	proxyMode = flag.String("proxy-mode", "ebpf", "dataplane to test: ebpf, nftables or iptables")
+	variant   = flag.String("iptables-variant", "",
+		"variant of iptables that the nodes use: legacy or nft (default: neither, the dataplane chooses)")
 	sourceFlag = flag.String("source", "manifests", "where agents read Services: manifests, or api, a real kube-apiserver")
 	binaryFlag = flag.String("binary", "", "spillway to test (default: build it from this tree)")
 )

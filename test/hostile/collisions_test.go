@@ -90,7 +90,8 @@ var collisions = []collision{
 			e := g.lie(a)
 			e.Conditions = discoveryv1.EndpointConditions{}
 			if !g.chance(4) { // the Pod is there, and no policy selects it
-				e.NodeName, e.TargetRef = ptr("node0"), &corev1.ObjectReference{Kind: "Pod", Namespace: honestNamespace, Name: draw(g, "a0", "a1", "a2")}
+				e.NodeName, e.TargetRef = ptr("node0"), &corev1.ObjectReference{Kind: "Pod", Namespace: honestNamespace,
+					Name: draw(g, "a0", "a1", "a2")}
 			}
 			return e
 		}
@@ -101,7 +102,8 @@ var collisions = []collision{
 func balanceAt(o *corev1.Service, lists ...[]netip.Addr) {
 	o.Spec.Type = corev1.ServiceTypeLoadBalancer
 	for _, a := range texts(lists...) {
-		o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: a, IPMode: ptr(corev1.LoadBalancerIPModeVIP)})
+		o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress,
+			corev1.LoadBalancerIngress{IP: a, IPMode: ptr(corev1.LoadBalancerIPModeVIP)})
 	}
 }
 
@@ -168,9 +170,11 @@ func portName(p corev1.Protocol, port int32) string {
 
 // slicesOf are EndpointSlices, of each family, with all endpoints. Ports lead to target, or
 // to their own number if it is 0.
-func (g *tenant) slicesOf(service, name string, ports []int32, target int32, endpoints func(netip.Addr) discoveryv1.Endpoint, at []netip.Addr) (out []any) {
+func (g *tenant) slicesOf(service, name string, ports []int32, target int32, endpoints func(netip.Addr) discoveryv1.Endpoint,
+	at []netip.Addr) (out []any) {
 	for _, v6 := range []bool{false, true} {
-		o := &discoveryv1.EndpointSlice{TypeMeta: typeOf("discovery.k8s.io/v1", "EndpointSlice"), ObjectMeta: g.meta(fmt.Sprintf("%s-%t", name, v6))}
+		o := &discoveryv1.EndpointSlice{TypeMeta: typeOf("discovery.k8s.io/v1", "EndpointSlice"),
+			ObjectMeta: g.meta(fmt.Sprintf("%s-%t", name, v6))}
 		o.Labels[discoveryv1.LabelServiceName] = service
 		o.AddressType = map[bool]discoveryv1.AddressType{false: discoveryv1.AddressTypeIPv4, true: discoveryv1.AddressTypeIPv6}[v6]
 		for _, a := range at {
@@ -217,7 +221,8 @@ func (g *tenant) lie(a netip.Addr) discoveryv1.Endpoint {
 		e.NodeName = &node
 	}
 	if g.chance(2) {
-		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: draw(g, tenantNamespace, honestNamespace), Name: draw(g, "p0", "a0", "b1", selected)}
+		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: draw(g, tenantNamespace, honestNamespace),
+			Name: draw(g, "p0", "a0", "b1", selected)}
 	}
 	return e
 }
@@ -302,10 +307,12 @@ func (g *tenant) manyRanges() (out []any) {
 	for i := range 6 {
 		o := g.serviceOf(i, ports)
 		o.Spec.Type = corev1.ServiceTypeLoadBalancer
-		o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("203.0.113.%d", 110+i)}, {IP: fmt.Sprintf("2001:db8:ff::7%02x", i)}}
+		o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("203.0.113.%d", 110+i)},
+			{IP: fmt.Sprintf("2001:db8:ff::7%02x", i)}}
 		for range 32 {
 			n := g.r.IntN(1 << 16)
-			o.Spec.LoadBalancerSourceRanges = append(o.Spec.LoadBalancerSourceRanges, fmt.Sprintf("198.18.%d.%d/32", n>>8, n&255), fmt.Sprintf("2001:db8:2:%x::/64", n))
+			o.Spec.LoadBalancerSourceRanges = append(o.Spec.LoadBalancerSourceRanges, fmt.Sprintf("198.18.%d.%d/32", n>>8, n&255),
+				fmt.Sprintf("2001:db8:2:%x::/64", n))
 		}
 		out = append(out, o)
 		out = append(out, g.slicesOf(o.Name, o.Name, ports, endpointUp, ready, g.their.own)...)

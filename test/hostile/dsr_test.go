@@ -113,7 +113,8 @@ var dsrVariants = []variant{{false, "elsewhere"}, {true, "elsewhere"}}
 func startDirect(t *testing.T, name, forwarding string) (*env, *suite.File) {
 	t.Helper()
 	e := start(t, name, "--forwarding", forwarding, "--dsr-key-file", secretFile(t))
-	return e, e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
+	return e, e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"),
+		Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
 }
 
 // secretFile writes the secret for agents.
@@ -143,7 +144,8 @@ func TestForgedAnnouncements(t *testing.T) {
 		for _, attacker := range []string{outsider, "a1", "b1"} {
 			for _, proto := range []string{"tcp", "udp"} {
 				for _, datagram := range []bool{false, true} {
-					t.Run(fmt.Sprintf("%s %s %s datagram %v", v, attacker, proto, datagram), func(t *testing.T) { e.announce(t, v, attacker, proto, datagram) })
+					t.Run(fmt.Sprintf("%s %s %s datagram %v", v, attacker, proto, datagram),
+						func(t *testing.T) { e.announce(t, v, attacker, proto, datagram) })
 				}
 			}
 		}
@@ -154,7 +156,8 @@ func TestForgedAnnouncements(t *testing.T) {
 }
 
 // forgedService is an address that no Service has, in a network for documentation.
-var forgedService = map[bool]netip.AddrPort{false: netip.MustParseAddrPort("198.51.100.66:53"), true: netip.MustParseAddrPort("[2001:db8:bad::66]:53")}
+var forgedService = map[bool]netip.AddrPort{false: netip.MustParseAddrPort("198.51.100.66:53"),
+	true: netip.MustParseAddrPort("[2001:db8:bad::66]:53")}
 
 func (e *env) announce(t *testing.T, v variant, attacker, proto string, datagram bool) {
 	from := e.sender(t, attacker)
@@ -165,7 +168,8 @@ func (e *env) announce(t *testing.T, v variant, attacker, proto string, datagram
 		}
 	}
 	victim := netip.AddrPortFrom(e.addr(honest, v), uint16(20000+rand.IntN(10000)))
-	a := announcement{client: victim, service: forgedService[v.v6], endpoint: netip.AddrPortFrom(e.addr("b0", v), endpointUp), proto: proto, datagram: datagram, sender: e.addr(attacker, v)}
+	a := announcement{client: victim, service: forgedService[v.v6], endpoint: netip.AddrPortFrom(e.addr("b0", v), endpointUp), proto: proto,
+		datagram: datagram, sender: e.addr(attacker, v)}
 	atEndpoint := e.capture(t, "b0", func(p packet) bool { return p.src == victim })
 	atVictim := e.capture(t, honest, func(p packet) bool { return p.src == a.service && p.dst == victim })
 	genuine := a.tag(secret)
@@ -256,7 +260,8 @@ func (e *env) dropDirect(t *testing.T, dst netip.AddrPort) {
 	if dst.Addr().Is6() {
 		family = "ip6"
 	}
-	e.OnLAN(t, fmt.Sprintf("table bridge direct {\n chain forward {\n  type filter hook forward priority 0;\n  iifname %q %s saddr %s tcp sport %d drop\n }\n}\n",
+	e.OnLAN(t, fmt.Sprintf("table bridge direct {\n chain forward {\n  type filter hook forward priority 0;\n  iifname %q %s saddr %s "+
+		"tcp sport %d drop\n }\n}\n",
 		e.MustHost(t, "b").Name, family, dst.Addr(), dst.Port()), "nft", "-f", "-")
 }
 

@@ -66,7 +66,8 @@ func TestForgedHandshakes(t *testing.T) {
 	attacker := e.sender(t, outsider)
 	drop := func(match string, hosts ...string) {
 		for _, host := range hosts {
-			e.Output(t, host, "nft", fmt.Sprintf("add table inet silent; add chain inet silent input { type filter hook input priority 0; }; add rule inet silent input %s drop", match))
+			e.Output(t, host, "nft", fmt.Sprintf("add table inet silent; add chain inet silent input { type filter hook input priority 0; }; "+
+				"add rule inet silent input %s drop", match))
 		}
 	}
 	drop(fmt.Sprintf("tcp sport %d-%d", deniedPort, deniedPort+99), works...)

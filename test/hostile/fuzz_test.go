@@ -219,7 +219,8 @@ func (f *fuzzer) errorAboutVictim() string {
 		kinds = [][2]uint8{{1, 0}, {1, 1}, {1, 4}, {2, 0}, {3, 0}, {4, 0}}
 	}
 	kind := kinds[f.r.IntN(len(kinds))]
-	s.send(f.t, packet{src: stranger(v, 1), dst: netip.AddrPortFrom(to, 0), proto: "icmp", icmpType: kind[0], icmpCode: kind[1], quoted: quoted})
+	s.send(f.t, packet{src: stranger(v, 1), dst: netip.AddrPortFrom(to, 0), proto: "icmp", icmpType: kind[0],
+		icmpCode: kind[1], quoted: quoted})
 	return fmt.Sprintf("%s sends ICMP %v about a client of %s to %s", host, kind, v, to)
 }
 

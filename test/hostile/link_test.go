@@ -16,13 +16,15 @@ import (
 var linkScenarios = []scenario{
 	{name: "Frames with a VLAN tag", run: vlanTagged},
 	// Linux drops them for IPv4 only: with netfilter, IPv6 ones are served.
-	{name: "A source address that is the node's own", run: ownSource, unless: func(mode string, v variant) bool { return mode != "ebpf" && v.v6 }},
+	{name: "A source address that is the node's own", run: ownSource,
+		unless: func(mode string, v variant) bool { return mode != "ebpf" && v.v6 }},
 	{name: "The node's own address takes a UDP answer away", run: ownSourceTakesAnswer, places: []string{"elsewhere"}},
 	{name: "A pod sends in the name of a client", run: podAsClient},
 	{name: "A pod adds the address of another pod", run: addsAddress},
 	{name: "A virtual machine claims the address of a pod elsewhere", run: claimsAddress, places: []string{"elsewhere"}},
 	// A Linux bridge accepts the new owner of the address: with netfilter only the CNI can prevent it.
-	{name: "A virtual machine claims the address of a pod here", run: claimsAddress, places: []string{"here"}, unless: func(mode string, _ variant) bool { return mode != "ebpf" }},
+	{name: "A virtual machine claims the address of a pod here", run: claimsAddress, places: []string{"here"},
+		unless: func(mode string, _ variant) bool { return mode != "ebpf" }},
 }
 
 // marked tells whether a packet carries a text.

@@ -24,7 +24,8 @@ import (
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
-var tenantForwarding = flag.String("tenant-forwarding", "", "--forwarding of the agents beside random tenants, with a CNI that masquerades: hybrid or dsr")
+var tenantForwarding = flag.String("tenant-forwarding", "",
+	"--forwarding of the agents beside random tenants, with a CNI that masquerades: hybrid or dsr")
 
 var tenantSteps = flag.Int("tenant-steps", 0, "steps of random tenants (default: 12, and 48 without -short)")
 
@@ -76,7 +77,8 @@ func TestRandomTenants(t *testing.T) {
 		t.Run(fmt.Sprint("step ", step), func(t *testing.T) {
 			t.Cleanup(func() {
 				if t.Failed() {
-					t.Logf("seed %d; the last changes:\n%s\nthe objects:\n%s", seed, strings.Join(f.history[max(0, len(f.history)-60):], "\n"), f.tenant.shortFile())
+					t.Logf("seed %d; the last changes:\n%s\nthe objects:\n%s", seed,
+						strings.Join(f.history[max(0, len(f.history)-60):], "\n"), f.tenant.shortFile())
 				}
 			})
 			f.step(t, step)
@@ -200,10 +202,13 @@ func (f *objectFuzzer) restart(t *testing.T) {
 // honestObjects are older than the tenant's, but for the Service young: nothing but its rank
 // gives it its addresses. The Pods are those of all hosts that ask and answer, as in a cluster.
 func (f *objectFuzzer) honestObjects() []flows.Object {
-	young := flows.Service{Name: "young", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, Endpoints: flows.On("b0"), Age: -2 * 365 * 24 * time.Hour}
+	young := flows.Service{Name: "young", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, Endpoints: flows.On("b0"),
+		Age: -2 * 365 * 24 * time.Hour}
 	named := flows.Service{Name: "named", Via: []string{receiver}, Endpoints: flows.On("b0")}
-	local := flows.Service{Name: "local", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, ExternalLocal: true, Endpoints: flows.On("a0")}
-	far := flows.Service{Name: "far", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, ExternalLocal: true, Endpoints: flows.On("b0")}
+	local := flows.Service{Name: "local", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, ExternalLocal: true,
+		Endpoints: flows.On("a0")}
+	far := flows.Service{Name: "far", Type: corev1.ServiceTypeLoadBalancer, Via: []string{receiver}, ExternalLocal: true,
+		Endpoints: flows.On("b0")}
 	closed := flows.Service{Name: "denied", Endpoints: flows.On(denied), Ports: []flows.Port{
 		{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: policedPort},
 		{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: policedPort},
@@ -229,7 +234,8 @@ func (f *objectFuzzer) addresses(t *testing.T) (out addresses) {
 		}
 		out.balancers = append(out.balancers, at(flows.LoadBalancer(receiver), "tight").Addr(), at(flows.LoadBalancer(receiver), "local").Addr())
 		out.young = append(out.young, at(flows.ClusterIP, "young").Addr(), at(flows.LoadBalancer(receiver), "young").Addr())
-		out.external = append(out.external, at(flows.LoadBalancer(receiver), "tight").Addr(), at(flows.LoadBalancer(receiver), "local").Addr(), at(flows.ExternalIP(receiver), "named").Addr())
+		out.external = append(out.external, at(flows.LoadBalancer(receiver), "tight").Addr(), at(flows.LoadBalancer(receiver), "local").Addr(),
+			at(flows.ExternalIP(receiver), "named").Addr())
 		for _, pod := range []string{"a0", "a1", "a2", denied, selected, "b0", "b1", unnamed} {
 			out.pods = append(out.pods, f.addr(pod, v))
 		}
@@ -290,23 +296,29 @@ const silent, noAnswer = "silent", "no answer"
 func (f *objectFuzzer) questions() []question {
 	s := f.honest
 	refused := map[string]string{honest: another, another: honest}[s.allowed]
-	tight, moving, policed, young := flows.LoadBalancer(receiver).Of("tight"), flows.NodePort(receiver).Of("moving"), flows.NodePort(receiver).Of("policed"), flows.ClusterIP.Of("young")
+	tight, moving, policed, young := flows.LoadBalancer(receiver).Of("tight"), flows.NodePort(receiver).Of("moving"),
+		flows.NodePort(receiver).Of("policed"), flows.ClusterIP.Of("young")
 	all := []question{
 		{s.allowed, tight, "a0", ""}, {refused, tight, silent, ""}, {"a1", flows.ClusterIP.Of("tight"), "a0", ""},
 		{honest, moving, s.endpoint, ""}, {"b1", moving, s.endpoint, ""}, {honest, flows.NodePort("b").Of("moving"), s.endpoint, ""},
-		{"a1", flows.ClusterIP.Of("moving"), s.endpoint, ""}, {"b1/vm", flows.ClusterIP.Of("moving"), s.endpoint, ""}, {"a", flows.ClusterIP.Of("moving"), s.endpoint, ""},
+		{"a1", flows.ClusterIP.Of("moving"), s.endpoint, ""}, {"b1/vm", flows.ClusterIP.Of("moving"), s.endpoint, ""},
+		{"a", flows.ClusterIP.Of("moving"), s.endpoint, ""},
 		{honest, policed, silent, ""}, {"b1", flows.ClusterIP.Of("policed"), silent, ""},
-		{"a1", young, "b0", ""}, {"a1/vm", young, "b0", ""}, {honest, young, "b0", ""}, {honest, flows.LoadBalancer(receiver).Of("young"), "b0", ""},
+		{"a1", young, "b0", ""}, {"a1/vm", young, "b0", ""}, {honest, young, "b0", ""},
+		{honest, flows.LoadBalancer(receiver).Of("young"), "b0", ""},
 		{honest, flows.ExternalIP(receiver).Of("named"), "b0", ""}, {"a1/vm", flows.ClusterIP.Of("named"), "b0", ""},
 		{honest, flows.LoadBalancer(receiver).Of("local"), "a0", ""}, {honest, flows.HealthCheck(receiver).Of("local"), "200", "http"},
 		// Its endpoint is on another node, in whose podCIDR it is.
 		{honest, flows.LoadBalancer(receiver).Of("far"), silent, ""}, {honest, flows.HealthCheck(receiver).Of("far"), "503", "http"},
 		// Pods' own addresses.
-		{"a1/vm", flows.Address("b0", endpointUp), "b0", ""}, {"b1", flows.Address("a0", endpointUp), "a0", ""}, {"a1", flows.Address(unnamed, endpointUp), unnamed, ""}, {"a1", flows.Address(ranged, endpointUp), ranged, ""}, {"b1", flows.Address(ranged, endpointUp), ranged, ""},
+		{"a1/vm", flows.Address("b0", endpointUp), "b0", ""}, {"b1", flows.Address("a0", endpointUp), "a0", ""},
+		{"a1", flows.Address(unnamed, endpointUp), unnamed, ""}, {"a1", flows.Address(ranged, endpointUp), ranged, ""},
+		{"b1", flows.Address(ranged, endpointUp), ranged, ""},
 		{"b1/vm", flows.Address("a2", endpointUp), "a2", ""}, {"b1", flows.Address(selected, endpointUp), silent, ""},
 		{"b1", flows.Address(denied, policedPort), denied + ":8090", ""}, {"b0", flows.Address(denied, policedPort), silent, ""},
 		// Nodes' own ports.
-		{honest, flows.Address(receiver, kubeletPort), "kubelet", "tcp"}, {"b", flows.Address(receiver, kubeletPort), "kubelet", "tcp"}, {"b", flows.Address(receiver, vxlanPort), "kubelet", "udp"},
+		{honest, flows.Address(receiver, kubeletPort), "kubelet", "tcp"}, {"b", flows.Address(receiver, kubeletPort), "kubelet", "tcp"},
+		{"b", flows.Address(receiver, vxlanPort), "kubelet", "udp"},
 		// Load balancers ask for the node's health from outside. The agent has nothing at the probe's path.
 		{honest, flows.Address(receiver, 10256), "404", "http"},
 	}
@@ -327,7 +339,8 @@ const aroundKind flows.TargetKind = "a way around policies"
 
 // ask asks a question. A client has a new port each time: flows of an earlier question may stay open.
 func (f *objectFuzzer) ask(t *testing.T, q question, proto, dst string) {
-	req := probe.Request{Op: probe.Try, Proto: proto, Dst: dst, TimeoutMS: int(answerWithin / time.Millisecond), LowPorts: cluster.ParseName(q.from).IsClient(), FreshPorts: cluster.ParseName(q.from).IsClient()}
+	req := probe.Request{Op: probe.Try, Proto: proto, Dst: dst, TimeoutMS: int(answerWithin / time.Millisecond),
+		LowPorts: cluster.ParseName(q.from).IsClient(), FreshPorts: cluster.ParseName(q.from).IsClient()}
 	if q.server == silent || q.server == noAnswer {
 		req.TimeoutMS = 300
 	}
@@ -456,7 +469,8 @@ func (e *env) startDSRStreams(t *testing.T) (all []servingStream) {
 	before := e.file
 	defer func() { e.file = before }()
 	e.file = e.Load(t, flows.Service{
-		Name: "direct", Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"), Annotations: map[string]string{intent.BalanceAnnotation: "maglev"},
+		Name: "direct", Type: corev1.ServiceTypeNodePort, Endpoints: flows.On("b0"),
+		Annotations: map[string]string{intent.BalanceAnnotation: "maglev"},
 	})
 	for _, v := range dsrVariants {
 		for _, proto := range []string{"tcp", "udp"} {

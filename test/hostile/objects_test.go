@@ -135,7 +135,8 @@ var tenantNames = map[string][]string{
 
 // change creates, replaces or deletes an object, and describes it.
 func (g *tenant) change() string {
-	kind := draw(g, "Service", "Service", "Service", "EndpointSlice", "EndpointSlice", "EndpointSlice", "Pod", "Pod", "NetworkPolicy", "DoNotTrackPolicy")
+	kind := draw(g, "Service", "Service", "Service", "EndpointSlice", "EndpointSlice", "EndpointSlice", "Pod", "Pod",
+		"NetworkPolicy", "DoNotTrackPolicy")
 	name := draw(g, tenantNames[kind]...)
 	key := kind + " " + name[:min(len(name), 8)]
 	g.legal, g.notes = !g.chance(3), nil
@@ -144,7 +145,8 @@ func (g *tenant) change() string {
 		return key + " is deleted"
 	}
 	if g.chance(40) { // what a file has while its author writes
-		g.docs[key] = draw(g, "kind: Service", "{", "\x00", nonsense, "apiVersion: v1\nkind: "+kind+"\nmetadata: {name: "+name+", namespace: "+tenantNamespace+"}\nspec: 7")
+		g.docs[key] = draw(g, "kind: Service", "{", "\x00", nonsense,
+			"apiVersion: v1\nkind: "+kind+"\nmetadata: {name: "+name+", namespace: "+tenantNamespace+"}\nspec: 7")
 		return key + " is no object"
 	}
 	var object any
@@ -174,7 +176,8 @@ func (g *tenant) change() string {
 
 // file is the manifest of all objects.
 func (g *tenant) file() []byte {
-	text := "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + tenantNamespace + ", labels: {kubernetes.io/metadata.name: " + tenantNamespace + "}}\n"
+	text := "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + tenantNamespace + ", labels: {kubernetes.io/metadata.name: " +
+		tenantNamespace + "}}\n"
 	for _, key := range slices.Sorted(maps.Keys(g.docs)) {
 		text += "---\n" + g.docs[key] + "\n"
 	}
@@ -194,7 +197,8 @@ func (g *tenant) service(name string) *corev1.Service {
 	o := &corev1.Service{TypeMeta: typeOf("v1", "Service"), ObjectMeta: g.meta(name)}
 	spec := &o.Spec
 	o.Annotations = g.annotations()
-	spec.Type = draw(g, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName)
+	spec.Type = draw(g, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer,
+		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName)
 	if g.refused("type") {
 		spec.Type = nonsense
 	}
@@ -247,7 +251,8 @@ func (g *tenant) servicePorts(spec *corev1.ServiceSpec, atNode bool) {
 	}
 	for i := range count {
 		p := corev1.ServicePort{
-			Name: fmt.Sprint("p", i), Protocol: draw(g, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolSCTP),
+			Name: fmt.Sprint("p", i), Protocol: draw(g, corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP,
+				corev1.ProtocolUDP, corev1.ProtocolSCTP),
 			Port: draw[int32](g, 80, 80, 80, 1, 22, 443, 8080, 8080, 8090, 8472, 10249, 10250, 10256, 65535),
 		}
 		if !atNode && g.chance(8) {
@@ -340,12 +345,14 @@ func (g *tenant) slice(name string) *discoveryv1.EndpointSlice {
 	if g.chance(12) {
 		delete(o.Labels, discoveryv1.LabelServiceName)
 	}
-	o.AddressType = draw(g, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN)
+	o.AddressType = draw(g, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeIPv6,
+		discoveryv1.AddressTypeFQDN)
 	if g.refused("addressType") {
 		o.AddressType = nonsense
 	}
 	if g.chance(4) {
-		o.Annotations = map[string]string{kubeobject.WeightAnnotation: draw(g, "0", "7", "255", "-1", nonsense), corev1.EndpointsLastChangeTriggerTime: draw(g, "2099-01-01T00:00:00Z", nonsense)}
+		o.Annotations = map[string]string{kubeobject.WeightAnnotation: draw(g, "0", "7", "255", "-1", nonsense),
+			corev1.EndpointsLastChangeTriggerTime: draw(g, "2099-01-01T00:00:00Z", nonsense)}
 	}
 	for range draw(g, 0, 1, 2, 3, 100) {
 		o.Endpoints = append(o.Endpoints, g.endpoint(o.AddressType == discoveryv1.AddressTypeIPv6))
@@ -386,7 +393,8 @@ func (g *tenant) endpoint(v6 bool) discoveryv1.Endpoint {
 	if !g.chance(4) {
 		e.NodeName = ptr(draw(g, "node0", "node1", "gone", longest(253)))
 		e.Zone = ptr(draw(g, "zone0", "zone1", ""))
-		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: draw(g, tenantNamespace, honestNamespace), Name: draw(g, "p0", "a0", selected)}
+		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: draw(g, tenantNamespace, honestNamespace),
+			Name: draw(g, "p0", "a0", selected)}
 	}
 	if g.chance(4) {
 		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: draw(g, "zone0", "zone1")}}}

@@ -166,7 +166,8 @@ func (p packet) layers() []gopacket.SerializableLayer {
 	}
 	rest := append(make([]byte, 4), p.quoted...)
 	if p.dst.Addr().Is4() {
-		return []gopacket.SerializableLayer{ip, &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(p.icmpType, p.icmpCode)}, gopacket.Payload(p.quoted)}
+		return []gopacket.SerializableLayer{ip, &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(p.icmpType, p.icmpCode)},
+			gopacket.Payload(p.quoted)}
 	}
 	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(p.icmpType, p.icmpCode)}
 	_ = icmp.SetNetworkLayerForChecksum(network)

@@ -79,7 +79,8 @@ func (e *env) enforce(t *testing.T, rule string) {
 		t.Fatal(err)
 	}
 	cmd := host.Command(t.Context(), "nft", "-f", "-")
-	cmd.Stdin = strings.NewReader("table inet hostile {\nchain forward {\ntype filter hook forward priority filter; policy accept;\n" + rule + "\n}\n}\n")
+	cmd.Stdin = strings.NewReader("table inet hostile {\nchain forward {\ntype filter hook forward priority filter; policy accept;\n" + rule +
+		"\n}\n}\n")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("load nftables rule: %v: %s", err, out)
 	}

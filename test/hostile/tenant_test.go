@@ -173,8 +173,10 @@ func (e *env) greedyObjects(services int) []byte {
 		case greedyServices - 1:
 			ranges = 1
 		}
-		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Service\nmetadata: {namespace: greedy, name: s%d, creationTimestamp: \"2020-01-0%dT00:00:00Z\"}\n", i, i+1)
-		fmt.Fprintf(&b, "spec:\n  type: LoadBalancer\n  clusterIP: %s\n  clusterIPs: [%[1]s, %q]\n  ipFamilies: [IPv4, IPv6]\n  ipFamilyPolicy: RequireDualStack\n  loadBalancerSourceRanges:\n", greedyIP(false, i), greedyIP(true, i))
+		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Service\nmetadata: {namespace: greedy, name: s%d, creationTimestamp: "+
+			"\"2020-01-0%dT00:00:00Z\"}\n", i, i+1)
+		fmt.Fprintf(&b, "spec:\n  type: LoadBalancer\n  clusterIP: %s\n  clusterIPs: [%[1]s, %q]\n  ipFamilies: [IPv4, IPv6]\n  "+
+			"ipFamilyPolicy: RequireDualStack\n  loadBalancerSourceRanges:\n", greedyIP(false, i), greedyIP(true, i))
 		for r := range ranges {
 			fmt.Fprintf(&b, "  - 203.%d.113.0/24\n  - 2001:db8:%x::/48\n", r, r)
 		}
@@ -185,7 +187,8 @@ func (e *env) greedyObjects(services int) []byte {
 		fmt.Fprintf(&b, "status: {loadBalancer: {ingress: [{ip: 192.0.2.%d}, {ip: \"2001:db8:ffff::%x\"}]}}\n", 100+i, i+1)
 		for _, v6 := range []bool{false, true} {
 			family := map[bool]string{false: "IPv4", true: "IPv6"}[v6]
-			fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {namespace: greedy, name: s%d-%s, labels: {kubernetes.io/service-name: s%[1]d}}\naddressType: %[3]s\n", i, strings.ToLower(family), family)
+			fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {namespace: greedy, name: s%d-%s, labels: "+
+				"{kubernetes.io/service-name: s%[1]d}}\naddressType: %[3]s\n", i, strings.ToLower(family), family)
 			fmt.Fprintf(&b, "endpoints: [{addresses: [%q], conditions: {ready: true}}]\nports:\n", e.Addr("b0", v6))
 			for p := range ports {
 				fmt.Fprintf(&b, "- {name: p%d, protocol: TCP, port: %d}\n", p, endpointUp)
@@ -265,7 +268,8 @@ func TestATenantLiftsNoDenial(t *testing.T) {
 		"spec:\n  podSelector: {matchLabels: {pod: a1}}\n  deny: others\n  egress:\n"
 	tenant := ""
 	for i, v := range variants[:2] {
-		policy += fmt.Sprintf("  - {ports: [{port: %d}], to: [{ipBlock: {cidr: %q}}]}\n", endpointUp, netip.PrefixFrom(e.addr("b1", v), e.addr("b1", v).BitLen()))
+		policy += fmt.Sprintf("  - {ports: [{port: %d}], to: [{ipBlock: {cidr: %q}}]}\n", endpointUp,
+			netip.PrefixFrom(e.addr("b1", v), e.addr("b1", v).BitLen()))
 		tenant += fmt.Sprintf(`---
 apiVersion: v1
 kind: Service

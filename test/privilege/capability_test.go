@@ -160,7 +160,8 @@ func TestEveryCapabilityOfTheChartIsNeeded(t *testing.T) {
 // conntrack is a module the agent serves all the same, but its programs cannot ask
 // conntrack for a connection.
 func TestSysAdminIsNeededOnlyWhereConntrackIsAModule(t *testing.T) {
-	for use, err := range try(t, mode{"ebpf", ""}, confinement{Capabilities: without(granted(t, "ebpf"), "SYS_ADMIN")}, start, "serve Services", "restart after SIGKILL", "repair removed pins", "log no complaint") {
+	for use, err := range try(t, mode{"ebpf", ""}, confinement{Capabilities: without(granted(t, "ebpf"), "SYS_ADMIN")}, start,
+		"serve Services", "restart after SIGKILL", "repair removed pins", "log no complaint") {
 		t.Errorf("%s: %v", use, err)
 	}
 }

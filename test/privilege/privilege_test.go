@@ -29,7 +29,8 @@ import (
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
-var measure = flag.String("measure", "", "comma-separated capabilities: log what each mode lacks with these and no others, and test nothing else")
+var measure = flag.String("measure", "", "comma-separated capabilities: log what each mode lacks with these and no others, and test "+
+	"nothing else")
 
 func TestMain(m *testing.M) {
 	confineIfAsked()
@@ -441,7 +442,8 @@ func (n *node) plant(m mode) error {
 				}
 			}
 		}
-		if _, err := n.run("sh", "-c", "printf '"+strings.ReplaceAll(rules, "\n", `\n`)+"' | iptables-"+m.variant+"-restore --noflush --wait"); err != nil {
+		if _, err := n.run("sh", "-c", "printf '"+strings.ReplaceAll(rules, "\n", `\n`)+"' | iptables-"+m.variant+
+			"-restore --noflush --wait"); err != nil {
 			return err
 		}
 	}

@@ -181,10 +181,12 @@ func TestTheOwnProfileIsBounded(t *testing.T) {
 		t.Errorf("%d system calls are allowed", len(allowed))
 	}
 	for _, name := range []string{
-		"mount", "umount2", "move_mount", "open_tree", "fsopen", "pivot_root", "chroot", "unshare", "ptrace", "process_vm_readv", "process_vm_writev",
+		"mount", "umount2", "move_mount", "open_tree", "fsopen", "pivot_root", "chroot", "unshare", "ptrace",
+		"process_vm_readv", "process_vm_writev",
 		"pidfd_getfd", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon",
 		"add_key", "keyctl", "request_key", "userfaultfd", "io_uring_setup", "io_uring_enter", "open_by_handle_at", "name_to_handle_at",
-		"setuid", "setgid", "setresuid", "setgroups", "chown", "fchownat", "mknod", "mknodat", "iopl", "ioperm", "personality", "acct", "settimeofday", "clock_settime",
+		"setuid", "setgid", "setresuid", "setgroups", "chown", "fchownat", "mknod", "mknodat", "iopl", "ioperm", "personality", "acct",
+		"settimeofday", "clock_settime",
 	} {
 		if allowed[name] {
 			t.Errorf("%s is allowed", name)

@@ -50,7 +50,8 @@ func (o options) checks() []step {
 		{name: "generated", after: []string{"lint"}, argv: []string{"hack/generated"}},
 	}
 	if o.all {
-		checks = append(checks, step{name: "lint-proto", after: []string{"generated"}, argv: []string{"make", "--no-print-directory", "lint-proto"}})
+		checks = append(checks, step{name: "lint-proto", after: []string{"generated"},
+			argv: []string{"make", "--no-print-directory", "lint-proto"}})
 	}
 	return checks
 }
@@ -143,7 +144,8 @@ func (o options) goTest(name, dir string, parallel int, args ...string) step {
 	if o.all {
 		timeout *= 3
 	}
-	argv := []string{"go", "test", "-json", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=" + timeout.String(), fmt.Sprint("-p=", parallel)}
+	argv := []string{"go", "test", "-json", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=" + timeout.String(),
+		fmt.Sprint("-p=", parallel)}
 	if !o.all {
 		argv = append(argv, "-short")
 	}

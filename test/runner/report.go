@@ -87,7 +87,8 @@ func (r *report) progress(ctx context.Context, began time.Time) {
 			return
 		case <-tick.C:
 			r.mu.Lock()
-			fmt.Fprintf(r.out, "%5s %d passed, %d failed; running: %s\n", time.Since(began).Round(time.Second), r.passed, r.failed, strings.Join(r.running, ", "))
+			fmt.Fprintf(r.out, "%5s %d passed, %d failed; running: %s\n", time.Since(began).Round(time.Second), r.passed, r.failed,
+				strings.Join(r.running, ", "))
 			r.mu.Unlock()
 		}
 	}

@@ -29,7 +29,8 @@ func TestStepsRunInOrder(t *testing.T) {
 		t.Error("a failed step does not fail the run")
 	}
 	r.printTimes()
-	for _, want := range []string{"FAIL  step broken: exit status 3\nthe reason", "failed: step broken", "1 passed, 0 failed", "1.5s  tests           a TestOne"} {
+	for _, want := range []string{"FAIL  step broken: exit status 3\nthe reason", "failed: step broken", "1 passed, 0 failed",
+		"1.5s  tests           a TestOne"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("output lacks %q:\n%s", want, out.String())
 		}

@@ -87,7 +87,8 @@ func of(ts *testscript.TestScript) *script { return ts.Value(key{}).(*script) }
 const canaryNamespace = "canary"
 
 func canary(n int) intent.PortID {
-	return intent.PortID{Service: model.Name{Namespace: canaryNamespace, Name: fmt.Sprint("sync-", n)}, Number: 80, Protocol: model.TCP, Family: model.IPv4}
+	return intent.PortID{Service: model.Name{Namespace: canaryNamespace, Name: fmt.Sprint("sync-", n)}, Number: 80,
+		Protocol: model.TCP, Family: model.IPv4}
 }
 
 func (s *script) canaryFile(n int) string {

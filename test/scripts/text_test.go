@@ -51,7 +51,8 @@ func portText(p *intent.ServicePort) string {
 }
 
 var (
-	kinds  = map[intent.FrontendKind]string{intent.ClusterIP: "ClusterIP", intent.NodePort: "NodePort", intent.ExternalIP: "ExternalIP", intent.LoadBalancerIP: "LoadBalancerIP"}
+	kinds = map[intent.FrontendKind]string{intent.ClusterIP: "ClusterIP", intent.NodePort: "NodePort", intent.ExternalIP: "ExternalIP",
+		intent.LoadBalancerIP: "LoadBalancerIP"}
 	routes = map[intent.Route]string{intent.Reject: "reject", intent.Drop: "drop", intent.ToCluster: "cluster", intent.ToLocal: "local"}
 )
 

@@ -60,7 +60,8 @@ address = "%[1]s/sock"
 		}
 	})
 	ctr := func(args ...string) (string, error) {
-		out, err := exec.Command("ctr", slices.Concat([]string{"--address", filepath.Join(dir, "sock"), "--namespace", namespace}, args)...).CombinedOutput()
+		out, err := exec.Command("ctr", slices.Concat([]string{"--address", filepath.Join(dir, "sock"), "--namespace", namespace},
+			args)...).CombinedOutput()
 		return string(out), err
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {

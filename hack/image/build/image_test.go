@@ -286,8 +286,9 @@ func TestTheSBOMNamesTheModulesAndThePackages(t *testing.T) {
 			}
 		}
 		for name, want := range map[string]string{
-			"spillway": "Apache-2.0 ", "stdlib": "BSD-3-Clause ", "github.com/cilium/ebpf": "MIT ", "sigs.k8s.io/yaml": "Apache-2.0 BSD-3-Clause MIT ",
-			"libmnl0": "GPL-2.0-or-later LGPL-2.1-only ", "libc6": "GPL-2 LGPL-2.1 ",
+			"spillway": "Apache-2.0 ", "stdlib": "BSD-3-Clause ", "github.com/cilium/ebpf": "MIT ",
+			"sigs.k8s.io/yaml": "Apache-2.0 BSD-3-Clause MIT ",
+			"libmnl0":          "GPL-2.0-or-later LGPL-2.1-only ", "libc6": "GPL-2 LGPL-2.1 ",
 			"kmod": "GPL-2.0-or-later LGPL-2.1-or-later ", // in the file of libkmod2
 		} {
 			if licenses[name] != want {
@@ -304,7 +305,8 @@ func TestTheSBOMNamesTheModulesAndThePackages(t *testing.T) {
 			case name == "copyright":
 				documented[filepath.Base(dir)] = true
 			}
-			if dir, name := filepath.Split(h.Name); strings.HasSuffix(dir, "dpkg/status.d/") && h.Typeflag == tar.TypeReg && !slices.Contains(names, name) {
+			if dir, name := filepath.Split(h.Name); strings.HasSuffix(dir, "dpkg/status.d/") && h.Typeflag == tar.TypeReg &&
+				!slices.Contains(names, name) {
 				t.Errorf("%s: package %s is not in the SBOM", arch, name)
 			}
 		})

@@ -86,7 +86,8 @@ func write(ctx context.Context, r release, bin string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
-		bom, err := sbom.Write(ctx, sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Image: true, Root: product, Module: product}, []string{program}, packages)
+		bom, err := sbom.Write(ctx, sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Image: true, Root: product, Module: product},
+			[]string{program}, packages)
 		if err != nil {
 			return fmt.Errorf("%s: list components: %w", arch, err)
 		}

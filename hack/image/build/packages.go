@@ -63,7 +63,8 @@ func toolsOf(ctx context.Context, arch string, binding bool) (*image.Tree, []deb
 		return files, used, err
 	}
 	if binding {
-		return nil, nil, fmt.Errorf("a release has the packages of hack/image/%s alone: run make image-lock and commit the file: %w", lockFile, err)
+		return nil, nil, fmt.Errorf("a release has the packages of hack/image/%s alone: run make image-lock and commit the file: %w", lockFile,
+			err)
 	}
 	return chooseCurrent(ctx, arch, locked, err)
 }

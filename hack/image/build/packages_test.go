@@ -31,7 +31,8 @@ func newDebian(t *testing.T, options string) *aDebian {
 	t.Cleanup(server.Close)
 	sources, config := filepath.Join(t.TempDir(), "sources.list"), filepath.Join(t.TempDir(), "apt.conf")
 	noError(t, os.WriteFile(sources, fmt.Appendf(nil, "deb [%s] %s test main\n", options, server.URL), 0o600))
-	noError(t, os.WriteFile(config, fmt.Appendf(nil, `Dir::Etc { SourceList %q; SourceParts "/dev/null"; Parts "/dev/null"; Main "/dev/null"; };
+	noError(t, os.WriteFile(config, fmt.Appendf(nil,
+		`Dir::Etc { SourceList %q; SourceParts "/dev/null"; Parts "/dev/null"; Main "/dev/null"; };
 Acquire::http::Proxy::127.0.0.1 "DIRECT";
 `, sources), 0o600))
 	t.Setenv("APT_CONFIG", config)
@@ -45,7 +46,8 @@ func (d *aDebian) add(name, version string) debian.Package {
 	d.t.Helper()
 	p := debian.Package{Name: name, Version: version, Path: fmt.Sprintf("pool/main/%s_%s_%s.deb", name, version, runtime.GOARCH)}
 	files := d.t.TempDir()
-	control := fmt.Sprintf("Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: a test\nDescription: a test\n", name, version, runtime.GOARCH)
+	control := fmt.Sprintf("Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: a test\nDescription: a test\n", name,
+		version, runtime.GOARCH)
 	for path, text := range map[string]string{
 		"DEBIAN/control": control, "usr/bin/" + name: name + " " + version, "usr/share/doc/" + name + "/copyright": "a test\n",
 	} {
@@ -78,8 +80,9 @@ func (d *aDebian) publish() {
 	dir, packages := filepath.Join(d.dir, "dists/test"), "main/binary-"+runtime.GOARCH+"/Packages"
 	noError(d.t, os.MkdirAll(filepath.Dir(filepath.Join(dir, packages)), 0o755))
 	noError(d.t, os.WriteFile(filepath.Join(dir, packages), []byte(d.index), 0o600))
-	noError(d.t, os.WriteFile(filepath.Join(dir, "Release"), fmt.Appendf(nil, "Suite: test\nArchitectures: %s\nComponents: main\nSHA256:\n %x %d %s\n",
-		runtime.GOARCH, sha256.Sum256([]byte(d.index)), len(d.index), packages), 0o600))
+	noError(d.t, os.WriteFile(filepath.Join(dir, "Release"),
+		fmt.Appendf(nil, "Suite: test\nArchitectures: %s\nComponents: main\nSHA256:\n %x %d %s\n",
+			runtime.GOARCH, sha256.Sum256([]byte(d.index)), len(d.index), packages), 0o600))
 }
 
 // lockTo makes an image of the program of one package, which is locked.
@@ -124,7 +127,8 @@ func TestAReplacedPackageFailsARelease(t *testing.T) {
 	d.replace(old, "1-2")
 	lockTo(t, old)
 	_, _, err := toolsOf(t.Context(), runtime.GOARCH, true)
-	if err == nil || !strings.Contains(err.Error(), "package tool 1-1") || !strings.Contains(err.Error(), "make image-lock") || strings.Contains(err.Error(), "\n") {
+	if err == nil || !strings.Contains(err.Error(), "package tool 1-1") || !strings.Contains(err.Error(), "make image-lock") ||
+		strings.Contains(err.Error(), "\n") {
 		t.Errorf("got %v, want one line that names the package and make image-lock", err)
 	}
 }

@@ -14,7 +14,8 @@ import (
 
 func TestParseURI(t *testing.T) {
 	sum := strings.Repeat("ab", 32)
-	got, err := parseURI("'http://host/debian/pool/main/g/gmp/libgmp10_6.2.1%2bdfsg1-1.1_arm64.deb' libgmp10_2%3a6.2.1+dfsg1-1.1_arm64.deb 537920 SHA256:" + sum + "\n")
+	got, err := parseURI("'http://host/debian/pool/main/g/gmp/libgmp10_6.2.1%2bdfsg1-1.1_arm64.deb' " +
+		"libgmp10_2%3a6.2.1+dfsg1-1.1_arm64.deb 537920 SHA256:" + sum + "\n")
 	want := Package{"libgmp10", "2:6.2.1+dfsg1-1.1", "pool/main/g/gmp/libgmp10_6.2.1%2bdfsg1-1.1_arm64.deb", sum}
 	if err != nil || got != want {
 		t.Errorf("got %+v, %v", got, err)

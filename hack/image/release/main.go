@@ -25,7 +25,8 @@ import (
 func main() {
 	r := release{root: "../.."}
 	flag.StringVar(&r.version, "version", "", "version of Spillway")
-	flag.StringVar(&r.downloads, "downloads", "", "URL of the directory from which the krew manifest has the archives (default https://spillway.dev/releases/vVERSION)")
+	flag.StringVar(&r.downloads, "downloads", "",
+		"URL of the directory from which the krew manifest has the archives (default https://spillway.dev/releases/vVERSION)")
 	created := flag.String("created", "0", "time of the commit, in seconds since 1970")
 	flag.StringVar(&r.bin, "bin", "bin", "directory with the programs (linux-ARCH), the manual pages (man) and the image")
 	flag.StringVar(&r.dist, "dist", "dist", "directory to write; what it had is deleted")
@@ -134,7 +135,8 @@ func (r release) writeArchive(arch string) error {
 	if err := r.writeFile(name+".tar.gz", archive.Bytes()); err != nil {
 		return err
 	}
-	bom, err := sbom.Write(context.Background(), sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Root: r.root, Module: filepath.Join(r.root, "lab")}, programs, nil)
+	bom, err := sbom.Write(context.Background(), sbom.Subject{Version: r.version, Arch: arch, Created: r.created, Root: r.root,
+		Module: filepath.Join(r.root, "lab")}, programs, nil)
 	if err != nil {
 		return err
 	}

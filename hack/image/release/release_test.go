@@ -88,7 +88,8 @@ func TestAnArchiveHasBothProgramsThatRun(t *testing.T) {
 	for _, h := range contents(t, filepath.Join(r.dist, r.name("linux", "arm64")+".tar.gz")) {
 		modes[strings.TrimPrefix(h.Name, r.name("linux", "arm64")+"/")] = h.Mode
 	}
-	for name, want := range map[string]int64{"spillway": 0o755, "spillway-lab": 0o755, "LICENSE": 0o644, "README.md": 0o644, "CHANGELOG.md": 0o644, "man/man1/spillway.1": 0o644} {
+	for name, want := range map[string]int64{"spillway": 0o755, "spillway-lab": 0o755, "LICENSE": 0o644, "README.md": 0o644,
+		"CHANGELOG.md": 0o644, "man/man1/spillway.1": 0o644} {
 		if modes[name] != want {
 			t.Errorf("%s has mode %o, want %o", name, modes[name], want)
 		}

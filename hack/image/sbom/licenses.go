@@ -86,7 +86,8 @@ func licensesOf(dir string) ([]string, error) {
 var debianNames = map[string]string{
 	"Apache-2.0": "Apache-2.0", "BSD-2-clause": "BSD-2-Clause", "BSD-3-clause": "BSD-3-Clause", "CC-BY-SA-4.0": "CC-BY-SA-4.0",
 	"Expat": "MIT", "MIT/X11": "MIT", "X11": "X11", "ISC": "ISC", "zlib": "Zlib", "Beerware": "Beerware",
-	"GPL-1+": "GPL-1.0-or-later", "GPL-2": "GPL-2.0-only", "GPL-2+": "GPL-2.0-or-later", "GPL-2.0+": "GPL-2.0-or-later", "GPL-3+": "GPL-3.0-or-later",
+	"GPL-1+": "GPL-1.0-or-later", "GPL-2": "GPL-2.0-only", "GPL-2+": "GPL-2.0-or-later", "GPL-2.0+": "GPL-2.0-or-later",
+	"GPL-3+":   "GPL-3.0-or-later",
 	"LGPL-2.1": "LGPL-2.1-only", "LGPL-2.1+": "LGPL-2.1-or-later", "LGPL-3+": "LGPL-3.0-or-later",
 }
 

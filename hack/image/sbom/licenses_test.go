@@ -10,7 +10,8 @@ import (
 
 func TestDebianLicenses(t *testing.T) {
 	for copyright, want := range map[string][]string{
-		"Format: x\n\nFiles: *\nLicense: GPL-2+\n the text\n\nFiles: a\nLicense: Expat and GPL-2+ or custom\n": {"GPL-2.0-or-later", "MIT", "custom"},
+		"Format: x\n\nFiles: *\nLicense: GPL-2+\n the text\n\nFiles: a\nLicense: Expat and GPL-2+ or custom\n": {"GPL-2.0-or-later", "MIT",
+			"custom"},
 		"Format: x\nLicense:\n none is named\n":                                            nil,
 		"See /usr/share/common-licenses/LGPL-2.1, or\n/usr/share/common-licenses/GPL-2.\n": {"GPL-2", "LGPL-2.1"},
 		"": nil,
@@ -31,7 +32,8 @@ func TestLicensesOfFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	for name, text := range map[string]string{"License.md": string(own), "LICENSE-OTHER": strings.Repeat("ask the author ", 5000) + string(own), "README": string(own)} {
+	for name, text := range map[string]string{"License.md": string(own),
+		"LICENSE-OTHER": strings.Repeat("ask the author ", 5000) + string(own), "README": string(own)} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

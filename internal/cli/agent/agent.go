@@ -79,7 +79,8 @@ type agent struct {
 	unused   func(context.Context, proxymode.Config, []dataplane.Backend, proxymode.Retirement)
 	takeOver func(context.Context, *takeover.Takeover)
 	entries  func(Config, *slog.Logger, func(prometheus.Collector) error) (reconcile.StaleEntries, func(), error)
-	pilot    func(c Config, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (func(context.Context) error, error)
+	pilot    func(c Config, state string, log *slog.Logger, register func(prometheus.Collector) error,
+		event func(string)) (func(context.Context) error, error)
 	// serving receives the addresses of health and metrics; may be nil.
 	serving func(healthz, metrics string)
 }
@@ -146,7 +147,8 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	defer servers.close()
 	planes := a.cfg.Dataplanes(log)
 	planes.EBPF.Refused = in.refused
-	planes.Takeover = takeover.New(takeover.Config{Wanted: a.cfg.Takeover != "", Netfilter: proxymode.UsesNetfilter(a.cfg.ProxyMode), Log: log})
+	planes.Takeover = takeover.New(takeover.Config{Wanted: a.cfg.Takeover != "",
+		Netfilter: proxymode.UsesNetfilter(a.cfg.ProxyMode), Log: log})
 	parts, err := a.open(ctx, planes, metrics, log)
 	if err != nil {
 		return err
@@ -299,7 +301,8 @@ func (a *agent) beside(in *input, m *telemetry.Metrics, log *slog.Logger) (parts
 func (a *agent) listen(ctx context.Context, health telemetry.Health, m *telemetry.Metrics, log *slog.Logger) (*servers, error) {
 	s := &servers{log: log, list: []*server{
 		{what: "health", setting: a.cfg.setting("healthz-bind-address"), addr: a.cfg.HealthzAddr, handler: telemetry.HealthHandler(health, m)},
-		{what: "metrics", setting: a.cfg.setting("metrics-bind-address"), addr: a.cfg.MetricsAddr, handler: telemetry.MetricsHandler(m, a.cfg.ProxyMode, a.cfg.Profiling)},
+		{what: "metrics", setting: a.cfg.setting("metrics-bind-address"), addr: a.cfg.MetricsAddr,
+			handler: telemetry.MetricsHandler(m, a.cfg.ProxyMode, a.cfg.Profiling)},
 	}}
 	if err := s.open(ctx, a.cfg.BindHardFail); err != nil {
 		s.close()

@@ -205,7 +205,8 @@ func TestAFileThatComesLaterTakesNothing(t *testing.T) {
 	write := func(file, name, addr, comment string) {
 		t.Helper()
 		text := strings.NewReplacer("NAME", name, "ADDR", addr).Replace(service)
-		text = strings.Replace(text, "ports: [{port: 80,", "type: NodePort\n  externalIPs: [198.51.100.1]\n  ports: [{port: 80, nodePort: 30080,", 1)
+		text = strings.Replace(text, "ports: [{port: 80,",
+			"type: NodePort\n  externalIPs: [198.51.100.1]\n  ports: [{port: 80, nodePort: 30080,", 1)
 		if err := os.WriteFile(path(file), []byte(text+comment), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -306,8 +307,10 @@ func TestAgentFailsWithOneClearLine(t *testing.T) {
 		says   string
 	}{
 		{"not root", func(a *agent) { a.euid = func() int { return 1000 } }, "not root: run it as root"},
-		{"healthz address in use", func(a *agent) { a.cfg.HealthzAddr, a.cfg.BindHardFail = busy.Addr().String(), true }, "address already in use: give another --healthz-bind-address"},
-		{"metrics address in use", func(a *agent) { a.cfg.MetricsAddr, a.cfg.BindHardFail = busy.Addr().String(), true }, "address already in use: give another --metrics-bind-address"},
+		{"healthz address in use", func(a *agent) { a.cfg.HealthzAddr, a.cfg.BindHardFail = busy.Addr().String(), true },
+			"address already in use: give another --healthz-bind-address"},
+		{"metrics address in use", func(a *agent) { a.cfg.MetricsAddr, a.cfg.BindHardFail = busy.Addr().String(), true },
+			"address already in use: give another --metrics-bind-address"},
 		{"address of the file in use", func(a *agent) {
 			a.cfg.MetricsAddr, a.cfg.BindHardFail = busy.Addr().String(), true
 			a.cfg.ConfigFile, a.cfg.fields = "config.yaml", map[string]string{"metrics-bind-address": "metricsBindAddress"}

@@ -27,11 +27,15 @@ const apiPort = 10261
 
 func (c *APIConfig) flags() []flag {
 	return []flag{
-		{name: "api-socket", to: at(&c.Socket, nodeclient.DefaultSocket), usage: "Unix socket of the read-only API, for root alone. With another --bpffs, the default has another name in the same directory. Empty: not served."},
-		{name: "api-listen", to: at(&c.Listen, ""), usage: "IP:port of the read-only API with mTLS, which needs the three flags below (default: not served)."},
+		{name: "api-socket", to: at(&c.Socket, nodeclient.DefaultSocket),
+			usage: "Unix socket of the read-only API, for root alone. With another --bpffs, the default has another name in the same " +
+				"directory. Empty: not served."},
+		{name: "api-listen", to: at(&c.Listen, ""),
+			usage: "IP:port of the read-only API with mTLS, which needs the three flags below (default: not served)."},
 		{name: "api-tls-cert", to: at(&c.Cert, ""), usage: "File with the certificate of --api-listen, in PEM."},
 		{name: "api-tls-key", to: at(&c.Key, ""), usage: "File with the key of --api-tls-cert, in PEM."},
-		{name: "api-client-ca", to: at(&c.ClientCA, ""), usage: "File with the authorities, in PEM, whose clients may use --api-listen. Every client of theirs may."},
+		{name: "api-client-ca", to: at(&c.ClientCA, ""),
+			usage: "File with the authorities, in PEM, whose clients may use --api-listen. Every client of theirs may."},
 	}
 }
 
@@ -74,7 +78,8 @@ func (c *APIConfig) removeStale(dir, bpffs string) {
 }
 
 // newAPI returns the part of the agent that serves the API; nil if it is not enabled.
-func (a *agent) newAPI(loop *reconcile.Reconciler, parts *kernelParts, events nodeapi.Events, log *slog.Logger) (run func(context.Context) error, err error) {
+func (a *agent) newAPI(loop *reconcile.Reconciler, parts *kernelParts, events nodeapi.Events,
+	log *slog.Logger) (run func(context.Context) error, err error) {
 	api, build := a.cfg.API, cli.Build()
 	cfg := nodeapi.Config{
 		Node: a.cfg.NodeName, Version: build.Version, Commit: build.Commit, ProxyMode: a.cfg.ProxyMode,

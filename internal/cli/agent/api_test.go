@@ -21,8 +21,9 @@ func TestAPIFlags(t *testing.T) {
 		"":                          "",
 		"--api-socket=":             "",
 		"--api-socket=run/api.sock": `--api-socket "run/api.sock": must be an absolute path`,
-		"--api-socket=/" + strings.Repeat("d", 107):        "too long for a Unix socket",
-		"--api-listen=127.0.0.1:1":                         "--api-listen without mTLS is not served: give --api-tls-cert, --api-tls-key and --api-client-ca too",
+		"--api-socket=/" + strings.Repeat("d", 107): "too long for a Unix socket",
+		"--api-listen=127.0.0.1:1": "--api-listen without mTLS is not served: give --api-tls-cert, --api-tls-key " +
+			"and --api-client-ca too",
 		"--api-listen=:1 --api-tls-cert=c --api-tls-key=k": "--api-listen without mTLS is not served",
 		"--api-listen=:1" + files:                          "",
 		"--api-listen=x:y" + files:                         "--api-listen",

@@ -84,7 +84,8 @@ type Config struct {
 func (c *Config) warnOfExposure(log *slog.Logger) {
 	addr, err := netip.ParseAddrPort(c.MetricsAddr)
 	if c.Profiling && err == nil && !addr.Addr().IsLoopback() {
-		log.Warn("--profiling serves /debug/pprof/ to every host that reaches --metrics-bind-address: give a loopback address", "address", c.MetricsAddr)
+		log.Warn("--profiling serves /debug/pprof/ to every host that reaches --metrics-bind-address: give a loopback address",
+			"address", c.MetricsAddr)
 	}
 }
 
@@ -132,7 +133,8 @@ func (c *Config) validate() error {
 		return cli.UsageErrorf("--localhost-nodeports and --socket-hooks off: only socket hooks serve NodePorts on loopback: give one of them")
 	}
 	if c.MasqueradeAll && c.EBPF.Bypass == "never" {
-		return cli.UsageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through the stack: give one of them")
+		return cli.UsageErrorf("--masquerade-all and --bypass never: a packet with the node's own address as its source cannot go through " +
+			"the stack: give one of them")
 	}
 	if err := c.validateXDP(); err != nil {
 		return err
@@ -300,7 +302,8 @@ func (c *Config) servers() (list []netip.AddrPort) {
 // Dataplanes is the part of the command line that the dataplanes need. The caller may
 // set EBPF.Refused and Takeover.
 func (c *Config) Dataplanes(log *slog.Logger) proxymode.Config {
-	p := proxymode.Config{Mode: c.ProxyMode, EBPF: c.EBPF, NFTables: c.NFTables, IPTables: c.IPTables, MaxSourceRanges: c.MaxSourceRanges, Log: log}
+	p := proxymode.Config{Mode: c.ProxyMode, EBPF: c.EBPF, NFTables: c.NFTables, IPTables: c.IPTables,
+		MaxSourceRanges: c.MaxSourceRanges, Log: log}
 	p.EBPF.Timeouts = c.Conntrack.timeouts()
 	p.EBPF.LoadAll = c.DropCapabilities
 	return p

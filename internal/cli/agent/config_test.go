@@ -32,11 +32,14 @@ func withFlags(t *testing.T, args ...string) (*Config, error) {
 
 func TestPeriodsThatCannotWorkAreRefused(t *testing.T) {
 	for args, want := range map[string]string{
-		"--iptables-sync-period=0s":                                    "--iptables-sync-period 0s: must be longer than 0",
-		"--iptables-sync-period=-5s":                                   "--iptables-sync-period -5s: must be longer than 0",
-		"--iptables-min-sync-period=-1s":                               "--iptables-min-sync-period -1s: must be between 0 and --iptables-sync-period 30s",
-		"--iptables-min-sync-period=31s":                               "--iptables-min-sync-period 31s: must be between 0 and --iptables-sync-period 30s",
-		"--conntrack-udp-timeout=999ms":                                "--conntrack-udp-timeout 999ms: must be a second or longer, or 0 for the default",
+		"--iptables-sync-period=0s":  "--iptables-sync-period 0s: must be longer than 0",
+		"--iptables-sync-period=-5s": "--iptables-sync-period -5s: must be longer than 0",
+		"--iptables-min-sync-period=-1s": "--iptables-min-sync-period -1s: must be between 0 and " +
+			"--iptables-sync-period 30s",
+		"--iptables-min-sync-period=31s": "--iptables-min-sync-period 31s: must be between 0 and " +
+			"--iptables-sync-period 30s",
+		"--conntrack-udp-timeout=999ms": "--conntrack-udp-timeout 999ms: must be a second or longer, or 0 " +
+			"for the default",
 		"--iptables-sync-period=1s --iptables-min-sync-period=1s":      "",
 		"--conntrack-udp-timeout=0s --iptables-min-sync-period=0s":     "",
 		"--conntrack-udp-timeout=1s --conntrack-udp-timeout-stream=1h": "",
@@ -56,12 +59,15 @@ func TestLocalhostNodePorts(t *testing.T) {
 	for args, want := range map[string]struct{ err, warning string }{
 		"":                      {},
 		"--localhost-nodeports": {},
-		"--localhost-nodeports --socket-hooks=host":                                {},
-		"--localhost-nodeports --nodeport-addresses=10.0.0.0/8,127.0.0.0/8":        {},
-		"--localhost-nodeports --socket-hooks=off":                                 {err: refused},
-		"--localhost-nodeports --proxy-mode=nftables":                              {warning: "flag has no meaning with this --proxy-mode\" flag=--localhost-nodeports"},
-		"--localhost-nodeports --nodeport-addresses=10.0.0.0/8,fd00::/8":           {warning: "--localhost-nodeports serves nothing: --nodeport-addresses has no loopback address"},
-		"--localhost-nodeports --nodeport-addresses=primary":                       {warning: "--localhost-nodeports serves nothing: --nodeport-addresses has no loopback address"},
+		"--localhost-nodeports --socket-hooks=host":                         {},
+		"--localhost-nodeports --nodeport-addresses=10.0.0.0/8,127.0.0.0/8": {},
+		"--localhost-nodeports --socket-hooks=off":                          {err: refused},
+		"--localhost-nodeports --proxy-mode=nftables": {
+			warning: "flag has no meaning with this --proxy-mode\" flag=--localhost-nodeports"},
+		"--localhost-nodeports --nodeport-addresses=10.0.0.0/8,fd00::/8": {
+			warning: "--localhost-nodeports serves nothing: --nodeport-addresses has no loopback address"},
+		"--localhost-nodeports --nodeport-addresses=primary": {
+			warning: "--localhost-nodeports serves nothing: --nodeport-addresses has no loopback address"},
 		"--localhost-nodeports --nodeport-addresses=primary --proxy-mode=iptables": {warning: "has no meaning with this --proxy-mode"},
 	} {
 		c, err := withFlags(t, strings.Fields(args)...)
@@ -72,7 +78,8 @@ func TestLocalhostNodePorts(t *testing.T) {
 		}
 		var log bytes.Buffer
 		c.warnOfIdleFlags(slog.New(slog.NewTextHandler(&log, nil)))
-		if text := log.String(); err == nil && (want.warning == "" && text != "" || !strings.Contains(text, want.warning) || strings.Count(text, "\n") > 1) {
+		if text := log.String(); err == nil && (want.warning == "" && text != "" || !strings.Contains(text, want.warning) ||
+			strings.Count(text, "\n") > 1) {
 			t.Errorf("%s: log %q, want %q", args, text, want.warning)
 		}
 	}
@@ -99,13 +106,14 @@ func TestFlagsForOtherModesAreNamed(t *testing.T) {
 		"--balance-by-load --dsr-port=1": nil,
 		"--proxy-mode=iptables --socket-hooks=all --flow-events-sample=1":                        nil,
 		"--proxy-mode=iptables --conntrack-tcp-be-liberal --conntrack-tcp-timeout-close-wait=1h": nil,
-		"--detect-local-mode=NodeCIDR":                                                      nil,
-		"--proxy-mode=nftables --outlier-ejection":                                          nil,
-		"--proxy-mode=iptables --outlier-ejection":                                          {"outlier-ejection"},
-		"--proxy-mode=nftables --verify-partial-sync=always":                                {"verify-partial-sync"},
-		"--nftables-service-counters":                                                       {"nftables-service-counters"},
-		"--proxy-mode=iptables --socket-hooks=off --service-metrics=top-100":                {"socket-hooks", "service-metrics"},
-		"--proxy-mode=nftables --balance-by-load --flow-events=all --maglev-table-size=251": {"balance-by-load", "maglev-table-size", "flow-events"},
+		"--detect-local-mode=NodeCIDR":                                       nil,
+		"--proxy-mode=nftables --outlier-ejection":                           nil,
+		"--proxy-mode=iptables --outlier-ejection":                           {"outlier-ejection"},
+		"--proxy-mode=nftables --verify-partial-sync=always":                 {"verify-partial-sync"},
+		"--nftables-service-counters":                                        {"nftables-service-counters"},
+		"--proxy-mode=iptables --socket-hooks=off --service-metrics=top-100": {"socket-hooks", "service-metrics"},
+		"--proxy-mode=nftables --balance-by-load --flow-events=all --maglev-table-size=251": {"balance-by-load",
+			"maglev-table-size", "flow-events"},
 	} {
 		c, err := withFlags(t, strings.Fields(args)...)
 		if err != nil {

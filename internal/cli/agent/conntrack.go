@@ -22,7 +22,8 @@ import (
 // openConntrack opens the conntrack of the agent's network namespace: metrics for
 // register, and stale entries for reconcile. A kernel without conntrack is no error: it
 // has no stale entries, and a dataplane that needs conntrack reports that itself.
-func openConntrack(c Config, log *slog.Logger, register func(prometheus.Collector) error) (entries reconcile.StaleEntries, closeAll func(), err error) {
+func openConntrack(c Config, log *slog.Logger,
+	register func(prometheus.Collector) error) (entries reconcile.StaleEntries, closeAll func(), err error) {
 	table, err := conntrack.Open()
 	if errors.Is(err, conntrack.ErrUnsupported) {
 		log.Info("conntrack entries are left alone", "reason", err)
@@ -71,7 +72,8 @@ func autopilotState(lockDir string, c Config) string {
 // newAutopilot prepares the control of conntrack's sizes and timeouts. It returns nil if the
 // autopilot is off, after it restored the changes of an earlier agent, and if the kernel has
 // no conntrack.
-func newAutopilot(c Config, state string, log *slog.Logger, register func(prometheus.Collector) error, event func(string)) (run func(context.Context) error, err error) {
+func newAutopilot(c Config, state string, log *slog.Logger, register func(prometheus.Collector) error,
+	event func(string)) (run func(context.Context) error, err error) {
 	if c.Conntrack.Autopilot == autopilot.Off {
 		if err := autopilot.Restore(state, namespaces(c), log); err != nil {
 			log.Warn("conntrack autopilot: cannot restore all settings", "err", err)

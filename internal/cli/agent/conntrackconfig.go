@@ -37,15 +37,18 @@ type ConntrackConfig struct {
 
 func (c *ConntrackConfig) flags() []flag {
 	return []flag{
-		{name: "conntrack-autopilot", to: at(&c.Autopilot, autopilot.Advise), choices: autopilot.Modes, usage: "Sizes and timeouts of the kernel's conntrack: off, advise (report the changes to make) or on (make them)."},
-		{name: "conntrack-autopilot-memory", to: at(&c.AutopilotMemory, "5%"), usage: "Memory limit for full conntrack tables: a share of the machine's memory, such as 5%, or bytes, such as 512Mi."},
+		{name: "conntrack-autopilot", to: at(&c.Autopilot, autopilot.Advise), choices: autopilot.Modes,
+			usage: "Sizes and timeouts of the kernel's conntrack: off, advise (report the changes to make) or on (make them)."},
+		{name: "conntrack-autopilot-memory", to: at(&c.AutopilotMemory, "5%"),
+			usage: "Memory limit for full conntrack tables: a share of the machine's memory, such as 5%, or bytes, such as 512Mi."},
 	}
 }
 
 func (c *ConntrackConfig) validate() error {
 	var err error
 	if c.memory, err = memoryShare(c.AutopilotMemory, machineMemory()); err != nil {
-		return cli.UsageErrorf("--conntrack-autopilot-memory %q: %v: write a share of the machine's memory, such as 5%%, or bytes, such as 512Mi", c.AutopilotMemory, err)
+		return cli.UsageErrorf("--conntrack-autopilot-memory %q: %v: write a share of the machine's memory, such as 5%%, or bytes, such as 512Mi",
+			c.AutopilotMemory, err)
 	}
 	return c.validateFlowTable()
 }

@@ -71,9 +71,11 @@ func TestOnlyConntrackFlagsThatAreGivenBoundTheAutopilot(t *testing.T) {
 		{"a size", []string{"--conntrack-max-per-core=200000"}, 200_000 * cores, nil},
 		{"a least size", []string{"--conntrack-min=5000000"}, 5_000_000, nil},
 		{"no size", []string{"--conntrack-max-per-core=0", "--conntrack-min=5000000"}, 0, nil},
-		{"the default, said aloud", []string{"--conntrack-udp-timeout=30s"}, 0, map[string]time.Duration{"nf_conntrack_udp_timeout": 30 * time.Second}},
+		{"the default, said aloud", []string{"--conntrack-udp-timeout=30s"}, 0,
+			map[string]time.Duration{"nf_conntrack_udp_timeout": 30 * time.Second}},
 		{"streams", []string{"--conntrack-udp-timeout-stream=1m"}, 0, map[string]time.Duration{"nf_conntrack_udp_timeout_stream": time.Minute}},
-		{"a file", []string{"--config", file, "--conntrack-udp-timeout-stream=1m"}, max(100_000*cores, 131072), map[string]time.Duration{"nf_conntrack_udp_timeout": 9 * time.Second}},
+		{"a file", []string{"--config", file, "--conntrack-udp-timeout-stream=1m"}, max(100_000*cores, 131072),
+			map[string]time.Duration{"nf_conntrack_udp_timeout": 9 * time.Second}},
 	} {
 		var c Config
 		f := pflag.NewFlagSet("agent", pflag.ContinueOnError)
@@ -88,7 +90,8 @@ func TestOnlyConntrackFlagsThatAreGivenBoundTheAutopilot(t *testing.T) {
 }
 
 func TestMemoryIsAPartOrBytes(t *testing.T) {
-	for in, want := range map[string]int64{"50%": 512, "0.5%": 5, "1Ki": 1024, "100": 100, "0": 0, "-1": 0, "101%": 0, "2Ki": 0, "NaN%": 0, "x": 0, "": 0} {
+	for in, want := range map[string]int64{"50%": 512, "0.5%": 5, "1Ki": 1024, "100": 100, "0": 0, "-1": 0, "101%": 0, "2Ki": 0,
+		"NaN%": 0, "x": 0, "": 0} {
 		if got, err := memoryShare(in, 1024); got != want || (err == nil) != (want != 0) {
 			t.Errorf("%q of 1024 bytes: %d, want %d: %v", in, got, want, err)
 		}

@@ -22,10 +22,17 @@ const topPrefix = "top-"
 func (c *Config) eventsFlags() []flag {
 	return []flag{
 		// A flow that is served makes no event by default, so its packets cost nothing more.
-		{name: "flow-events", to: at(&c.EBPF.FlowEvents, ebpf.EventsRefused), modes: onEBPF, choices: []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsAll}, usage: "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or all (also flows: opened, answered, closed, with packets and bytes)."},
-		{name: "flow-events-sample", to: at(&c.EBPF.FlowEventsSample, 1), modes: onEBPF, usage: "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled."},
-		{name: "flow-events-rate", to: at(&c.EBPF.FlowEventsRate, 1000), modes: onEBPF, usage: "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit."},
-		{name: "service-metrics", to: at(&c.ServiceMetrics, "off"), modes: onEBPF, choices: []string{"off", "top-100", "all"}, open: true, usage: "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, of namespaces in turn, such as top-100) or all."},
+		{name: "flow-events", to: at(&c.EBPF.FlowEvents, ebpf.EventsRefused), modes: onEBPF,
+			choices: []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsAll},
+			usage: "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or " +
+				"all (also flows: opened, answered, closed, with packets and bytes)."},
+		{name: "flow-events-sample", to: at(&c.EBPF.FlowEventsSample, 1), modes: onEBPF,
+			usage: "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled."},
+		{name: "flow-events-rate", to: at(&c.EBPF.FlowEventsRate, 1000), modes: onEBPF,
+			usage: "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit."},
+		{name: "service-metrics", to: at(&c.ServiceMetrics, "off"), modes: onEBPF, choices: []string{"off", "top-100", "all"}, open: true,
+			usage: "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, of namespaces in turn, such as " +
+				"top-100) or all."},
 	}
 }
 
@@ -38,7 +45,8 @@ func (c *Config) validateEvents() error {
 	if n, isTop := strings.CutPrefix(c.ServiceMetrics, topPrefix); isTop {
 		top, err := strconv.ParseUint(n, 10, 31)
 		if err != nil || top == 0 {
-			return cli.UsageErrorf("--service-metrics %q: no number of Service ports: write one from 1 to %d, such as top-100", c.ServiceMetrics, math.MaxInt32)
+			return cli.UsageErrorf("--service-metrics %q: no number of Service ports: write one from 1 to %d, such as top-100",
+				c.ServiceMetrics, math.MaxInt32)
 		}
 		c.EBPF.ServiceMetricsTop = int(top)
 	} else if c.EBPF.ServiceMetrics && c.ServiceMetrics != "all" {
@@ -49,7 +57,8 @@ func (c *Config) validateEvents() error {
 
 // followFlows returns the flow events of the node, and the part that reads them; both are nil
 // if no dataplane reports events. Services are served even if the events cannot be read.
-func (a *agent) followFlows(loop *reconcile.Reconciler, backends []dataplane.Backend, log *slog.Logger) (nodeapi.Events, func(context.Context) error) {
+func (a *agent) followFlows(loop *reconcile.Reconciler, backends []dataplane.Backend,
+	log *slog.Logger) (nodeapi.Events, func(context.Context) error) {
 	for _, b := range backends {
 		reporter, ok := b.(dataplane.FlowReporter)
 		if !ok {

@@ -24,13 +24,21 @@ const maxPerCore = 32768
 func (c *Config) flowTableFlags() []flag {
 	d, n := ebpf.DefaultTimeouts, &c.Conntrack
 	return []flag{
-		{name: "conntrack-max-per-core", to: at(&n.MaxPerCore, maxPerCore), field: "conntrack.maxPerCore", usage: fmt.Sprintf("Flows kept for each core, at least %d in all. If neither this nor --conntrack-min is given: %d in all at most, and fewer on a node, or in a container, with little memory. 0: likewise %d, and --conntrack-min is ignored.", minFlows, maxDefaultFlows, ebpf.DefaultFlowTableSize)},
-		{name: "conntrack-min", to: at(&n.Min, 131072), field: "conntrack.min", usage: fmt.Sprintf("Least number of flows kept; never below %d.", minFlows)},
-		{name: "conntrack-tcp-timeout-established", to: at(&n.TCPEstablished, d.TCPEstablished), modes: onEBPF, field: "conntrack.tcpEstablishedTimeout", usage: "Timeout for idle TCP connections."},
-		{name: "conntrack-tcp-timeout-close-wait", to: at(&n.TCPCloseWait, d.TCPClosing), modes: onEBPF, field: "conntrack.tcpCloseWaitTimeout", usage: "Timeout for TCP connections that one side has closed."},
+		{name: "conntrack-max-per-core", to: at(&n.MaxPerCore, maxPerCore), field: "conntrack.maxPerCore",
+			usage: fmt.Sprintf("Flows kept for each core, at least %d in all. If neither this nor --conntrack-min is given: %d in all at most, "+
+				"and fewer on a node, or in a container, with little memory. 0: likewise %d, and --conntrack-min is ignored.", minFlows,
+				maxDefaultFlows, ebpf.DefaultFlowTableSize)},
+		{name: "conntrack-min", to: at(&n.Min, 131072), field: "conntrack.min",
+			usage: fmt.Sprintf("Least number of flows kept; never below %d.", minFlows)},
+		{name: "conntrack-tcp-timeout-established", to: at(&n.TCPEstablished, d.TCPEstablished), modes: onEBPF,
+			field: "conntrack.tcpEstablishedTimeout", usage: "Timeout for idle TCP connections."},
+		{name: "conntrack-tcp-timeout-close-wait", to: at(&n.TCPCloseWait, d.TCPClosing), modes: onEBPF, field: "conntrack.tcpCloseWaitTimeout",
+			usage: "Timeout for TCP connections that one side has closed."},
 		{name: "conntrack-udp-timeout", to: at(&n.UDP, d.UDPNew), field: "conntrack.udpTimeout", usage: "Timeout for unreplied UDP flows."},
-		{name: "conntrack-udp-timeout-stream", to: at(&n.UDPStream, d.UDP), field: "conntrack.udpStreamTimeout", usage: "Timeout for answered UDP flows."},
-		{name: "conntrack-tcp-be-liberal", to: at(&c.EBPF.TCPLiberal, false), modes: onEBPF, field: "conntrack.tcpBeLiberal", usage: "Compare only RSTs with the window of their TCP connection, not all segments."},
+		{name: "conntrack-udp-timeout-stream", to: at(&n.UDPStream, d.UDP), field: "conntrack.udpStreamTimeout",
+			usage: "Timeout for answered UDP flows."},
+		{name: "conntrack-tcp-be-liberal", to: at(&c.EBPF.TCPLiberal, false), modes: onEBPF, field: "conntrack.tcpBeLiberal",
+			usage: "Compare only RSTs with the window of their TCP connection, not all segments."},
 	}
 }
 
@@ -55,7 +63,8 @@ func (c *ConntrackConfig) validateFlowTable() error {
 // flag.
 func (c *ConntrackConfig) validateFlows(most uint64) error {
 	if n := c.flows(); n > most {
-		return cli.UsageErrorf("%s: the table of %d flows needs %s of kernel memory; the kernel allows %d flows: give a smaller value", c.flowsFlag(), n, inGiB(n*ebpf.FlowBytes), most)
+		return cli.UsageErrorf("%s: the table of %d flows needs %s of kernel memory; the kernel allows %d flows: give a smaller value",
+			c.flowsFlag(), n, inGiB(n*ebpf.FlowBytes), most)
 	}
 	return nil
 }

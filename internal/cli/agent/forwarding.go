@@ -30,7 +30,8 @@ func (c *Config) validateForwarding() (err error) {
 	case c.DSRKeyFile == "":
 		return cli.UsageErrorf("--forwarding %s needs --dsr-key-file, with the same secret on all nodes", c.Forwarding)
 	case c.MasqueradeAll:
-		return cli.UsageErrorf("--masquerade-all and --dsr-key-file: an endpoint gets either the node's address or the client's: give one of them")
+		return cli.UsageErrorf("--masquerade-all and --dsr-key-file: an endpoint gets either the node's address or the client's: give one " +
+			"of them")
 	}
 	c.EBPF.DSRKeys, err = readSecrets(c.DSRKeyFile)
 	return err

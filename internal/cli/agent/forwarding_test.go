@@ -51,7 +51,8 @@ func TestMaglevSeedFile(t *testing.T) {
 		}
 		conf := Config{ProxyMode: c.mode, MaglevSeedFile: file}
 		err := conf.readMaglevSeed()
-		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || err == nil && conf.EBPF.MaglevSeed != c.seed {
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || err == nil &&
+			conf.EBPF.MaglevSeed != c.seed {
 			t.Errorf("%s, %q: seed %q, error %v", c.mode, c.text, conf.EBPF.MaglevSeed, err)
 		}
 	}

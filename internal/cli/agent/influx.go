@@ -24,8 +24,11 @@ type InfluxConfig struct {
 
 func (c *InfluxConfig) flags() []flag {
 	return []flag{
-		{name: "influx-url", to: at(&c.URL, ""), usage: "InfluxDB to push metrics to: http://[USER@]HOST:8086/write?db=NAME (1.x), http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET (2.x)."},
-		{name: "influx-password-file", to: at(&c.PasswordFile, ""), usage: "File with the password of the InfluxDB 1.x user that --influx-url names."},
+		{name: "influx-url", to: at(&c.URL, ""),
+			usage: "InfluxDB to push metrics to: http://[USER@]HOST:8086/write?db=NAME (1.x), " +
+				"http://HOST:8086/api/v2/write?org=ORG&bucket=BUCKET (2.x)."},
+		{name: "influx-password-file", to: at(&c.PasswordFile, ""),
+			usage: "File with the password of the InfluxDB 1.x user that --influx-url names."},
 		{name: "influx-token-file", to: at(&c.TokenFile, ""), usage: "File with the token for InfluxDB 2.x."},
 		{name: "influx-interval", to: at(&c.Interval, 15*time.Second), usage: "Time between two pushes."},
 	}

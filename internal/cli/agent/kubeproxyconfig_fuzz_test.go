@@ -14,9 +14,12 @@ import (
 func FuzzKubeProxyConfiguration(f *testing.F) {
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	for _, s := range []string{
-		head, head + "mode: ipvs\n", head + "mode: iptables\niptables: {syncPeriod: 10s, masqueradeAll: true}\nclusterCIDR: 10.0.0.0/8,fd00::/16\nhostnameOverride: ' N '\n",
-		head + "conntrack: {maxPerCore: 0, min: -1, tcpEstablishedTimeout: 0s, udpTimeout: -5s}\n", head + "nodePortAddresses: [primary, 10.0.0.1/8]\nfeatureGates: {AllowServiceExternalIPs: false}\n",
-		head + "iptables: {syncPeriod: 10}\n", head + "a: &a [x]\nb: [*a, *a]\n", "---\n---\n" + head, "null", "", "kind: 1", "\xff", head + "detectLocal: {bridgeInterface: \"a\\nb\"}\ndetectLocalMode: \"a\\nb\"\n",
+		head, head + "mode: ipvs\n", head + "mode: iptables\niptables: {syncPeriod: 10s, masqueradeAll: true}\nclusterCIDR: " +
+			"10.0.0.0/8,fd00::/16\nhostnameOverride: ' N '\n",
+		head + "conntrack: {maxPerCore: 0, min: -1, tcpEstablishedTimeout: 0s, udpTimeout: -5s}\n",
+		head + "nodePortAddresses: [primary, 10.0.0.1/8]\nfeatureGates: {AllowServiceExternalIPs: false}\n",
+		head + "iptables: {syncPeriod: 10}\n", head + "a: &a [x]\nb: [*a, *a]\n", "---\n---\n" + head, "null", "", "kind: 1", "\xff",
+		head + "detectLocal: {bridgeInterface: \"a\\nb\"}\ndetectLocalMode: \"a\\nb\"\n",
 		head + "logging: {verbosity: 99999, format: json}\n\"a\\nb\": 1\n",
 	} {
 		f.Add([]byte(s))

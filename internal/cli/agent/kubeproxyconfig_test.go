@@ -204,7 +204,8 @@ func TestFlagsBesideAFile(t *testing.T) {
 }
 
 func TestWhatAFileAsksInVainIsNamed(t *testing.T) {
-	c, err := configured(t, configHead+"mode: iptables\nipvs: {scheduler: rr}\niptables: {localhostNodePorts: true}\nwinkernel: {enableDSR: true}\nclusterCIDRR: 10.0.0.0/8\n")
+	c, err := configured(t, configHead+"mode: iptables\nipvs: {scheduler: rr}\niptables: {localhostNodePorts: true}\nwinkernel: "+
+		"{enableDSR: true}\nclusterCIDRR: 10.0.0.0/8\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,14 +229,15 @@ func TestAFileThatCannotBeUsedIsRefused(t *testing.T) {
 		configHead + "mode: ipvs\n":            `mode "ipvs" is not served`,
 		configHead + "mode: userspace\n":       `mode "userspace": not a choice`,
 		configHead + "clusterCIDR: 10.0.0.0\n": `clusterCIDR "10.0.0.0": not an address range`,
-		configHead + "clusterCIDR: 10.244.1.5/16,fd44::/48\n":                          `clusterCIDR "10.244.1.5/16": not how this address range is written: write 10.244.0.0/16`,
-		configHead + "nodePortAddresses: [192.168.1.5/24]\n":                           `nodePortAddresses "192.168.1.5/24": not how this address range is written: write 192.168.1.0/24`,
-		configHead + "detectLocalMode: Nobody\n":                                       `detectLocalMode "Nobody": not a mode`,
-		configHead + "hostnameOverride: no_name\n":                                     `hostnameOverride "no_name": no Node can have this name: give hostnameOverride as`,
-		configHead + "logging: {format: xml}\n":                                        `logging.format "xml": not a choice`,
-		configHead + "mode: nftables\nnftables: {syncPeriod: 1s, minSyncPeriod: 2s}\n": "nftables.minSyncPeriod 2s: must be between 0 and nftables.syncPeriod 1s",
-		configHead + "healthzBindAddress: localhost\n":                                 `healthzBindAddress "localhost": not an address`,
-		configHead + "conntrack: {maxPerCore: -1}\n":                                   "conntrack.maxPerCore",
+		configHead + "clusterCIDR: 10.244.1.5/16,fd44::/48\n": `clusterCIDR "10.244.1.5/16": not how this address range is written: write 10.244.0.0/16`,
+		configHead + "nodePortAddresses: [192.168.1.5/24]\n":  `nodePortAddresses "192.168.1.5/24": not how this address range is written: write 192.168.1.0/24`,
+		configHead + "detectLocalMode: Nobody\n":              `detectLocalMode "Nobody": not a mode`,
+		configHead + "hostnameOverride: no_name\n":            `hostnameOverride "no_name": no Node can have this name: give hostnameOverride as`,
+		configHead + "logging: {format: xml}\n":               `logging.format "xml": not a choice`,
+		configHead + "mode: nftables\nnftables: {syncPeriod: 1s, minSyncPeriod: " +
+			"2s}\n": "nftables.minSyncPeriod 2s: must be between 0 and nftables.syncPeriod 1s",
+		configHead + "healthzBindAddress: localhost\n": `healthzBindAddress "localhost": not an address`,
+		configHead + "conntrack: {maxPerCore: -1}\n":   "conntrack.maxPerCore",
 	} {
 		if _, err := configured(t, text); err == nil || !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "--") != 1 {
 			t.Errorf("%q gives %v, want %q and no flag but --config", text, err, want)
@@ -245,7 +247,8 @@ func TestAFileThatCannotBeUsedIsRefused(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), ": clientConnection.kubeconfig and --manifests: two sources") {
 		t.Errorf("two sources give %v", err)
 	}
-	if _, err = configured(t, configHead, "--hostname-override", "no_name"); err == nil || !strings.HasPrefix(err.Error(), `--hostname-override "no_name"`) {
+	if _, err = configured(t, configHead, "--hostname-override", "no_name"); err == nil ||
+		!strings.HasPrefix(err.Error(), `--hostname-override "no_name"`) {
 		t.Errorf("a flag beside the file gives %v", err)
 	}
 }
@@ -259,7 +262,8 @@ func TestTheGateOfExternalIPsIsFollowed(t *testing.T) {
 	}{
 		{"nothing said", "", nil, true, 0},
 		{"the gate off", "featureGates: {AllowServiceExternalIPs: false}", nil, false, 0},
-		{"the flag wins, since the file has no field for it", "featureGates: {AllowServiceExternalIPs: true}", []string{"--allow-external-ips=false"}, false, 0},
+		{"the flag wins, since the file has no field for it", "featureGates: {AllowServiceExternalIPs: true}",
+			[]string{"--allow-external-ips=false"}, false, 0},
 		{"another gate is named", "featureGates: {AllowServiceExternalIPs: false, Other: true}", nil, false, 1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -292,12 +296,14 @@ func TestKubeProxysCommandLineIsTaken(t *testing.T) {
 		"--vmodule=x=3", "--oom-score-adj=-999", "--show-hidden-metrics-for-version=1.35", "--iptables-localhost-nodeports",
 		"--iptables-masquerade-bit=15", "--ipvs-scheduler=rr", "--ipvs-strict-arp", "--ipvs-exclude-cidrs=10.0.0.0/8", "--ipvs-sync-period=30s",
 	}
-	c, err := parse(append(given, "--kube-api-qps=7.5", "--kube-api-burst=15", "--kube-api-content-type=application/json", "--logging-format=json",
+	c, err := parse(append(given, "--kube-api-qps=7.5", "--kube-api-burst=15", "--kube-api-content-type=application/json",
+		"--logging-format=json",
 		"--feature-gates=AllowServiceExternalIPs=false", "--bind-address-hard-fail", "--hostname-override", " NODE0 ")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.client.QPS != 7.5 || c.client.Burst != 15 || c.client.ContentType != "application/json" || c.LogFormat != "json" || c.AllowExternalIPs || !c.BindHardFail || c.NodeName != "node0" {
+	if c.client.QPS != 7.5 || c.client.Burst != 15 || c.client.ContentType != "application/json" || c.LogFormat != "json" ||
+		c.AllowExternalIPs || !c.BindHardFail || c.NodeName != "node0" {
 		t.Errorf("flags that mean something do not count: %+v", c)
 	}
 	for _, arg := range given {
@@ -310,7 +316,8 @@ func TestKubeProxysCommandLineIsTaken(t *testing.T) {
 		t.Errorf("%d remarks, want %d: %q", len(c.remarks), len(given), c.remarks)
 	}
 	// These ask for what the agent does.
-	c, err = parse("--bind-address=0.0.0.0", "--iptables-localhost-nodeports=false", "--iptables-masquerade-bit=14", "--ipvs-strict-arp=false", "--ipvs-scheduler=", "--log-json-split-stream=false")
+	c, err = parse("--bind-address=0.0.0.0", "--iptables-localhost-nodeports=false", "--iptables-masquerade-bit=14", "--ipvs-strict-arp=false",
+		"--ipvs-scheduler=", "--log-json-split-stream=false")
 	if err != nil || len(c.remarks) > 0 {
 		t.Errorf("flags with the agent's own values: %v, remarks %q", err, c.remarks)
 	}
@@ -322,7 +329,8 @@ func TestKubeProxysCommandLineIsTaken(t *testing.T) {
 	if _, err = parse("--feature-gates=Other"); !errors.As(err, &usage) {
 		t.Errorf("a gate without a value: %v", err)
 	}
-	for _, arg := range []string{"--init-only", "--write-config-to=/x", "--healthz-port=0", "--metrics-port=1", "--version", "--hostname-override= "} {
+	for _, arg := range []string{"--init-only", "--write-config-to=/x", "--healthz-port=0", "--metrics-port=1", "--version",
+		"--hostname-override= "} {
 		name, _, _ := strings.Cut(arg, "=")
 		if _, err = parse(arg); !errors.As(err, &usage) || !strings.HasPrefix(err.Error(), name) {
 			t.Errorf("%s: %v", arg, err)

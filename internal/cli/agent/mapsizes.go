@@ -51,7 +51,8 @@ func (c *Config) fitMaps(m availableMemory) error {
 	if err != nil {
 		return err
 	}
-	c.EBPF.FlowTableSize, c.EBPF.MaxFrontends, c.EBPF.MaxEndpoints, c.mapMemory = maps.FlowTableSize, maps.MaxFrontends, maps.MaxEndpoints, need
+	c.EBPF.FlowTableSize, c.EBPF.MaxFrontends, c.EBPF.MaxEndpoints, c.mapMemory = maps.FlowTableSize,
+		maps.MaxFrontends, maps.MaxEndpoints, need
 	need += agentMemory
 	room, what := m.machine, fmt.Sprintf("this machine has %d MiB: ", m.machine>>20)
 	if m.limit > 0 && m.limit < m.machine {
@@ -61,14 +62,17 @@ func (c *Config) fitMaps(m availableMemory) error {
 	case need <= room:
 		return nil
 	case c.Conntrack.flowsGiven():
-		return cli.UsageErrorf("%s: a table of %d flows, the other maps and the agent need %d MiB; %sgive a smaller value", c.Conntrack.flowsFlag(), flows, need>>20, what)
+		return cli.UsageErrorf("%s: a table of %d flows, the other maps and the agent need %d MiB; %sgive a smaller value",
+			c.Conntrack.flowsFlag(), flows, need>>20, what)
 	}
-	return cli.UsageErrorf("--proxy-mode ebpf: the maps and the agent need %d MiB; %sgive --conntrack-max-per-core 1 and a --conntrack-min below %d", need>>20, what, c.EBPF.FlowTableSize)
+	return cli.UsageErrorf("--proxy-mode ebpf: the maps and the agent need %d MiB; %sgive --conntrack-max-per-core 1 and a "+
+		"--conntrack-min below %d", need>>20, what, c.EBPF.FlowTableSize)
 }
 
 // logMapSizes logs the sizes that fitMaps chose.
 func (c *Config) logMapSizes(log *slog.Logger) {
 	if c.mapMemory > 0 {
-		log.Info("sizes of eBPF maps", "flows", c.EBPF.FlowTableSize, "servicePorts", c.EBPF.MaxFrontends, "endpoints", c.EBPF.MaxEndpoints, "MiB", c.mapMemory>>20)
+		log.Info("sizes of eBPF maps", "flows", c.EBPF.FlowTableSize, "servicePorts", c.EBPF.MaxFrontends, "endpoints",
+			c.EBPF.MaxEndpoints, "MiB", c.mapMemory>>20)
 	}
 }

@@ -32,7 +32,8 @@ func TestMapsFitIntoMemory(t *testing.T) {
 		{"a small table", []string{"--conntrack-min=5000", "--conntrack-max-per-core=1"}, 64 << 10, 128, 64, 5000, nil},
 		{"no table is requested", []string{"--conntrack-max-per-core=0"}, 64 << 10, 128, 64, 0, nil},
 		{"a flag that does not fit", []string{"--conntrack-min=1000000"}, 64 << 10, 512, 0, 0,
-			[]string{"--conntrack-min 1000000: a table of 1000000 flows", "need 6", "the memory limit is 512 MiB (" + file + ")", "give a smaller value"}},
+			[]string{"--conntrack-min 1000000: a table of 1000000 flows", "need 6", "the memory limit is 512 MiB (" + file + ")",
+				"give a smaller value"}},
 		{"a flag for each core", []string{"--conntrack-max-per-core=1048576"}, 64 << 10, 512, 0, 0,
 			[]string{"--conntrack-max-per-core " + few, "the memory limit is 512 MiB (" + file + ")"}},
 		{"a flag that the machine has no memory for", []string{"--conntrack-min=1000000"}, 512, 0, 0, 0,
@@ -60,8 +61,10 @@ func TestMapsFitIntoMemory(t *testing.T) {
 		if row.err == nil && c.mapMemory > row.most<<20 || row.flows > 0 && c.EBPF.FlowTableSize != row.flows {
 			t.Errorf("%s: %d flows, maps of %d MiB; want %d and %d at most", row.name, c.EBPF.FlowTableSize, c.mapMemory>>20, row.flows, row.most)
 		}
-		if p := c.Dataplanes(nil); p.EBPF.FlowTableSize != c.EBPF.FlowTableSize || row.most > 0 && c.intent().Capacity.Endpoints != int(c.EBPF.MaxEndpoints) {
-			t.Errorf("%s: the dataplane gets %d flows, and intent a capacity of %+v: want %+v", row.name, p.EBPF.FlowTableSize, c.intent().Capacity, c.EBPF)
+		if p := c.Dataplanes(nil); p.EBPF.FlowTableSize != c.EBPF.FlowTableSize || row.most > 0 &&
+			c.intent().Capacity.Endpoints != int(c.EBPF.MaxEndpoints) {
+			t.Errorf("%s: the dataplane gets %d flows, and intent a capacity of %+v: want %+v", row.name, p.EBPF.FlowTableSize,
+				c.intent().Capacity, c.EBPF)
 		}
 	}
 }

@@ -31,14 +31,20 @@ var otlpSignals = []string{"logs", "metrics"}
 
 func (c *OTLPConfig) flags() []flag {
 	return []flag{
-		{name: "otlp-endpoint", to: at(&c.Endpoint, ""), usage: "OpenTelemetry collector to send flow events and metrics to, by OTLP over HTTP: https://HOST:4318, or http://127.0.0.1:4318 on this node (default: none)."},
-		{name: "otlp-signals", to: at(&c.Signals, otlpSignals), choices: otlpSignals, open: true, usage: "What the collector gets, separated by commas: logs (flow events) and metrics."},
+		{name: "otlp-endpoint", to: at(&c.Endpoint, ""),
+			usage: "OpenTelemetry collector to send flow events and metrics to, by OTLP over HTTP: https://HOST:4318, or http://127.0.0.1:4318 " +
+				"on this node (default: none)."},
+		{name: "otlp-signals", to: at(&c.Signals, otlpSignals), choices: otlpSignals, open: true,
+			usage: "What the collector gets, separated by commas: logs (flow events) and metrics."},
 		{name: "otlp-metrics-interval", to: at(&c.Interval, time.Minute), usage: "Time between two readings of the metrics for the collector."},
-		{name: "otlp-insecure", to: at(&c.Insecure, false), usage: "Allow http:// to a collector on another host. The data is then neither encrypted nor authenticated."},
-		{name: "otlp-ca-file", to: at(&c.CAFile, ""), usage: "File with the authorities of the collector's certificate, in PEM (default: the system's)."},
+		{name: "otlp-insecure", to: at(&c.Insecure, false),
+			usage: "Allow http:// to a collector on another host. The data is then neither encrypted nor authenticated."},
+		{name: "otlp-ca-file", to: at(&c.CAFile, ""),
+			usage: "File with the authorities of the collector's certificate, in PEM (default: the system's)."},
 		{name: "otlp-cert-file", to: at(&c.CertFile, ""), usage: "File with the client certificate for the collector, in PEM."},
 		{name: "otlp-key-file", to: at(&c.KeyFile, ""), usage: "File with the key of --otlp-cert-file, in PEM."},
-		{name: "otlp-headers-file", to: at(&c.HeadersFile, ""), usage: "File with headers of requests to the collector, such as a token: a line each, as Name: value."},
+		{name: "otlp-headers-file", to: at(&c.HeadersFile, ""),
+			usage: "File with headers of requests to the collector, such as a token: a line each, as Name: value."},
 	}
 }
 

@@ -34,7 +34,8 @@ func TestOTLPFlags(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := c.OTLP.validate()
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2")) {
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "hunter2")) {
 			t.Errorf("%q: error %v, want %q", args, err, want)
 		}
 	}

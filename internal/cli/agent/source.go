@@ -65,7 +65,8 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	}
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
-		NetworkPolicies: c.EBPF.Bypass == "auto", NodePods: c.HostPorts || c.ProxyMode == "ebpf" && c.EBPF.SocketHooks == ebpf.HooksAll, DoNotTrack: policies, Contact: contact, Access: &access, Logger: log,
+		NetworkPolicies: c.EBPF.Bypass == "auto", NodePods: c.HostPorts || c.ProxyMode == "ebpf" && c.EBPF.SocketHooks == ebpf.HooksAll,
+		DoNotTrack: policies, Contact: contact, Access: &access, Logger: log,
 		Nodes: kube.NodesConfig{OwnOnly: c.ProxyMode != "ebpf", WithExternalIPs: c.AllowExternalIPs},
 	})
 	if err != nil {
@@ -74,8 +75,10 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	events := kube.NewEvents(client, c.NodeName, s.UID, log)
 	status := kube.NewPolicyStatus(s, events)
 	return &input{
-		source: s, name: server, apiServer: addressOf(server), tell: events.Tell, event: events.TellNode, refused: events.TellRefused, policies: status.Tell,
-		parts: []func(context.Context) error{events.Run, status.Run}, metrics: slices.Concat(contact.Collectors(), s.Collectors(), events.Collectors(), kube.RequestCollectors()),
+		source: s, name: server, apiServer: addressOf(server), tell: events.Tell, event: events.TellNode,
+		refused: events.TellRefused, policies: status.Tell,
+		parts:   []func(context.Context) error{events.Run, status.Run},
+		metrics: slices.Concat(contact.Collectors(), s.Collectors(), events.Collectors(), kube.RequestCollectors()),
 	}, nil
 }
 

@@ -122,7 +122,8 @@ func FullDevice(t *testing.T, program func() cli.Program, lines ...string) {
 		t.Fatal(err)
 	}
 	defer full.Close()
-	lines = append(lines, "", "--help", "--version", "version", "version -o json", "version -o yaml", "completion bash", "completion zsh", "completion fish", "__complete ver")
+	lines = append(lines, "", "--help", "--version", "version", "version -o json", "version -o yaml", "completion bash", "completion zsh",
+		"completion fish", "__complete ver")
 	for _, path := range commands(program().Root()) {
 		lines = append(lines, strings.Join(path, " ")+" --help", "help "+strings.Join(path, " "))
 	}
@@ -131,7 +132,8 @@ func FullDevice(t *testing.T, program func() cli.Program, lines ...string) {
 		code := program().Run(strings.Fields(line), full, &errs)
 		// Completion reports its directive on stderr as well.
 		last := errs.String()[strings.LastIndex(strings.TrimSpace(errs.String()), "\n")+1:]
-		if code != cli.ExitFailed || !strings.Contains(last, "no space left on device") || last != errs.String() && !strings.HasPrefix(line, "__complete") {
+		if code != cli.ExitFailed || !strings.Contains(last, "no space left on device") || last != errs.String() &&
+			!strings.HasPrefix(line, "__complete") {
 			t.Errorf("%s %s: exit code %d: %q", program().Name, line, code, &errs)
 		}
 	}
@@ -148,7 +150,8 @@ func checkArguments(t *testing.T, program func() cli.Program, path []string, cmd
 		var out, errs bytes.Buffer
 		code := program().Run(slices.Concat(path, args), &out, &errs)
 		line, found := strings.CutPrefix(errs.String(), program().Name+": ")
-		if code != cli.ExitUsage || out.Len() > 0 || !found || strings.HasPrefix(line, program().Name) || strings.Contains(line, "arg(s)") || strings.Count(line, "\n") != 1 {
+		if code != cli.ExitUsage || out.Len() > 0 || !found || strings.HasPrefix(line, program().Name) || strings.Contains(line, "arg(s)") ||
+			strings.Count(line, "\n") != 1 {
 			t.Errorf("%s %q: exit code %d: %q", cmd.CommandPath(), args, code, &errs)
 		}
 	}
@@ -178,7 +181,8 @@ func Tree(t *testing.T, program func() cli.Program) {
 		})
 		if cmd.HasAvailableSubCommands() {
 			var out, errs bytes.Buffer
-			if code := program().Run(path, &out, &errs); code != cli.ExitDone || errs.Len() > 0 || !strings.Contains(out.String(), "Available Commands:") {
+			if code := program().Run(path, &out, &errs); code != cli.ExitDone || errs.Len() > 0 ||
+				!strings.Contains(out.String(), "Available Commands:") {
 				t.Errorf("%s alone: exit code %d, %q", cmd.CommandPath(), code, &errs)
 			}
 		}

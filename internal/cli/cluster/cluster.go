@@ -25,7 +25,8 @@ const group = "Cluster"
 // AddFlags adds the flags.
 func (a *Access) AddFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&a.kubeconfig, "kubeconfig", "", "Kubeconfig `file` (default: those of the environment variable KUBECONFIG, ~/.kube/config, or the Pod's own account).")
+	f.StringVar(&a.kubeconfig, "kubeconfig", "", "Kubeconfig `file` (default: those of the environment variable KUBECONFIG, "+
+		"~/.kube/config, or the Pod's own account).")
 	f.StringVar(&a.context, "context", "", "Context of the kubeconfig (default: the current one).")
 	cli.GroupFlags(f, group, "kubeconfig", "context")
 	cli.Complete(cmd, "context", func() []string {

@@ -78,7 +78,8 @@ removes it at the end, also after Ctrl-C. A second Ctrl-C ends at once and leave
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.IntVar(&c.MaxNodes, "nodes", 3, fmt.Sprintf("Number of nodes to test, at most %d: the first ready ones by name.", connectivity.MostNodes))
+	f.IntVar(&c.MaxNodes, "nodes", 3, fmt.Sprintf("Number of nodes to test, at most %d: the first ready ones by name.",
+		connectivity.MostNodes))
 	f.StringSliceVar(&c.Nodes, "node", nil, "Nodes to test, by their `names`, instead of --nodes.")
 	f.BoolVar(&c.HostNetwork, "host-network", true, "Also start clients on the nodes' own network. The namespace then allows privileged Pods.")
 	f.StringVar(&c.Image, "image", "", "Image of the Pods, which has spillway as its entry point (default: that of the agents' DaemonSet).")

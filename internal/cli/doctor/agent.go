@@ -104,7 +104,8 @@ func (a *fromAgent) unasked(node *doctor.Node, only []string) *doctor.Problem {
 	case len(ids) == 0 || node.Traffic != nil:
 		return nil
 	case node.Own() == nil:
-		return &doctor.Problem{What: strings.Join(ids, ", ") + ": the agent is asked only if this command examines its own network namespace, the agent's: leave out --netns, or add here to it"}
+		return &doctor.Problem{What: strings.Join(ids, ", ") +
+			": the agent is asked only if this command examines its own network namespace, the agent's: leave out --netns, or add here to it"}
 	case a.err != nil:
 		return nil
 	}

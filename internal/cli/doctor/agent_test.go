@@ -42,7 +42,8 @@ func (a *fakeAgent) Names(_ context.Context, req *nodev1alpha1.NamesRequest) (*n
 func (a *fakeAgent) Findings(context.Context, *nodev1alpha1.FindingsRequest) (*nodev1alpha1.FindingsResponse, error) {
 	return &nodev1alpha1.FindingsResponse{Findings: []*nodev1alpha1.Finding{
 		{Id: "tcp-not-liberal", Severity: "info", Title: "that doctor finds itself"},
-		{Id: "source-range-refuses", Severity: "info", Title: "refused", Detail: "effect", Fix: "remedy", Evidence: []string{"e"}, Commands: []string{"c"}, Documentation: "d"},
+		{Id: "source-range-refuses", Severity: "info", Title: "refused", Detail: "effect", Fix: "remedy", Evidence: []string{"e"},
+			Commands: []string{"c"}, Documentation: "d"},
 		{Id: "endpoint-unanswered", Severity: "critical", Title: "silent"},
 		{Id: "of-a-newer-agent", Severity: "critical"},
 	}}, a.err
@@ -64,10 +65,12 @@ func TestTheAgentAddsFindingsOfServices(t *testing.T) {
 	got := asked(t, socket)
 	node := &doctor.Node{}
 	findings := got.add(node, []doctor.Finding{{ID: "rules-many", Severity: doctor.Warning}})
-	if len(findings) != 3 || findings[0].ID != "endpoint-unanswered" || findings[1].ID != "rules-many" || findings[2].ID != "source-range-refuses" {
+	if len(findings) != 3 || findings[0].ID != "endpoint-unanswered" || findings[1].ID != "rules-many" ||
+		findings[2].ID != "source-range-refuses" {
 		t.Fatalf("findings %+v", findings)
 	}
-	if f := findings[2]; f.Severity != doctor.Info || f.Title+f.Packets+f.Remedy+f.Evidence[0]+f.Commands[0]+f.Documentation != "refusedeffectremedyecd" {
+	if f := findings[2]; f.Severity != doctor.Info ||
+		f.Title+f.Packets+f.Remedy+f.Evidence[0]+f.Commands[0]+f.Documentation != "refusedeffectremedyecd" {
 		t.Errorf("finding %+v", f)
 	}
 	if node.Traffic == nil || len(node.Problems) > 0 {
@@ -96,7 +99,8 @@ func TestAnAgentThatDoesNotAnswerIsAProblem(t *testing.T) {
 }
 
 func TestTheAgentKnowsEndpointsOfServices(t *testing.T) {
-	addrs := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.10:53"), netip.MustParseAddrPort("10.1.0.2:5353"), netip.MustParseAddrPort("10.1.0.3:5353")}
+	addrs := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.10:53"), netip.MustParseAddrPort("10.1.0.2:5353"),
+		netip.MustParseAddrPort("10.1.0.3:5353")}
 	uses := func(socket string) []doctor.AddressUse {
 		c, f := config{}, pflag.NewFlagSet("doctor", pflag.ContinueOnError)
 		c.socket.AddFlag(f)
@@ -110,7 +114,8 @@ func TestTheAgentKnowsEndpointsOfServices(t *testing.T) {
 		return uses
 	}
 	got := uses(nodeclienttest.Serve(t, &fakeAgent{}))
-	if len(got) != 3 || got[0].Service != "shop/dns:udp" || !slices.Equal(got[1].EndpointOf, []string{"shop/dns:udp"}) || got[2].Service != "" || got[2].EndpointOf != nil {
+	if len(got) != 3 || got[0].Service != "shop/dns:udp" || !slices.Equal(got[1].EndpointOf, []string{"shop/dns:udp"}) ||
+		got[2].Service != "" || got[2].EndpointOf != nil {
 		t.Errorf("uses %+v", got)
 	}
 	if got := uses(t.TempDir() + "/none.sock"); got != nil {

@@ -68,7 +68,8 @@ answer, refused clients, full tables. Findings are no failure: the exit code is 
 	f.SortFlags = false
 	f.BoolVar(&c.fix, "fix", false, "Apply safe fixes: raise limits, set nf_conntrack_tcp_be_liberal, delete stale UDP entries.")
 	f.StringVar(&c.failOn, "fail-on", "", "Least `severity` of a finding that makes the exit code 1: critical, warning or info.")
-	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces` to check: names that 'spillway top' shows, process ids, or here (default: all).")
+	f.StringSliceVar(&c.netns, "netns", nil, "Network `namespaces` to check: names that 'spillway top' shows, process ids, or here "+
+		"(default: all).")
 	f.StringSliceVar(&c.only, "finding", nil, "Report and fix these `findings` only, by id (default: all).")
 	f.DurationVar(&c.sample, "sample", time.Second, "Time to watch the counters, to detect current growth. 0: not at all.")
 	c.socket.AddFlag(f)
@@ -134,7 +135,8 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 		return err
 	}
 	if report.Namespaces == 0 {
-		return errors.New("diagnose this node: no network namespace could be read: run it as root, in a container with CAP_SYS_ADMIN and CAP_NET_ADMIN")
+		return errors.New("diagnose this node: no network namespace could be read: run it as root, in a container with CAP_SYS_ADMIN and " +
+			"CAP_NET_ADMIN")
 	}
 	if len(report.Checks) == 0 {
 		return fmt.Errorf("--finding %s: not examined: see NOT EXAMINED in the report", strings.Join(c.only, ","))

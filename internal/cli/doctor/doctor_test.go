@@ -19,7 +19,8 @@ import (
 func sickNamespace(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("spw-cmd-doctor-%d", os.Getpid())
-	if out, err := exec.Command("bash", "-ec", fmt.Sprintf("ip netns add %s; ip netns exec %[1]s iptables-legacy -t nat -A POSTROUTING -j MASQUERADE", name)).CombinedOutput(); err != nil {
+	if out, err := exec.Command("bash", "-ec", fmt.Sprintf(
+		"ip netns add %s; ip netns exec %[1]s iptables-legacy -t nat -A POSTROUTING -j MASQUERADE", name)).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { exec.Command("ip", "netns", "del", name).Run() })
@@ -89,7 +90,8 @@ func TestDoctorFailsOnWhatItIsToldTo(t *testing.T) {
 }
 
 func TestDoctorRefusesWhatItCannotRead(t *testing.T) {
-	for _, args := range [][]string{{"-o", "xml"}, {"--fail-on", "fever"}, {"--finding", "helper"}, {"--finding", ""}, {"--sample", "-1s"}, {"--netns", "nowhere"}, {"now"}} {
+	for _, args := range [][]string{{"-o", "xml"}, {"--fail-on", "fever"}, {"--finding", "helper"}, {"--finding", ""}, {"--sample", "-1s"},
+		{"--netns", "nowhere"}, {"now"}} {
 		var out, errs bytes.Buffer
 		if code := run(append([]string{"doctor"}, args...), &out, &errs); code != cli.ExitUsage || strings.Count(errs.String(), "\n") != 1 {
 			t.Errorf("%v: exit code %d: %q", args, code, &errs)

@@ -81,7 +81,8 @@ func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 	open = strings.Replace(open, "{podSelector: {matchLabels: {app: web}}}, ", "{podSelector: {}}, ", 1)
 	ftp := strings.Replace(serving, "targetPort: 11211", "targetPort: 11211, appProtocol: ftp", 1)
 	for _, test := range []struct{ policy, args, want string }{
-		{explained + "---" + ftp + "---", "--from shop/web --to shop/dual --proxy-mode ebpf", "allowed, tracked"}, // which eBPF gives to netfilter
+		// which eBPF gives to netfilter
+		{explained + "---" + ftp + "---", "--from shop/web --to shop/dual --proxy-mode ebpf", "allowed, tracked"},
 		{explained, "--from shop/web --to shop/dual --proxy-mode ebpf", "allowed, not tracked"},
 		{open, "--from other/evil --to shop/dual --proxy-mode nftables", donottrackflow.Differs},
 		{open, "--from other/evil --to shop/dual --proxy-mode ebpf", "allowed, not tracked"},
@@ -95,7 +96,8 @@ func TestPolicyExplainSaysWhatDiffersByAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, problems bytes.Buffer
-		code := run(append([]string{"donottrack", "explain", "--port", "11211", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...), &out, &problems)
+		code := run(append([]string{"donottrack", "explain", "--port", "11211", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...),
+			&out, &problems)
 		var e donottrackflow.Explanation
 		if code == 2 && strings.Contains(problems.String(), test.want) {
 			continue
@@ -114,9 +116,11 @@ func TestPolicyExplainTellsOfNetworkPoliciesInTheWayOfAnswers(t *testing.T) {
 			"spec: {podSelector: {matchLabels: {app: " + app + "}}, policyTypes: [" + direction + "]}\n"
 	}
 	tracked := strings.Replace(explained, "deny: others", "track: true", 1)
-	out := strings.NewReplacer("app: cache}}\n  deny", "app: web}}\n  deny", "ingress:", "egress:", "from:", "to:", "{app: web}}}, {ip", "{app: cache}}}, {ip").Replace(explained)
+	out := strings.NewReplacer("app: cache}}\n  deny", "app: web}}\n  deny", "ingress:", "egress:", "from:", "to:", "{app: web}}}, {ip",
+		"{app: cache}}}, {ip").Replace(explained)
 	for _, test := range []struct{ world, want string }{
-		{explained + np("web", "Ingress"), "NetworkPolicy shop/np isolates 10.244.1.2 for ingress"}, {explained + np("cache", "Egress"), "NetworkPolicy shop/np isolates 10.244.0.2 for egress"},
+		{explained + np("web", "Ingress"), "NetworkPolicy shop/np isolates 10.244.1.2 for ingress"},
+		{explained + np("cache", "Egress"), "NetworkPolicy shop/np isolates 10.244.0.2 for egress"},
 		{explained + np("web", "Egress"), ""}, {explained + np("cache", "Ingress"), ""}, {explained, ""}, {tracked + np("web", "Ingress"), ""},
 		{out + np("web", "Ingress"), "NetworkPolicy shop/np isolates 10.244.1.2 for ingress"}, {out + np("cache", "Ingress"), ""},
 	} {
@@ -125,7 +129,8 @@ func TestPolicyExplainTellsOfNetworkPoliciesInTheWayOfAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, problems bytes.Buffer
-		code := run([]string{"donottrack", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out, &problems)
+		code := run([]string{"donottrack", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out,
+			&problems)
 		if code != 0 || strings.Contains(out.String(), "NetworkPolicy") != (test.want != "") || !strings.Contains(out.String(), test.want) {
 			t.Errorf("code %d, want %q:\n%s%s\n%s", code, test.want, &out, &problems, test.world)
 		}
@@ -141,8 +146,10 @@ func TestPolicyExplainFailsWithObjectsThatItCannotRead(t *testing.T) {
 		}
 	}
 	var out, errs bytes.Buffer
-	code := run([]string{"donottrack", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out, &errs)
-	if code != 1 || !strings.Contains(out.String(), "allowed, not tracked") || strings.Count(out.String(), "problem: ") != 1 || strings.Count(errs.String(), "\n") != 1 {
+	code := run([]string{"donottrack", "explain", "--from", "shop/web", "--to", "shop/cache", "--port", "11211", "--manifests", dir}, &out,
+		&errs)
+	if code != 1 || !strings.Contains(out.String(), "allowed, not tracked") || strings.Count(out.String(), "problem: ") != 1 ||
+		strings.Count(errs.String(), "\n") != 1 {
 		t.Errorf("exit code %d:\n%s%s", code, &out, &errs)
 	}
 }
@@ -161,7 +168,8 @@ func TestPolicyExplain(t *testing.T) {
 		{"--from shop/cache --to shop/web --port 11211", "tracked as usual"},
 	} {
 		var out, problems bytes.Buffer
-		if code := run(append([]string{"donottrack", "explain", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...), &out, &problems); code != 0 {
+		if code := run(append([]string{"donottrack", "explain", "-o", "json", "--manifests", dir}, strings.Fields(test.args)...),
+			&out, &problems); code != 0 {
 			t.Errorf("%s: exit code %d: %s", test.args, code, &problems)
 			continue
 		}
@@ -281,7 +289,8 @@ func TestPolicyExplainFollowsServices(t *testing.T) {
 // to other pods: the output must not call the flow allowed, or unaffected by policies.
 func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 	const service, host = "is one of Service shop/cache: this", "is the hostPort of pod shop/cache: this"
-	text := strings.Replace(explained, "spec: {nodeName: a}", "spec: {nodeName: a, containers: [{name: c, ports: [{containerPort: 11211, hostPort: 8080}]}]}", 1) + clusterIP
+	text := strings.Replace(explained, "spec: {nodeName: a}",
+		"spec: {nodeName: a, containers: [{name: c, ports: [{containerPort: 11211, hostPort: 8080}]}]}", 1) + clusterIP
 	denies := text + strings.NewReplacer("PORTS", "{port: 30080}, {port: 8080}, {port: 80}", "PEER", "cache").Replace(asker)
 	none, _, _ := strings.Cut(text, "---\napiVersion: policy")
 	none += clusterIP
@@ -289,8 +298,10 @@ func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 		{text, "--from other/evil --to node/a --port 30080", donottrackflow.NotJudged, donottrackflow.NotJudged, service},
 		{text, "--from other/evil --to 192.0.2.1 --port 30080", donottrackflow.NotJudged, donottrackflow.NotJudged, service},
 		{text, "--from 198.51.100.7 --to node/a --port 30080", donottrackflow.NotJudged, donottrackflow.NotJudged, service},
-		{text, "--from other/evil --to 203.0.113.8 --port 80", donottrackflow.NotJudged, donottrackflow.NotJudged, "is an address of Service shop/cache: this"},
-		{text, "--from 198.51.100.7 --to 10.96.0.8 --port 80", donottrackflow.NotJudged, donottrackflow.NotJudged, "is an address of Service shop/cache: this"},
+		{text, "--from other/evil --to 203.0.113.8 --port 80", donottrackflow.NotJudged, donottrackflow.NotJudged,
+			"is an address of Service shop/cache: this"},
+		{text, "--from 198.51.100.7 --to 10.96.0.8 --port 80", donottrackflow.NotJudged, donottrackflow.NotJudged,
+			"is an address of Service shop/cache: this"},
 		{text, "--from other/evil --to node/a --port 8080", donottrackflow.NotJudged, donottrackflow.NotJudged, host},
 		{text, "--from other/evil --to node/b --port 8080", "tracked as usual", "tracked as usual", ""}, // the pod is on a
 		{text, "--from other/evil --to node/a --port 30081", "tracked as usual", "tracked as usual", ""},
@@ -298,7 +309,8 @@ func TestPolicyExplainDoesNotJudgeWhatLeadsElsewhere(t *testing.T) {
 		{none, "--from other/evil --to node/a --port 30080", "tracked as usual", "tracked as usual", service},
 		// An egress rule denies after the translation.
 		{denies, "--from other/evil --to node/a --port 30080", donottrackflow.NotJudged, donottrackflow.NotJudged, service},
-		{denies, "--from other/evil --to 203.0.113.8 --port 80", donottrackflow.NotJudged, donottrackflow.NotJudged, "is an address of Service shop/cache: this"},
+		{denies, "--from other/evil --to 203.0.113.8 --port 80", donottrackflow.NotJudged, donottrackflow.NotJudged,
+			"is an address of Service shop/cache: this"},
 		{denies, "--from other/evil --to node/a --port 8080", donottrackflow.NotJudged, donottrackflow.NotJudged, host},
 	} {
 		for mode, want := range map[string]string{"ebpf": test.ebpf, "nftables": test.nftables} {
@@ -346,7 +358,8 @@ func TestPolicyExplainSaysWhatItCannotKnow(t *testing.T) {
 	const ask = "--from shop/web --to shop/cache --port 11211"
 	for _, test := range []struct{ text, args, want string }{
 		{explained + "---\ngarbage: [\n", ask, "problem: all.yaml"},
-		{explained + "---\n" + strings.Replace(explained[strings.LastIndex(explained, "apiVersion"):], "{name: cache}", "{}", 1), ask, "problem: all.yaml"},
+		{explained + "---\n" + strings.Replace(explained[strings.LastIndex(explained, "apiVersion"):], "{name: cache}", "{}", 1),
+			ask, "problem: all.yaml"},
 		{strings.Replace(explained, "address: 192.0.2.1", "address: here", 1), ask, "(Node a)"},
 		{strings.Replace(explained, "podIP: 10.244.1.2", "podIP: here", 1), ask, "could not be read: all.yaml"},
 		{explained, "--from node/a --to shop/cache --port 11211", "assumed: node a asks with 192.0.2.1"},
@@ -355,10 +368,14 @@ func TestPolicyExplainSaysWhatItCannotKnow(t *testing.T) {
 		{explained, ask + " --kubeconfig /none", "omit --kubeconfig and --master"},
 		{explained, "--from shop/web --to shop/web --port 1", "no policy selects either"},
 		{explained[:strings.LastIndex(explained, "---")], ask, "there is no DoNotTrackPolicy"},
-		{strings.Replace(explained, "{matchLabels: {app: cache}}\n  deny", "{matchLabels: {app: cachee}}\n  deny", 1), ask, "DoNotTrackPolicy cache selects nothing"},
-		{strings.Replace(explained, "\n  podSelector", "\n  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}\n  podSelector", 1), ask, "allowed, not tracked"},
-		{strings.Replace(explained, "{name: b}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.2}]}", "{name: b}\nspec: {podCIDR: 10.244.1.0/24}", 1) +
-			strings.NewReplacer("PORTS", "{port: 7}", "PEER", "none", "app: evil", "app: web").Replace(asker), "--from shop/web --to 10.244.1.1 --port 7", "on a bridge or tunnel"},
+		{strings.Replace(explained, "{matchLabels: {app: cache}}\n  deny", "{matchLabels: {app: cachee}}\n  deny", 1), ask,
+			"DoNotTrackPolicy cache selects nothing"},
+		{strings.Replace(explained, "\n  podSelector", "\n  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}\n  podSelector",
+			1), ask, "allowed, not tracked"},
+		{strings.Replace(explained, "{name: b}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.2}]}",
+			"{name: b}\nspec: {podCIDR: 10.244.1.0/24}", 1) +
+			strings.NewReplacer("PORTS", "{port: 7}", "PEER", "none", "app: evil", "app: web").Replace(asker),
+			"--from shop/web --to 10.244.1.1 --port 7", "on a bridge or tunnel"},
 	} {
 		if _, said, _ := explains(t, test.text, test.args); !strings.Contains(said, test.want) {
 			t.Errorf("%s: want %q\n%s", test.args, test.want, said)

@@ -67,7 +67,8 @@ func named(t *testing.T, script string, roles ...string) map[string]string {
 		}
 		_ = exec.Command("ip", "-n", name, "link", "set", "lo", "up").Run()
 	}
-	if out, err := exec.Command("sh", "-ec", "ip() { "+ip+" \"$@\"; }\n"+strings.NewReplacer(pairs...).Replace(script)).CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-ec", "ip() { "+ip+" \"$@\"; }\n"+
+		strings.NewReplacer(pairs...).Replace(script)).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return names
@@ -86,8 +87,9 @@ func deniedPolicies() model.Delta {
 	out := about("out", model.UDP, 53, 53)
 	out.Pods, out.Nodes, out.Egress, out.Ingress = nil, &model.Selector{MatchLabels: map[string]string{"is": "node"}}, out.Ingress, nil
 	return model.Delta{Full: true, Pods: map[model.Name]*model.Pod{cache.Name: cache},
-		Nodes:              map[string]*model.Node{"here": {Name: "here", Labels: map[string]string{"is": "node"}}},
-		DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"cache": about("cache", model.TCP, 11211, 11211), "range": about("range", model.UDP, 100, 199), "out": out}}
+		Nodes: map[string]*model.Node{"here": {Name: "here", Labels: map[string]string{"is": "node"}}},
+		DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"cache": about("cache", model.TCP, 11211, 11211),
+			"range": about("range", model.UDP, 100, 199), "out": out}}
 }
 
 func TestDropsNamesThePolicyThatDenied(t *testing.T) {
@@ -126,7 +128,8 @@ func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 		{"pod to pod, by a bridge", "POD2", "tcp4", "10.244.0.2:11211", "", "PREROUTING", "prerouting", "cache", denied, denied},
 		{"pod to pod, by a bridge, over IPv6", "POD2", "tcp6", "[fd01::2]:11211", "", "PREROUTING", "prerouting", "cache", denied, denied},
 		{"translated", "LAN", "tcp4", "172.30.0.10:31000",
-			"table inet theirs { chain nat { type nat hook prerouting priority -100; ip daddr 172.30.0.10 tcp dport 31000 dnat ip to 10.244.0.2:11211; }; }",
+			"table inet theirs { chain nat { type nat hook prerouting priority -100; ip daddr 172.30.0.10 tcp dport 31000 dnat ip to " +
+				"10.244.0.2:11211; }; }",
 			"FORWARD", "translated-on", "cache", denied, denied},
 		{"by another rule", "LAN", "tcp4", "10.244.0.2:8080", early(8080), "PREROUTING", "", "", other, told},
 		{"perhaps before", "LAN", "tcp4", "10.244.0.2:11211", early(8080), "PREROUTING", "prerouting", "cache", perhaps, denied},
@@ -166,7 +169,8 @@ func TestDropsNamesThePolicyThatDenied(t *testing.T) {
 			case <-time.After(50 * time.Millisecond):
 			}
 		}
-		for _, want := range []string{"at PREROUTING, nft spillway-policy/prerouting, ", "\n  DoNotTrackPolicy cache (deny: others) denied it\n"} {
+		for _, want := range []string{"at PREROUTING, nft spillway-policy/prerouting, ",
+			"\n  DoNotTrackPolicy cache (deny: others) denied it\n"} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("%q is not in %s%s", want, out.String(), errs.String())
 			}

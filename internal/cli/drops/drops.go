@@ -70,7 +70,8 @@ Linux 5.17.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&c.addresses, "address", nil, "Source or destination `address` or prefix, such as 10.244.1.7 or 10.244.0.0/16. After DNAT it is the endpoint's.")
+	f.StringSliceVar(&c.addresses, "address", nil,
+		"Source or destination `address` or prefix, such as 10.244.1.7 or 10.244.0.0/16. After DNAT it is the endpoint's.")
 	f.UintSliceVar(&c.ports, "port", nil, "Source or destination `port`.")
 	f.Lookup("port").DefValue = "" // pflag shows "[]"
 	f.StringVar(&c.protocol, "protocol", "", "Protocol: tcp, udp, sctp, icmp, icmpv6 or a number.")
@@ -133,7 +134,8 @@ func (c *config) filters() (drops.Config, error) {
 	case c.rate < 0:
 		return out, cli.UsageErrorf("--rate %d: must not be negative", c.rate)
 	case not && slices.ContainsFunc(c.reasons, func(r string) bool { return !strings.HasPrefix(r, "!") }):
-		return out, cli.UsageErrorf("--reason %s: name the wanted reasons, or the unwanted ones with '!', but not both", strings.Join(c.reasons, ","))
+		return out, cli.UsageErrorf("--reason %s: name the wanted reasons, or the unwanted ones with '!', but not both",
+			strings.Join(c.reasons, ","))
 	}
 	if err := out.Validate(); err != nil {
 		return out, cli.UsageErrorf("filters: %v", err)
@@ -204,7 +206,8 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 
 // follow prints drops until ctx ends or --count is reached, and then a summary of the
 // drops that it did not print.
-func (c *config) follow(ctx context.Context, follower *drops.Follower, explain explainer, targets []*drops.Target, out, stderr io.Writer) error {
+func (c *config) follow(ctx context.Context, follower *drops.Follower, explain explainer, targets []*drops.Target, out,
+	stderr io.Writer) error {
 	shown := 0
 	byReason := map[string]uint64{}
 	told := explained{}

@@ -45,7 +45,8 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 		Reason: "NETFILTER_DROP", By: "nft", Meaning: "a rule dropped it",
 		Packet: drops.Packet{Protocol: "tcp", TCPFlags: "S", Source: netip.MustParseAddr("fd00::1"), SourcePort: 4000,
 			Destination: netip.MustParseAddr("10.0.0.1"), DestinationPort: 80, Length: 60},
-		Place: drops.Place{Namespace: "cni-1", Pod: "web-0", Interface: "eth0", Hook: "INPUT", Table: "filter", Chain: "in", Location: "nft_do_chain+0x1"},
+		Place: drops.Place{Namespace: "cni-1", Pod: "web-0", Interface: "eth0", Hook: "INPUT", Table: "filter", Chain: "in",
+			Location: "nft_do_chain+0x1"},
 	}
 	var table bytes.Buffer
 	if err := (dropResult{Drop: &d, explained: explained{}}).Write(&table); err != nil {
@@ -65,7 +66,8 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 	if err := (dropResult{Drop: &d, explained: explained{}}).Write(&table); err != nil {
 		t.Fatal(err)
 	}
-	if strings.ContainsAny(table.String(), "\x1b\x07") || strings.Count(table.String(), "\n") != 3 || !strings.Contains(table.String(), `web\x1b[2J`) {
+	if strings.ContainsAny(table.String(), "\x1b\x07") || strings.Count(table.String(), "\n") != 3 ||
+		!strings.Contains(table.String(), `web\x1b[2J`) {
 		t.Errorf("a terminal acts on %q", table.String())
 	}
 	var out strings.Builder
@@ -108,7 +110,8 @@ func TestDropsExplainsACauseOnce(t *testing.T) {
 		}
 		// A program reads each line alone.
 		out.Reset()
-		if err := (&config{output: cli.JSON}).print(&out, dropResult{Drop: &d, explained: told}); err != nil || !strings.Contains(out.String(), row.meaning) {
+		if err := (&config{output: cli.JSON}).print(&out, dropResult{Drop: &d, explained: told}); err != nil ||
+			!strings.Contains(out.String(), row.meaning) {
 			t.Errorf("drop %d: %v, %s", i, err, &out)
 		}
 	}
@@ -158,14 +161,18 @@ func TestDropsNamesServicesAndEndpoints(t *testing.T) {
 		protocol, from, to     string
 		line, services, inJSON string
 	}{
-		{asked, "tcp", "10.1.0.9:4000", "10.96.0.1:80", "  from pod shop/client to Service shop/web:http\n", "shop/web:http", `"services":["shop/web:http"],"source_name":{"pod":"shop/client"},"destination_name":{"service":"shop/web:http"}`},
-		{asked, "tcp", "10.1.0.1:8080", "192.0.2.1:4000", "  from pod shop/web-1 on n2 (endpoint of shop/web:http, shop/api\\x1b:81)\n", "shop/web:http shop/api\x1b:81", `"endpoint_of":["shop/web:http",`},
-		{asked, "tcp", "192.0.2.1:4000", "10.1.0.1:8080", "  to pod shop/web-1 on n2 (endpoint of ", "shop/web:http shop/api\x1b:81", `"destination_name":{"endpoint_of":`},
+		{asked, "tcp", "10.1.0.9:4000", "10.96.0.1:80", "  from pod shop/client to Service shop/web:http\n", "shop/web:http",
+			`"services":["shop/web:http"],"source_name":{"pod":"shop/client"},"destination_name":{"service":"shop/web:http"}`},
+		{asked, "tcp", "10.1.0.1:8080", "192.0.2.1:4000", "  from pod shop/web-1 on n2 (endpoint of shop/web:http, shop/api\\x1b:81)\n",
+			"shop/web:http shop/api\x1b:81", `"endpoint_of":["shop/web:http",`},
+		{asked, "tcp", "192.0.2.1:4000", "10.1.0.1:8080", "  to pod shop/web-1 on n2 (endpoint of ", "shop/web:http shop/api\x1b:81",
+			`"destination_name":{"endpoint_of":`},
 		{asked, "icmp", "192.0.2.1:0", "10.96.0.1:0", "", "", ""},
 		{none, "tcp", "10.1.0.9:4000", "10.96.0.1:80", "", "", ""},
 	} {
 		from, to := netip.MustParseAddrPort(row.from), netip.MustParseAddrPort(row.to)
-		d := drops.Drop{Reason: "R", Meaning: "m", Packet: drops.Packet{Protocol: row.protocol, Source: from.Addr(), SourcePort: from.Port(), Destination: to.Addr(), DestinationPort: to.Port()}}
+		d := drops.Drop{Reason: "R", Meaning: "m", Packet: drops.Packet{Protocol: row.protocol, Source: from.Addr(), SourcePort: from.Port(),
+			Destination: to.Addr(), DestinationPort: to.Port()}}
 		result := dropResult{Drop: &d, names: namesOf(t.Context(), row.names, &d.Packet), explained: explained{}}
 		if got := strings.Join(result.Services, " "); got != row.services {
 			t.Errorf("%s to %s belongs to %q, want %q", row.from, row.to, got, row.services)
@@ -185,7 +192,8 @@ func TestDropsNamesServicesAndEndpoints(t *testing.T) {
 }
 
 func TestTheSummaryNamesWhatWasNotShown(t *testing.T) {
-	got := reasonsText(map[string]uint64{"NETFILTER_DROP": 4981, "NO_SOCKET": 2, "TCP_CSUM": 1}, map[string]uint64{"NETFILTER_DROP": 98, "NO_SOCKET": 2, "TCP_LISTEN_OVERFLOW": 3})
+	got := reasonsText(map[string]uint64{"NETFILTER_DROP": 4981, "NO_SOCKET": 2, "TCP_CSUM": 1},
+		map[string]uint64{"NETFILTER_DROP": 98, "NO_SOCKET": 2, "TCP_LISTEN_OVERFLOW": 3})
 	if want := "NETFILTER_DROP 4981 (98 shown), TCP_LISTEN_OVERFLOW 3, NO_SOCKET 2, TCP_CSUM 1 (0 shown)"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

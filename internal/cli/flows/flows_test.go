@@ -84,7 +84,8 @@ func (a *agent) ListFlows(context.Context, *nodev1alpha1.ListFlowsRequest) (*nod
 	return &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow()}}, nil
 }
 
-func (a *agent) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, stream *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
+func (a *agent) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest,
+	stream *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
 	a.mu.Lock()
 	a.asked = proto.CloneOf(req)
 	a.mu.Unlock()
@@ -115,12 +116,14 @@ func run(t *testing.T, a nodev1alpha1connect.NodeServiceHandler, args ...string)
 // TestSince prints what the agent remembers, and ends although the stream stays open.
 func TestSince(t *testing.T) {
 	a := &agent{mode: "refused", silent: true}
-	out, notes, err := run(t, a, "--since", "5m", "--service", "shop/web", "--event", "closed,refused", "--address", "192.0.2.0/24", "--port", "80")
+	out, notes, err := run(t, a, "--since", "5m", "--service", "shop/web", "--event", "closed,refused", "--address",
+		"192.0.2.0/24", "--port", "80")
 	if err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if len(lines) != 2 || !strings.HasSuffix(lines[0], "closed   TCP 192.0.2.1:40000 -> shop/web:http -> shop/web-5d9c7b8f6d-abcde:8080 FIN 512 bytes to the endpoint, 40960 back") ||
+	if len(lines) != 2 || !strings.HasSuffix(lines[0],
+		"closed   TCP 192.0.2.1:40000 -> shop/web:http -> shop/web-5d9c7b8f6d-abcde:8080 FIN 512 bytes to the endpoint, 40960 back") ||
 		!strings.HasSuffix(lines[1], "refused  TCP 192.0.2.1:40000 -> shop/web:http drop_source_range") {
 		t.Errorf("printed\n%s", out)
 	}
@@ -140,7 +143,8 @@ func TestSince(t *testing.T) {
 // silentAgent remembers nothing. The answer to a stream begins with its first message.
 type silentAgent struct{ agent }
 
-func (*silentAgent) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest, _ *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
+func (*silentAgent) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest,
+	_ *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
 	<-ctx.Done()
 	return nil
 }
@@ -172,7 +176,8 @@ func TestFollow(t *testing.T) {
 		Kind string
 		Flow struct{ Handshake string }
 	}
-	if err := json.Unmarshal([]byte(lines[2]), &last); err != nil || last.Kind != "EVENT_KIND_ANSWERED" || last.Flow.Handshake != "0.001234567s" {
+	if err := json.Unmarshal([]byte(lines[2]), &last); err != nil || last.Kind != "EVENT_KIND_ANSWERED" ||
+		last.Flow.Handshake != "0.001234567s" {
 		t.Errorf("the last line is %s: %v", lines[2], err)
 	}
 }

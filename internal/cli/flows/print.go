@@ -175,7 +175,8 @@ func (p *printer) line(e *nodev1alpha1.FlowEvent) string {
 	if p.nodes {
 		parts = append(parts, f.Node)
 	}
-	parts = append(parts, p.page.Paint(mood, fmt.Sprintf("%-8s", escape.Text(kind))), nodeclient.Protocol(f.Protocol), peer(f.Client), "->", service(f))
+	parts = append(parts, p.page.Paint(mood, fmt.Sprintf("%-8s", escape.Text(kind))), nodeclient.Protocol(f.Protocol),
+		peer(f.Client), "->", service(f))
 	if f.Endpoint != nil {
 		parts = append(parts, "->", peer(f.Endpoint))
 	}

@@ -102,7 +102,8 @@ func TestAnOlderAgentHasNoNames(t *testing.T) {
 	if err := n.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "does not offer this: it is older than this program") {
 		t.Errorf("an older agent: %v", err)
 	}
-	if owners, err := n.Of(t.Context(), []Address{{}}); len(owners) != 1 || !owners[0].IsZero() || err == nil || time.Since(n.asked) > time.Hour {
+	if owners, err := n.Of(t.Context(), []Address{{}}); len(owners) != 1 || !owners[0].IsZero() || err == nil ||
+		time.Since(n.asked) > time.Hour {
 		t.Errorf("owners %v, %v", owners, err)
 	}
 }

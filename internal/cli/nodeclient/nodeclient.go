@@ -49,7 +49,8 @@ type Socket struct {
 
 // AddFlag adds the flag.
 func (s *Socket) AddFlag(f *pflag.FlagSet) {
-	f.StringVar(&s.path, "api-socket", DefaultSocket, "Unix socket of the agent's API. Without the flag, also below /host, as in containers of 'kubectl debug node'.")
+	f.StringVar(&s.path, "api-socket", DefaultSocket,
+		"Unix socket of the agent's API. Without the flag, also below /host, as in containers of 'kubectl debug node'.")
 	s.flag = f.Lookup("api-socket")
 }
 
@@ -140,7 +141,8 @@ func Error(does string, d Dialer, err error) error {
 	case errors.As(err, &none):
 		return fmt.Errorf("%s: %s: %w", does, d.Where, none)
 	case errors.As(err, &answer) && answer.Code() == connect.CodeUnimplemented:
-		return fmt.Errorf("%s: %s does not offer this: it is older than this program, or it serves without: use the program of its version", does, d.Where)
+		return fmt.Errorf("%s: %s does not offer this: it is older than this program, or it serves without: use the program of its version", does,
+			d.Where)
 	// The agent knows the deadline, and may be first to say that it has passed.
 	case errors.Is(err, context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
 		return fmt.Errorf("%s: %s does not answer in time: try again", does, d.Where)

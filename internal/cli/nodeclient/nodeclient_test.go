@@ -169,7 +169,8 @@ func TestSocketFlag(t *testing.T) {
 func TestTextsForPeople(t *testing.T) {
 	now := timestamppb.Now()
 	for d, want := range map[time.Duration]string{
-		-time.Minute: "0s", 0: "0s", 1500 * time.Millisecond: "1s", 61 * time.Second: "1m1s", 90*time.Minute + 5*time.Second: "1h30m", 71 * time.Hour: "2d",
+		-time.Minute: "0s", 0: "0s", 1500 * time.Millisecond: "1s", 61 * time.Second: "1m1s",
+		90*time.Minute + 5*time.Second: "1h30m", 71 * time.Hour: "2d",
 	} {
 		if got := Age(now, timestamppb.New(now.AsTime().Add(-d))); got != want {
 			t.Errorf("Age of %v is %q, want %q", d, got, want)

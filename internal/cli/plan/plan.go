@@ -69,12 +69,14 @@ that of --netns. The command watches the table and estimates when it is full.`,
 	f.SortFlags = false
 	f.StringArrayVar(&c.loads, "load", nil, "Load as `KIND=RATE[,LIFETIME]`. May be given several times.")
 	f.IntVar(&c.table, "table", 0, "Size of a table in `entries` (nf_conntrack_max), to compute its highest rates and whether the loads fit.")
-	f.StringArrayVar(&c.timeouts, "timeout", nil, "Timeout as `NAME=DURATION`; names: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's).")
+	f.StringArrayVar(&c.timeouts, "timeout", nil,
+		"Timeout as `NAME=DURATION`; names: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's).")
 	f.Float64Var(&c.headRoom, "head-room", 0.25, "Free `share` of the table.")
 	f.DurationVar(&c.wait, "wait", 100*time.Millisecond, "Time from a helper's request to the packet that it expects.")
 	f.Float64Var(&c.lost, "lost", 0, "Lost `share` of the expected packets, from 0 to 1.")
 	f.BoolVar(&c.live, "live", false, "Use the table and timeouts of a network namespace.")
-	f.StringVar(&c.netns, "netns", "", "Network `namespace` of --live: a name that 'spillway top' shows, a process id, or here (default: here).")
+	f.StringVar(&c.netns, "netns", "", "Network `namespace` of --live: a name that 'spillway top' shows, a process id, or here (default: "+
+		"here).")
 	f.DurationVar(&c.sample, "sample", 2*time.Second, "Time that --live watches the table.")
 	c.output.AddFlag(cmd)
 	var kinds, names []string
@@ -169,7 +171,8 @@ func (c *config) apply(cfg *capacity.Config) error {
 		name, value, _ := strings.Cut(s, "=")
 		known := timeoutNames()
 		if !slices.Contains(known, name) {
-			return cli.UsageErrorf("--timeout %q: %q is not a name of a timeout%s: use one of %s", s, name, cli.DidYouMean(name, known), strings.Join(known, ", "))
+			return cli.UsageErrorf("--timeout %q: %q is not a name of a timeout%s: use one of %s", s, name, cli.DidYouMean(name, known),
+				strings.Join(known, ", "))
 		}
 		d, err := time.ParseDuration(value)
 		if err != nil || d < 0 {
@@ -401,9 +404,11 @@ func (l *liveReport) judge(t *page.Table) {
 	case l.Limit == 0:
 		t.Foot("The size of the table is unknown.")
 	case l.Entries >= l.Limit:
-		t.Verdict(page.Bad, "FULL", "the kernel drops the first packet of new connections. Raise nf_conntrack_max; 'spillway doctor' has the commands.")
+		t.Verdict(page.Bad, "FULL", "the kernel drops the first packet of new connections. Raise nf_conntrack_max; 'spillway doctor' has "+
+			"the commands.")
 	case share >= capacity.Full:
-		t.Verdict(page.Bad, "NEARLY FULL", "%s, and a burst of %d new connections fills it; %s. Raise nf_conntrack_max; 'spillway doctor' has the commands.", used, l.Limit-l.Entries, when)
+		t.Verdict(page.Bad, "NEARLY FULL", "%s, and a burst of %d new connections fills it; %s. Raise nf_conntrack_max; 'spillway doctor' "+
+			"has the commands.", used, l.Limit-l.Entries, when)
 	case share >= capacity.CloseToFull:
 		t.Verdict(page.Doubtful, "CLOSE TO FULL", "%s; %s. Raise nf_conntrack_max before the next peak.", used, when)
 	default:

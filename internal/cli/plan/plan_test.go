@@ -25,15 +25,18 @@ func TestPlanSaysThePublishedCeiling(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	out.Reset()
-	if code := run([]string{"plan", "--table", "131072", "--timeout", "tcp_time_wait=2m"}, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), " 1092\n") {
+	if code := run([]string{"plan", "--table", "131072", "--timeout", "tcp_time_wait=2m"}, &out, &errs); code != cli.ExitDone ||
+		!strings.Contains(out.String(), " 1092\n") {
 		t.Errorf("exit code %d: %s%s", code, &out, &errs)
 	}
 }
 
 func TestPlanRefusesWhatItCannotRead(t *testing.T) {
 	for _, args := range [][]string{{}, {"--load", "tcp"}, {"--load", "pigeon=3"}, {"--load", "tcp=1,soon"}, {"--load", "tcp=-1"},
-		{"--load", "tcp=1", "--timeout", "udp"}, {"--load", "tcp=1", "--timeout", "udp=-1s"}, {"--load", "tcp=1", "--timeout", "pigeon=3s"}, {"--load", "tcp=1", "--head-room", "1"},
-		{"--load", "tcp=1", "--head-room", "nan"}, {"--load", "tcp=1", "--head-room", "inf"}, {"--load", "tftp=1", "--lost", "nan"}, {"--load", "tcp=nan"}, {"--load", "tcp=inf"}, {"--load", "tcp=1", "-o", "xml"}, {"--load", "tcp=1", "--netns", "here"}} {
+		{"--load", "tcp=1", "--timeout", "udp"}, {"--load", "tcp=1", "--timeout", "udp=-1s"}, {"--load", "tcp=1", "--timeout", "pigeon=3s"},
+		{"--load", "tcp=1", "--head-room", "1"},
+		{"--load", "tcp=1", "--head-room", "nan"}, {"--load", "tcp=1", "--head-room", "inf"}, {"--load", "tftp=1", "--lost", "nan"},
+		{"--load", "tcp=nan"}, {"--load", "tcp=inf"}, {"--load", "tcp=1", "-o", "xml"}, {"--load", "tcp=1", "--netns", "here"}} {
 		var out, errs bytes.Buffer
 		if code := run(append([]string{"plan"}, args...), &out, &errs); code != cli.ExitUsage || strings.Count(errs.String(), "\n") != 1 {
 			t.Errorf("%v: exit code %d: %q", args, code, errs.String())
@@ -58,7 +61,8 @@ func TestPlanNamesTheFlag(t *testing.T) {
 		"--load tcp=1 --live --timeout =1": `"" is not a name of a timeout`,
 	} {
 		var out, errs bytes.Buffer
-		if code := run(append([]string{"plan"}, strings.Fields(args)...), &out, &errs); code != cli.ExitUsage || out.Len() > 0 || !strings.Contains(errs.String(), want) {
+		if code := run(append([]string{"plan"}, strings.Fields(args)...), &out, &errs); code != cli.ExitUsage || out.Len() > 0 ||
+			!strings.Contains(errs.String(), want) {
 			t.Errorf("%s: exit code %d, want %q: %s%s", args, code, want, &out, &errs)
 		}
 	}
@@ -74,7 +78,8 @@ func TestPlanRefusesWhatHasNoNumber(t *testing.T) {
 		for _, format := range []string{"table", "json"} {
 			var out, errs bytes.Buffer
 			code := run(append([]string{"plan", "-o", format}, args...), &out, &errs)
-			if code != cli.ExitFailed || out.Len() > 0 || strings.Count(errs.String(), "\n") != 1 || !strings.HasPrefix(errs.String(), "spillway: plan: ") {
+			if code != cli.ExitFailed || out.Len() > 0 || strings.Count(errs.String(), "\n") != 1 ||
+				!strings.HasPrefix(errs.String(), "spillway: plan: ") {
 				t.Errorf("%v: exit code %d: %s%s", args, code, &out, &errs)
 			}
 		}
@@ -86,7 +91,8 @@ func TestPlanSaysThatExpectationsDoNotFit(t *testing.T) {
 		args := []string{"plan", "--lost", lost, "--load", "tftp=10"}
 		var out, errs bytes.Buffer
 		run(args, &out, &errs)
-		said := strings.Contains(out.String(), "TOO FEW EXPECTATIONS: they do not fit; to set the limit:\n  sysctl -w net.netfilter.nf_conntrack_expect_max=3000\n")
+		said := strings.Contains(out.String(), "TOO FEW EXPECTATIONS: they do not fit; to set the limit:\n  sysctl -w "+
+			"net.netfilter.nf_conntrack_expect_max=3000\n")
 		if said == want {
 			t.Errorf("lost %s: said %v: %s%s", lost, said, &out, &errs)
 		}

@@ -80,7 +80,8 @@ func TestABadAddressRangeIsWrongUsage(t *testing.T) {
 	} {
 		var out, errs bytes.Buffer
 		code := New().Run([]string{"agent", "--manifests", "/nonexistent", "--cluster-cidr", "fd44::/48," + value}, &out, &errs)
-		if line := fmt.Sprintf("spillway: --cluster-cidr %q: %s\n", value, want); code != cli.ExitUsage || errs.String() != line || out.Len() > 0 {
+		if line := fmt.Sprintf("spillway: --cluster-cidr %q: %s\n", value, want); code != cli.ExitUsage ||
+			errs.String() != line || out.Len() > 0 {
 			t.Errorf("%s: exit code %d, %q, %q", value, code, &errs, &out)
 		}
 	}

@@ -71,7 +71,8 @@ func explainExec(err error, stderr string, a Agent) *Error {
 	case err == nil:
 		return &Error{TooOld, "its agent's image is not Spillway's, or of another version: upgrade it"}
 	case errors.As(err, &exit) && exit.Code == exitUsage:
-		return &Error{TooOld, "its agent is older than this program, and has no " + Command + ": upgrade it, or use 'kubectl exec' with the commands that it has"}
+		return &Error{TooOld, "its agent is older than this program, and has no " + Command +
+			": upgrade it, or use 'kubectl exec' with the commands that it has"}
 	case errors.As(err, &exit):
 		line := strings.TrimPrefix(lastLine(stderr), "spillway: ")
 		if line == "" {
@@ -91,7 +92,8 @@ func explainStatus(message string, err error, a Agent) *Error {
 	message = escape.Text(message)
 	switch {
 	case apierrors.IsForbidden(err):
-		return &Error{Forbidden, fmt.Sprintf("you may not exec in the agents' Pods: the verbs get and create of pods/exec in namespace %s are missing: bind the Role spillway-viewer of that namespace", a.Namespace)}
+		return &Error{Forbidden, fmt.Sprintf("you may not exec in the agents' Pods: the verbs get and create of pods/exec in namespace %s "+
+			"are missing: bind the Role spillway-viewer of that namespace", a.Namespace)}
 	case apierrors.IsUnauthorized(err):
 		return &Error{Forbidden, "the API server refuses your credentials: log in again"}
 	case apierrors.IsNotFound(err):

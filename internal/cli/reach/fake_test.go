@@ -123,7 +123,8 @@ func podOf(set appsv1.DaemonSet, node string) corev1.Pod {
 	}}
 	set.Spec.Template.Spec.DeepCopyInto(&pod.Spec)
 	pod.Spec.NodeName = node
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent",
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 	return pod
 }
 
@@ -213,7 +214,8 @@ func (s *apiServer) getNode(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	for _, name := range s.nodes {
 		if name == r.PathValue("name") {
-			answer(w, http.StatusOK, corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: name}})
+			answer(w, http.StatusOK, corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+				ObjectMeta: metav1.ObjectMeta{Name: name}})
 			return
 		}
 	}
@@ -240,7 +242,8 @@ func (s *apiServer) serveExec(w http.ResponseWriter, r *http.Request) {
 	run := s.exec[r.PathValue("pod")]
 	s.mu.Unlock()
 	if run == nil {
-		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError, "error dialing backend: dial tcp 192.0.2.1:10250: connect: no route to host")
+		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError,
+			"error dialing backend: dial tcp 192.0.2.1:10250: connect: no route to host")
 		return
 	}
 	var io streams
@@ -283,8 +286,9 @@ func (s *apiServer) count(n int) {
 
 func webSocketStreams(w http.ResponseWriter, r *http.Request) streams {
 	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{remotecommand.StreamProtocolV5Name: {
-		Binary:   true,
-		Channels: []wsstream.ChannelType{wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.ReadChannel},
+		Binary: true,
+		Channels: []wsstream.ChannelType{wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel,
+			wsstream.WriteChannel, wsstream.ReadChannel},
 	}})
 	conn.SetIdleTimeout(time.Minute)
 	// The end of a connection is no error here.
@@ -341,7 +345,8 @@ func (a *agentAPI) Status(ctx context.Context, _ *nodev1alpha1.StatusRequest) (*
 	return &nodev1alpha1.StatusResponse{Node: a.node, Version: "0.1.0", Time: timestamppb.New(time.Now().Add(a.ahead))}, nil
 }
 
-func (a *agentAPI) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest, to *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
+func (a *agentAPI) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest,
+	to *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
 	return a.watch(ctx, to)
 }
 

@@ -45,7 +45,8 @@ func TestFlagsThatCannotBe(t *testing.T) {
 		cmd.Flags().BoolVar(&all, "all", false, "")
 		f.AddNode(cmd.Flags())
 		var out, errs bytes.Buffer
-		code := cli.Program{Name: "spillway", Commands: []*cobra.Command{cmd}}.Run(append([]string{"ask"}, strings.Fields(c.line)...), &out, &errs)
+		code := cli.Program{Name: "spillway", Commands: []*cobra.Command{cmd}}.Run(append([]string{"ask"}, strings.Fields(c.line)...), &out,
+			&errs)
 		if code != c.code || !strings.Contains(errs.String(), c.want) || strings.Count(errs.String(), "\n") > 1 {
 			t.Errorf("%s: exit code %d: %q, want %d, %q", c.line, code, &errs, c.code, c.want)
 		}

@@ -20,7 +20,8 @@ const (
 //
 // No attempt is the last: an agent may be upgraded, and a right granted, while a user
 // watches.
-func (c *Cluster) Follow(ctx context.Context, node string, watch func(ctx context.Context, d nodeclient.Dialer, connected func()) error, lost func(*Error)) {
+func (c *Cluster) Follow(ctx context.Context, node string,
+	watch func(ctx context.Context, d nodeclient.Dialer, connected func()) error, lost func(*Error)) {
 	wait := firstWait
 	for ctx.Err() == nil {
 		d, closeAll := closing(c.Node(node))

@@ -14,8 +14,10 @@ import (
 )
 
 // WatchFlows sends one refusal.
-func (a named) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest, to *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
-	event := &nodev1alpha1.FlowEvent{Kind: nodev1alpha1.EventKind_EVENT_KIND_REFUSED, Flow: &nodev1alpha1.Flow{Node: a.node, Namespace: "shop", Service: "web"}}
+func (a named) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest,
+	to *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
+	event := &nodev1alpha1.FlowEvent{Kind: nodev1alpha1.EventKind_EVENT_KIND_REFUSED,
+		Flow: &nodev1alpha1.Flow{Node: a.node, Namespace: "shop", Service: "web"}}
 	if err := to.Send(&nodev1alpha1.WatchFlowsResponse{Events: []*nodev1alpha1.FlowEvent{event}}); err != nil {
 		return err
 	}

@@ -188,7 +188,8 @@ func TestPagesThatCannotBe(t *testing.T) {
 		{"--kubeconfig " + c.Kubeconfig(), "--kubeconfig is for the agents of other nodes", cli.ExitUsage},
 	} {
 		var out, errs strings.Builder
-		code := cli.Program{Name: "spillway", Commands: []*cobra.Command{ui.NewCommand()}}.Run(append([]string{"ui"}, strings.Fields(tt.line)...), &out, &errs)
+		code := cli.Program{Name: "spillway", Commands: []*cobra.Command{ui.NewCommand()}}.Run(append([]string{"ui"}, strings.Fields(tt.line)...),
+			&out, &errs)
 		if code != tt.code || !strings.Contains(errs.String(), tt.want) || strings.Count(errs.String(), "\n") != 1 || out.Len() > 0 {
 			t.Errorf("%s: exit code %d, %q, %q", tt.line, code, &errs, &out)
 		}

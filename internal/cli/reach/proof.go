@@ -59,8 +59,10 @@ type Unproven struct {
 }
 
 // List reads all pages of a list.
-func List[P, L runtime.Object](ctx context.Context, options metav1.ListOptions, page func(context.Context, metav1.ListOptions) (L, error)) (items []P, err error) {
-	all, _, err := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return page(ctx, o) }).List(ctx, options)
+func List[P, L runtime.Object](ctx context.Context, options metav1.ListOptions,
+	page func(context.Context, metav1.ListOptions) (L, error)) (items []P, err error) {
+	all, _, err := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return page(ctx, o) }).List(ctx,
+		options)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +84,8 @@ func (f *finder) namespace(ctx context.Context) (string, error) {
 	if f.known != "" {
 		return f.known, nil
 	}
-	bindings, err := List[*rbacv1.ClusterRoleBinding](ctx, metav1.ListOptions{LabelSelector: bindingSelector}, f.client.RbacV1().ClusterRoleBindings().List)
+	bindings, err := List[*rbacv1.ClusterRoleBinding](ctx, metav1.ListOptions{LabelSelector: bindingSelector},
+		f.client.RbacV1().ClusterRoleBindings().List)
 	if err != nil && !apierrors.IsForbidden(err) {
 		return "", fmt.Errorf("find the agents' namespace: list ClusterRoleBindings: %s", escape.OneLine(err))
 	}
@@ -97,7 +100,8 @@ func (f *finder) namespace(ctx context.Context) (string, error) {
 	slices.Sort(found)
 	found = slices.Compact(found)
 	if len(found) > 1 {
-		return "", &Error{Failed, fmt.Sprintf("agents have ClusterRoleBindings in several namespaces (%s): choose one with --agent-namespace", escape.Text(strings.Join(found, ", ")))}
+		return "", &Error{Failed, fmt.Sprintf("agents have ClusterRoleBindings in several namespaces (%s): choose one with --agent-namespace",
+			escape.Text(strings.Join(found, ", ")))}
 	}
 	f.known = append(found, UsualNamespace)[0]
 	return f.known, nil
@@ -115,7 +119,8 @@ func (f *finder) listError(what, namespace string, err error) error {
 	if !apierrors.IsForbidden(err) {
 		return fmt.Errorf("find the agents: list %s in namespace %s: %s", what, escape.Text(namespace), escape.OneLine(err))
 	}
-	text := fmt.Sprintf("you may not list %s in namespace %s: bind the Role spillway-viewer of that namespace, from this version's chart", what, escape.Text(namespace))
+	text := fmt.Sprintf("you may not list %s in namespace %s: bind the Role spillway-viewer of that namespace, from this version's chart",
+		what, escape.Text(namespace))
 	if f.given == "" {
 		text += ", or name another with --agent-namespace"
 	}
@@ -136,7 +141,8 @@ func (f *finder) daemonSets(ctx context.Context, namespace string) (map[types.UI
 	}
 	if len(sets) == 0 {
 		f.forget()
-		return nil, &Error{NoAgent, fmt.Sprintf("namespace %s has no DaemonSet of agents (label %s, container %s, hostNetwork): name the agents' namespace with --agent-namespace, or install Spillway", escape.Text(namespace), selector, container)}
+		return nil, &Error{NoAgent, fmt.Sprintf("namespace %s has no DaemonSet of agents (label %s, container %s, hostNetwork): name the "+
+			"agents' namespace with --agent-namespace, or install Spillway", escape.Text(namespace), selector, container)}
 	}
 	return sets, nil
 }
@@ -175,7 +181,8 @@ func (f *finder) pods(ctx context.Context, node string) (*Pods, error) {
 			found.Agents = append(found.Agents, pod)
 		default:
 			found.Unproven = append(found.Unproven, Unproven{pod, &Error{NotProven, fmt.Sprintf(
-				"Pod %s has the agents' label but is no agent: %s: see 'kubectl -n %s get pod %[1]s -o yaml', and delete it if it is not yours", pod.Name, lacks, pod.Namespace)}})
+				"Pod %s has the agents' label but is no agent: %s: see 'kubectl -n %s get pod %[1]s -o yaml', and delete it if it is not yours",
+				pod.Name, lacks, pod.Namespace)}})
 		}
 	}
 	return found, nil
@@ -214,7 +221,8 @@ func (p *proof) lacks(ctx context.Context, pod *corev1.Pod) (string, error) {
 	// The API server chooses UIDs. A name may be that of a DaemonSet that was deleted.
 	set := p.sets[owner.UID]
 	if set == nil {
-		return fmt.Sprintf("its owner, %s %s with UID %s, is no DaemonSet of agents in this namespace", escape.Text(owner.Kind), escape.Text(owner.Name), escape.Text(string(owner.UID))), nil
+		return fmt.Sprintf("its owner, %s %s with UID %s, is no DaemonSet of agents in this namespace", escape.Text(owner.Kind),
+			escape.Text(owner.Name), escape.Text(string(owner.UID))), nil
 	}
 	got, want := originOf(&pod.Spec), originOf(&set.Spec.Template.Spec)
 	if got == want {
@@ -237,7 +245,8 @@ func (got origin) difference(want origin, set *appsv1.DaemonSet) string {
 	case got.hostNetwork != want.hostNetwork:
 		return fmt.Sprintf("it is not on the host network, unlike the Pods of DaemonSet %s", set.Name)
 	case got.account != want.account:
-		return fmt.Sprintf("its ServiceAccount is %s, and that of DaemonSet %s is %s", escape.Text(got.account), set.Name, escape.Text(want.account))
+		return fmt.Sprintf("its ServiceAccount is %s, and that of DaemonSet %s is %s", escape.Text(got.account), set.Name,
+			escape.Text(want.account))
 	}
 	return fmt.Sprintf("its image is %s, and DaemonSet %s has %s", escape.Text(got.image), set.Name, escape.Text(want.image))
 }
@@ -248,7 +257,8 @@ func (p *proof) readRevisions(ctx context.Context) error {
 		return nil
 	}
 	// The DaemonSet controller labels them as the template.
-	all, err := List[*appsv1.ControllerRevision](ctx, metav1.ListOptions{LabelSelector: selector}, p.client.AppsV1().ControllerRevisions(p.namespace).List)
+	all, err := List[*appsv1.ControllerRevision](ctx, metav1.ListOptions{LabelSelector: selector},
+		p.client.AppsV1().ControllerRevisions(p.namespace).List)
 	if err != nil {
 		return err
 	}

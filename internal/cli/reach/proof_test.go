@@ -28,10 +28,14 @@ var lookAlikes = []struct {
 }{
 	{"the label alone", func(p *corev1.Pod) { p.OwnerReferences = nil }, "no DaemonSet owns it"},
 	{"a reference that is not the controller's", func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }, "no DaemonSet owns it"},
-	{"a reference with a wrong UID", func(p *corev1.Pod) { p.OwnerReferences[0].UID = "forged" }, "its owner, DaemonSet spillway with UID forged, is no DaemonSet of agents in this namespace"},
-	{"the UID of a DaemonSet of another namespace", func(p *corev1.Pod) { p.OwnerReferences[0].UID = "set-in-tenant" }, "is no DaemonSet of agents in this namespace"},
-	{"another image", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "evil:\x1b[2J" }, `its image is evil:\x1b[2J, and DaemonSet spillway has spillway:2`},
-	{"another ServiceAccount", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "default" }, "its ServiceAccount is default, and that of DaemonSet spillway is spillway"},
+	{"a reference with a wrong UID", func(p *corev1.Pod) { p.OwnerReferences[0].UID = "forged" },
+		"its owner, DaemonSet spillway with UID forged, is no DaemonSet of agents in this namespace"},
+	{"the UID of a DaemonSet of another namespace", func(p *corev1.Pod) { p.OwnerReferences[0].UID = "set-in-tenant" },
+		"is no DaemonSet of agents in this namespace"},
+	{"another image", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "evil:\x1b[2J" },
+		`its image is evil:\x1b[2J, and DaemonSet spillway has spillway:2`},
+	{"another ServiceAccount", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "default" },
+		"its ServiceAccount is default, and that of DaemonSet spillway is spillway"},
 	{"no ServiceAccount", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "" }, "its ServiceAccount is default"},
 	{"a network of its own", func(p *corev1.Pod) { p.Spec.HostNetwork = false }, "it is not on the host network"},
 }
@@ -67,11 +71,13 @@ func TestALookAlikeIsNotAsked(t *testing.T) {
 				t.Fatalf("%+v", results)
 			}
 			want := "Pod spillway-zzzzz has the agents' label but is no agent: "
-			if err := results[0].Err; err == nil || err.Reason != NotProven || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), c.lacks) || strings.ContainsAny(err.Error(), "\n\x1b") {
+			if err := results[0].Err; err == nil || err.Reason != NotProven || !strings.Contains(err.Error(), want) ||
+				!strings.Contains(err.Error(), c.lacks) || strings.ContainsAny(err.Error(), "\n\x1b") {
 				t.Errorf("%v, want %s%s", err, want, c.lacks)
 			}
 			for node, want := range map[string]string{"node1": "", "bare": c.lacks} {
-				if _, err := nodeclient.New(cluster.Node(node)).Status(t.Context(), &nodev1alpha1.StatusRequest{}); want == "" && err != nil || want != "" && !strings.Contains(fmt.Sprint(err), want) {
+				if _, err := nodeclient.New(cluster.Node(node)).Status(t.Context(), &nodev1alpha1.StatusRequest{}); want == "" && err != nil ||
+					want != "" && !strings.Contains(fmt.Sprint(err), want) {
 					t.Errorf("node %s: %v, want %q", node, err, want)
 				}
 			}
@@ -116,11 +122,13 @@ func TestAnUpdateThatIsNotFinished(t *testing.T) {
 	s.revisions = append(s.revisions, revision(t, foreign))
 	s.add("after", pipeTo(t, &agentAPI{node: "after"}))
 	cluster := s.cluster(t, nil)
-	want := map[string]string{"before": "", "after": "", "mixed": "its image is spillway:2, and DaemonSet spillway has spillway:3", "other": "its ServiceAccount is spillway,"}
+	want := map[string]string{"before": "", "after": "", "mixed": "its image is spillway:2, and DaemonSet spillway has spillway:3",
+		"other": "its ServiceAccount is spillway,"}
 	check := func() {
 		t.Helper()
 		for _, r := range Each(t.Context(), cluster, agents(t, cluster), status) {
-			if want := want[r.Agent.Node]; (want == "") != (r.Err == nil) || r.Err != nil && (r.Err.Reason != NotProven || !strings.Contains(r.Err.Error(), want)) {
+			if want := want[r.Agent.Node]; (want == "") != (r.Err == nil) || r.Err != nil &&
+				(r.Err.Reason != NotProven || !strings.Contains(r.Err.Error(), want)) {
 				t.Errorf("%s: %v, want %q", r.Agent.Node, r.Err, want)
 			}
 		}
@@ -162,13 +170,16 @@ func TestTheNamespaceOfTheAgents(t *testing.T) {
 		{name: "kube-system", at: "kube-system", wanted: "kube-system"},
 		{name: "kube-system, without the right to list bindings", at: "kube-system", mayNotList: true, wanted: "kube-system"},
 		{name: "that of the binding", at: "proxy", bindings: []rbacv1.ClusterRoleBinding{binding("proxy"), viewers}, wanted: "proxy"},
-		{name: "a binding of the viewers is not the agents'", at: "kube-system", bindings: []rbacv1.ClusterRoleBinding{viewers}, wanted: "kube-system"},
+		{name: "a binding of the viewers is not the agents'", at: "kube-system",
+			bindings: []rbacv1.ClusterRoleBinding{viewers}, wanted: "kube-system"},
 		{name: "that the user gives", at: "proxy", given: "proxy", mayNotList: true, wanted: "proxy"},
-		{name: "that the user gives, of several", at: "proxy", given: "proxy", bindings: []rbacv1.ClusterRoleBinding{binding("proxy", "other")}, wanted: "proxy"},
+		{name: "that the user gives, of several", at: "proxy", given: "proxy",
+			bindings: []rbacv1.ClusterRoleBinding{binding("proxy", "other")}, wanted: "proxy"},
 		{name: "several", at: "proxy", bindings: []rbacv1.ClusterRoleBinding{binding("proxy"), binding("other")},
 			refused: "agents have ClusterRoleBindings in several namespaces (other, proxy): choose one with --agent-namespace"},
 		{name: "another, without the right to list bindings", at: "proxy", mayNotList: true,
-			refused: "namespace kube-system has no DaemonSet of agents (label app.kubernetes.io/name=spillway, container agent, hostNetwork): name the agents' namespace with --agent-namespace, or install Spillway"},
+			refused: "namespace kube-system has no DaemonSet of agents (label app.kubernetes.io/name=spillway, container agent, hostNetwork): " +
+				"name the agents' namespace with --agent-namespace, or install Spillway"},
 		{name: "no agents at all", at: "tenant", refused: "namespace kube-system has no DaemonSet of agents"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -226,7 +237,8 @@ func TestImagesOfSeveralDaemonSets(t *testing.T) {
 	other := daemonSet(s.namespace, "spillway:3")
 	other.Name, other.UID = "other", types.UID("other")
 	s.sets = append(s.sets, other)
-	if image, _, err := Image(t.Context(), s.cluster(t, nil).client, ""); err == nil || err.Error() != "the DaemonSets of agents in namespace kube-system have several images" {
+	if image, _, err := Image(t.Context(), s.cluster(t, nil).client, ""); err == nil ||
+		err.Error() != "the DaemonSets of agents in namespace kube-system have several images" {
 		t.Errorf("%q, %v", image, err)
 	}
 }

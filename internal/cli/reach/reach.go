@@ -63,7 +63,8 @@ func New(cfg Config) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to API server: %w", err)
 	}
-	return &Cluster{cfg: cfg, client: client, agents: finder{client: client, given: cfg.Namespace}, opening: make(chan struct{}, cfg.AtOnce)}, nil
+	return &Cluster{cfg: cfg, client: client, agents: finder{client: client, given: cfg.Namespace}, opening: make(chan struct{}, cfg.AtOnce)},
+		nil
 }
 
 // Agent is the agent of a node.

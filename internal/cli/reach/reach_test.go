@@ -152,7 +152,8 @@ func TestOneNode(t *testing.T) {
 		t.Errorf("a method that the agent lacks: %v", e)
 	}
 	for node, want := range map[string]string{
-		"old":     "show status: the agent of node old: its agent is older than this program, and has no api-pipe: upgrade it, or use 'kubectl exec' with the commands that it has",
+		"old": "show status: the agent of node old: its agent is older than this program, and has no api-pipe: upgrade it, or use " +
+			"'kubectl exec' with the commands that it has",
 		"empty":   "show status: the agent of node empty: no agent runs on this node",
 		"nowhere": `show status: the agent of node nowhere: the cluster has no node "nowhere": see 'kubectl get nodes'`,
 	} {
@@ -166,8 +167,10 @@ func TestOneNode(t *testing.T) {
 
 func TestRightsThatAreMissing(t *testing.T) {
 	for denied, want := range map[string]string{
-		"pods kube-system":       "you may not list pods in namespace kube-system: bind the Role spillway-viewer of that namespace, from this version's chart",
-		"daemonsets kube-system": "you may not list daemonsets in namespace kube-system: bind the Role spillway-viewer of that namespace, from this version's chart",
+		"pods kube-system": "you may not list pods in namespace kube-system: bind the Role spillway-viewer of that namespace, from " +
+			"this version's chart",
+		"daemonsets kube-system": "you may not list daemonsets in namespace kube-system: bind the Role spillway-viewer of that namespace, " +
+			"from this version's chart",
 	} {
 		for given, end := range map[string]string{"": ", or name another with --agent-namespace", "kube-system": ""} {
 			s := newAPIServer(t)
@@ -191,7 +194,8 @@ func TestRightsThatAreMissing(t *testing.T) {
 	s.denied["exec"] = true
 	s.mu.Unlock()
 	_, err := status(t.Context(), c.Node("node1"))
-	if e := Explain(t.Context(), err); e == nil || e.Reason != Forbidden || !strings.Contains(e.Error(), "pods/exec in namespace kube-system") {
+	if e := Explain(t.Context(), err); e == nil || e.Reason != Forbidden ||
+		!strings.Contains(e.Error(), "pods/exec in namespace kube-system") {
 		t.Errorf("without the right to exec: %v", e)
 	}
 }

@@ -221,7 +221,8 @@ func endpoints(p *nodev1alpha1.ServicePort) *pages.Table {
 	if len(p.Endpoints) == 0 && len(p.Frontends) == 0 {
 		return nil
 	}
-	t := pages.NewTable(pages.Text("ENDPOINT").Shrinks(16), pages.Column{Name: "POD", Least: 10, Cut: true}, pages.Column{Name: "NODE", Least: 8, Cut: true},
+	t := pages.NewTable(pages.Text("ENDPOINT").Shrinks(16), pages.Column{Name: "POD", Least: 10, Cut: true},
+		pages.Column{Name: "NODE", Least: 8, Cut: true},
 		pages.Text("STATE"), pages.Text("USED"), pages.Text("FLOWS"))
 	sum := uint32(0)
 	for _, e := range p.Endpoints {
@@ -354,7 +355,8 @@ func (r oneResult) verdict(t *pages.Table, differences int) {
 	}
 	switch {
 	case differences > 0:
-		t.Verdict(pages.Bad, counted(differences, "difference"), "the kernel does not hold what is wanted; the agent repairs this at its next full sync")
+		t.Verdict(pages.Bad, counted(differences, "difference"),
+			"the kernel does not hold what is wanted; the agent repairs this at its next full sync")
 	case served < len(r.Service.Ports):
 		t.Verdict(pages.Bad, "not served", "%d of %s", len(r.Service.Ports)-served, counted(len(r.Service.Ports), "port"))
 	case compared < served:

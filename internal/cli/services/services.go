@@ -120,7 +120,8 @@ func findings(ctx context.Context, client nodev1alpha1connect.NodeServiceClient)
 }
 
 // all asks for all pages.
-func all(ctx context.Context, client nodev1alpha1connect.NodeServiceClient, namespace string) (services []*nodev1alpha1.Service, err error) {
+func all(ctx context.Context, client nodev1alpha1connect.NodeServiceClient,
+	namespace string) (services []*nodev1alpha1.Service, err error) {
 	req := &nodev1alpha1.ListServicesRequest{Namespace: namespace}
 	for {
 		resp, err := onePage(ctx, client, req)
@@ -138,7 +139,8 @@ func all(ctx context.Context, client nodev1alpha1connect.NodeServiceClient, name
 	}
 }
 
-func onePage(ctx context.Context, client nodev1alpha1connect.NodeServiceClient, req *nodev1alpha1.ListServicesRequest) (*nodev1alpha1.ListServicesResponse, error) {
+func onePage(ctx context.Context, client nodev1alpha1connect.NodeServiceClient,
+	req *nodev1alpha1.ListServicesRequest) (*nodev1alpha1.ListServicesResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
 	defer cancel()
 	return client.ListServices(ctx, req)

@@ -26,14 +26,16 @@ import (
 func web() *nodev1alpha1.Service {
 	return &nodev1alpha1.Service{
 		Namespace: "default", Name: "web", Type: "LoadBalancer",
-		Problems: []*nodev1alpha1.Problem{{Where: "Service default/web", What: "spec.externalIPs[0]: 192.0.2.1:80/TCP is already taken by Service other/web; change one of the two"}},
+		Problems: []*nodev1alpha1.Problem{{Where: "Service default/web",
+			What: "spec.externalIPs[0]: 192.0.2.1:80/TCP is already taken by Service other/web; change one of the two"}},
 		Ports: []*nodev1alpha1.ServicePort{
 			{Name: "http", Port: 80, Protocol: nodev1alpha1.Protocol_PROTOCOL_TCP, Family: "IPv4", Dataplane: "ebpf", EndpointCount: 2,
 				ExternalTrafficPolicy: "Local", InternalTrafficPolicy: "Cluster", Affinity: durationpb.New(3 * time.Hour), Compared: true,
 				Frontends: []*nodev1alpha1.Frontend{{Kind: "clusterIP", Address: "10.96.0.1", Port: 80}, {Kind: "nodePort", Port: 30080},
 					{Kind: "loadBalancerIP", Address: "203.0.113.7", Port: 80, SourceRanges: []string{"192.0.2.0/24", "198.51.100.0/24"}}},
 				Endpoints: []*nodev1alpha1.Endpoint{
-					{Address: "10.1.0.1", Port: 8080, Pod: "default/web-5d9c7b8f6d-abcde", Node: "worker-1.example.org", Ready: true, Serving: true, InUse: true,
+					{Address: "10.1.0.1", Port: 8080, Pod: "default/web-5d9c7b8f6d-abcde", Node: "worker-1.example.org", Ready: true,
+						Serving: true, InUse: true,
 						Flows: &nodev1alpha1.EndpointFlows{Answered: 1204, Waiting: 3}},
 					{Address: "10.1.0.2", Port: 8080, Serving: true, Terminating: true},
 					{Address: "10.1.0.3", Port: 8080, Terminating: true}, {Address: "10.1.0.4", Port: 8080}},
@@ -88,7 +90,8 @@ func TestPages(t *testing.T) {
 	direct.Ports[0].SynLimit = 1000
 	direct.Ports[0].Endpoints[0].Carrier, direct.Ports[0].Endpoints[1].Carrier, direct.Ports[0].Endpoints[1].CarrierMtu = "option", "gue", 1430
 	for range 5 {
-		direct.Ports[0].Endpoints = append(direct.Ports[0].Endpoints, &nodev1alpha1.Endpoint{Address: "10.1.0.9", Port: 8080, Ready: true, InUse: true, Carrier: "none"})
+		direct.Ports[0].Endpoints = append(direct.Ports[0].Endpoints,
+			&nodev1alpha1.Endpoint{Address: "10.1.0.9", Port: 8080, Ready: true, InUse: true, Carrier: "none"})
 	}
 	clitest.Pages(t, "direct", one(direct))
 	clitest.Pages(t, "older", one(&nodev1alpha1.Service{Namespace: "default", Name: "web", Ports: []*nodev1alpha1.ServicePort{{Port: 80}}}))
@@ -99,7 +102,8 @@ func TestPages(t *testing.T) {
 }
 
 func TestNothingFromTheAgentReachesTheTerminal(t *testing.T) {
-	for _, r := range []cli.Result{listResult{&nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{hostile()}}, "", []string{"f\x1b[31m"}},
+	for _, r := range []cli.Result{listResult{&nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{hostile()}},
+		"", []string{"f\x1b[31m"}},
 		oneResult{&nodev1alpha1.GetServiceResponse{Service: hostile()}}} {
 		var out bytes.Buffer
 		if err := r.Write(&page.Page{Writer: &out, Wide: true}); err != nil {
@@ -122,7 +126,8 @@ func (a agent) ListServices(_ context.Context, req *nodev1alpha1.ListServicesReq
 	fmt.Sscan(req.PageToken, &from)
 	resp := &nodev1alpha1.ListServicesResponse{}
 	for i := from; i < min(from+10, 25); i++ {
-		resp.Services = append(resp.Services, &nodev1alpha1.Service{Namespace: req.Namespace, Name: fmt.Sprint("s", i), Ports: []*nodev1alpha1.ServicePort{{Port: 80}}})
+		resp.Services = append(resp.Services, &nodev1alpha1.Service{Namespace: req.Namespace, Name: fmt.Sprint("s", i),
+			Ports: []*nodev1alpha1.ServicePort{{Port: 80}}})
 	}
 	if from+10 < 25 {
 		resp.NextPageToken = fmt.Sprint(from + 10)
@@ -172,7 +177,8 @@ func TestCommand(t *testing.T) {
 		{[]string{"--api-socket", socket, "a/pod/"}, cli.ExitUsage, "not a name"},
 		{[]string{"--api-socket", socket, "a/pod/b/c"}, cli.ExitUsage, "not a name"},
 		{[]string{"--api-socket", socket, "-n", ""}, cli.ExitUsage, "--namespace: a value is empty"},
-		{[]string{"--api-socket", socket, "none"}, cli.ExitFailed, "show Service default/none: the agent at " + socket + ": this node serves no such Service"},
+		{[]string{"--api-socket", socket, "none"}, cli.ExitFailed,
+			"show Service default/none: the agent at " + socket + ": this node serves no such Service"},
 		{[]string{"--api-socket", socket, "empty"}, cli.ExitFailed, "answers without it"},
 		{[]string{"--api-socket", repeats}, cli.ExitFailed, "repeats page"},
 		{[]string{"--api-socket", older}, cli.ExitFailed, "list Services: the agent at " + older + " does not offer this"},
@@ -180,7 +186,8 @@ func TestCommand(t *testing.T) {
 		{[]string{"--api-socket", "/none"}, cli.ExitFailed, "no agent serves here"},
 	} {
 		code, out, errs := command(c.args...)
-		if code != c.code || !strings.Contains(out+errs, c.text) || (code == cli.ExitDone) != (errs == "") || code != cli.ExitDone && (out != "" || strings.Count(errs, "\n") != 1) {
+		if code != c.code || !strings.Contains(out+errs, c.text) || (code == cli.ExitDone) != (errs == "") || code != cli.ExitDone &&
+			(out != "" || strings.Count(errs, "\n") != 1) {
 			t.Errorf("%q: exit code %d: %q %q", c.args, code, out, errs)
 		}
 	}
@@ -191,7 +198,8 @@ func TestCommand(t *testing.T) {
 	var one struct {
 		Service struct{ Ports []struct{ Compared bool } }
 	}
-	if _, out, _ := command("--api-socket", socket, "-o", "json", "web"); json.Unmarshal([]byte(out), &one) != nil || len(one.Service.Ports) != 1 || !one.Service.Ports[0].Compared {
+	if _, out, _ := command("--api-socket", socket, "-o", "json", "web"); json.Unmarshal([]byte(out), &one) != nil ||
+		len(one.Service.Ports) != 1 || !one.Service.Ports[0].Compared {
 		t.Errorf("JSON: %s", out)
 	}
 }

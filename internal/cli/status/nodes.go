@@ -110,7 +110,8 @@ func (all nodes) MarshalJSON() ([]byte, error) {
 
 // Write prints a line for each node.
 func (all nodes) Write(w io.Writer) error {
-	t := page.NewTable(page.Text("NODE").Shrinks(12), page.Text("AGENT"), page.Text("MODE"), page.Number("SERVICES"), page.Text("STATE").Shrinks(24))
+	t := page.NewTable(page.Text("NODE").Shrinks(12), page.Text("AGENT"), page.Text("MODE"), page.Number("SERVICES"),
+		page.Text("STATE").Shrinks(24))
 	versions := map[string]bool{}
 	for _, n := range all.Nodes {
 		if n.Status == nil {

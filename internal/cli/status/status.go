@@ -162,7 +162,8 @@ func (r result) agent() string {
 // short returns the first digits of a commit, as git does.
 func short(commit string) string {
 	const digits = 12
-	if len(commit) > digits && !strings.ContainsFunc(commit[:digits], func(r rune) bool { return !strings.ContainsRune("0123456789abcdef", r) }) {
+	if len(commit) > digits && !strings.ContainsFunc(commit[:digits],
+		func(r rune) bool { return !strings.ContainsRune("0123456789abcdef", r) }) {
 		return commit[:digits]
 	}
 	return commit

@@ -52,7 +52,8 @@ func troubled() *nodev1alpha1.StatusResponse {
 	r.Hooks[0].Error = "device or resource busy"
 	r.Features[0].Present = false
 	r.Problems = []*nodev1alpha1.Problem{
-		{Where: "Service default/web", What: "spec.externalIPs[0]: 192.0.2.1:80/TCP is already taken by Service other/web; change one of the two"},
+		{Where: "Service default/web", What: "spec.externalIPs[0]: 192.0.2.1:80/TCP is already taken by Service other/web; change one of " +
+			"the two"},
 		{Where: "s.yaml, \x1b]0;document 1", What: "is\u202eempty"},
 	}
 	r.MoreProblems = 7
@@ -93,7 +94,8 @@ func command(args ...string) (code int, out, errs string) {
 
 func TestCommand(t *testing.T) {
 	socket := nodeclienttest.Serve(t, agent{resp: troubled()})
-	if code, out, errs := command("--api-socket", socket); code != cli.ExitDone || errs != "" || !strings.Contains(out, "serving: worker-1, with 9 problems and 1 hook not attached") {
+	if code, out, errs := command("--api-socket", socket); code != cli.ExitDone || errs != "" ||
+		!strings.Contains(out, "serving: worker-1, with 9 problems and 1 hook not attached") {
 		t.Errorf("exit code %d: %s%s", code, out, errs)
 	}
 	code, out, errs := command("--api-socket", socket, "-o", "json")
@@ -102,7 +104,8 @@ func TestCommand(t *testing.T) {
 		Sync  struct{ Services int }
 		Hooks []struct{ Error string }
 	}
-	if err := json.Unmarshal([]byte(out), &object); code != cli.ExitDone || errs != "" || err != nil || object.Sync.Services != 5003 || len(object.Hooks) != 2 {
+	if err := json.Unmarshal([]byte(out), &object); code != cli.ExitDone || errs != "" || err != nil || object.Sync.Services != 5003 ||
+		len(object.Hooks) != 2 {
 		t.Errorf("exit code %d, %v: %s%s", code, err, out, errs)
 	}
 	if code, out, errs = command("--api-socket", socket, "-o", "yaml"); code != cli.ExitDone || !strings.Contains(out, "\nproxyMode: ebpf\n") {
@@ -119,7 +122,8 @@ func TestCommand(t *testing.T) {
 		{[]string{"-o", "xml"}, cli.ExitUsage, "not a format"},
 		{[]string{"node"}, cli.ExitUsage, "node"},
 	} {
-		if code, out, errs := command(c.args...); code != c.code || out != "" || !strings.Contains(errs, c.text) || strings.Count(errs, "\n") != 1 {
+		if code, out, errs := command(c.args...); code != c.code || out != "" || !strings.Contains(errs, c.text) ||
+			strings.Count(errs, "\n") != 1 {
 			t.Errorf("%q: exit code %d: %q %q", c.args, code, out, errs)
 		}
 	}

@@ -34,10 +34,11 @@ var (
 			resp, err := a.Status(ctx, &nodev1alpha1.StatusRequest{})
 			return message(w, resp, err)
 		}},
-		{"drops.json", "packets that the agent's dataplanes refused or dropped, by reason", func(ctx context.Context, a agentClient, w io.Writer) error {
-			resp, err := a.Drops(ctx, &nodev1alpha1.DropsRequest{})
-			return message(w, resp, err)
-		}},
+		{"drops.json", "packets that the agent's dataplanes refused or dropped, by reason",
+			func(ctx context.Context, a agentClient, w io.Writer) error {
+				resp, err := a.Drops(ctx, &nodev1alpha1.DropsRequest{})
+				return message(w, resp, err)
+			}},
 		{"findings.json", "findings of 'spillway doctor' in the agent", func(ctx context.Context, a agentClient, w io.Writer) error {
 			resp, err := a.Findings(ctx, &nodev1alpha1.FindingsRequest{})
 			return message(w, resp, err)
@@ -121,17 +122,18 @@ func (n *node) apiCollectors() (list []sysdump.Collector) {
 func (c *fromCluster) apiCollectors(agents []reach.Agent, parts []agentPart) (list []sysdump.Collector) {
 	for _, p := range parts {
 		for _, agent := range agents {
-			list = append(list, sysdump.Collector{File: agentFilePart + agent.Node + "/" + p.file, About: p.about + " on " + agent.Node, Collect: func(ctx context.Context, w io.Writer) error {
-				var text bytes.Buffer
-				result := reach.Each(ctx, c.reach, []reach.Agent{agent}, func(ctx context.Context, d nodeclient.Dialer) (struct{}, error) {
-					return struct{}{}, p.write(ctx, nodeclient.New(d), &text)
-				})[0]
-				_, err := text.WriteTo(w)
-				if result.Err != nil {
-					return result.Err
-				}
-				return err
-			}})
+			list = append(list, sysdump.Collector{File: agentFilePart + agent.Node + "/" + p.file, About: p.about + " on " + agent.Node,
+				Collect: func(ctx context.Context, w io.Writer) error {
+					var text bytes.Buffer
+					result := reach.Each(ctx, c.reach, []reach.Agent{agent}, func(ctx context.Context, d nodeclient.Dialer) (struct{}, error) {
+						return struct{}{}, p.write(ctx, nodeclient.New(d), &text)
+					})[0]
+					_, err := text.WriteTo(w)
+					if result.Err != nil {
+						return result.Err
+					}
+					return err
+				}})
 		}
 	}
 	return list

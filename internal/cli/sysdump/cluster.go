@@ -51,20 +51,25 @@ func (c *fromCluster) collectors(ctx context.Context) []sysdump.Collector {
 			return writeJSON(w, v)
 		}},
 		{File: "cluster/nodes.json", About: "Nodes, without annotations", Collect: c.nodes},
-		{File: "cluster/agents.json", About: fmt.Sprintf("Pods of the agents, at most %d, without values of their environment", mostAgents), Collect: c.agents},
-		{File: "cluster/events.json", About: fmt.Sprintf("Events of Spillway and of its Pods, at most %d, which namespaces share", mostEvents), Collect: c.events},
+		{File: "cluster/agents.json", About: fmt.Sprintf("Pods of the agents, at most %d, without values of their environment", mostAgents),
+			Collect: c.agents},
+		{File: "cluster/events.json", About: fmt.Sprintf("Events of Spillway and of its Pods, at most %d, which namespaces share", mostEvents),
+			Collect: c.events},
 		{File: "cluster/counts.json", About: "numbers of Services and EndpointSlices", Collect: c.counts},
 	}
 	if c.objects {
 		list = append(list,
-			sysdump.Collector{File: "cluster/services.jsonl", About: "Services, without annotations; namespaces share the size", Collect: c.services},
-			sysdump.Collector{File: "cluster/endpointslices.jsonl", About: "EndpointSlices, without annotations; namespaces share the size", Collect: c.slices})
+			sysdump.Collector{File: "cluster/services.jsonl",
+				About: "Services, without annotations; namespaces share the size", Collect: c.services},
+			sysdump.Collector{File: "cluster/endpointslices.jsonl",
+				About: "EndpointSlices, without annotations; namespaces share the size", Collect: c.slices})
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*podsTimeout)
 	defer cancel()
 	agents, _, err := c.reach.Agents(ctx)
 	if err != nil {
-		list = append(list, sysdump.Collector{File: "cluster/agents", About: "states of the agents", Collect: func(context.Context, io.Writer) error { return err }})
+		list = append(list, sysdump.Collector{File: "cluster/agents", About: "states of the agents",
+			Collect: func(context.Context, io.Writer) error { return err }})
 	}
 	// agents.json has those that do not run.
 	agents = slices.DeleteFunc(agents, func(a reach.Agent) bool { return a.Err != nil })
@@ -105,7 +110,8 @@ func (c *fromCluster) listAgents(ctx context.Context) (pods []*corev1.Pod, missi
 
 // restarted reports that the agent's container has run before.
 func restarted(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == agentContainer && s.RestartCount > 0 })
+	return slices.ContainsFunc(p.Status.ContainerStatuses,
+		func(s corev1.ContainerStatus) bool { return s.Name == agentContainer && s.RestartCount > 0 })
 }
 
 const agentContainer = "agent"
@@ -268,14 +274,15 @@ func (c *fromCluster) services(ctx context.Context, w io.Writer) error {
 
 func (c *fromCluster) slices(ctx context.Context, w io.Writer) error {
 	lines := newShares(mostObjects)
-	err := eachPage(ctx, c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List, func(list *discoveryv1.EndpointSliceList) (string, error) {
-		for i := range list.Items {
-			if err := addObject(lines, &list.Items[i].ObjectMeta, &list.Items[i]); err != nil {
-				return "", err
+	err := eachPage(ctx, c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List,
+		func(list *discoveryv1.EndpointSliceList) (string, error) {
+			for i := range list.Items {
+				if err := addObject(lines, &list.Items[i].ObjectMeta, &list.Items[i]); err != nil {
+					return "", err
+				}
 			}
-		}
-		return list.Continue, nil
-	})
+			return list.Continue, nil
+		})
 	return errors.Join(writeLines(w, lines), err)
 }
 

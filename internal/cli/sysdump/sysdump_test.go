@@ -111,7 +111,8 @@ func plantNode(t *testing.T) (args []string) {
 	}))
 	t.Cleanup(page.Close)
 	address := strings.TrimPrefix(page.URL, "http://")
-	return []string{"--metrics-address", address, "--healthz-address", address, "--bpffs", filepath.Join(dir, "bpf"), "--api-socket", nodeclienttest.Serve(t, agentAPI{})}
+	return []string{"--metrics-address", address, "--healthz-address", address, "--bpffs", filepath.Join(dir, "bpf"), "--api-socket",
+		nodeclienttest.Serve(t, agentAPI{})}
 }
 
 // plantProcess makes the files of a process of root in procDir.
@@ -139,31 +140,36 @@ func (agentAPI) Status(context.Context, *nodev1alpha1.StatusRequest) (*nodev1alp
 }
 
 func (agentAPI) Drops(context.Context, *nodev1alpha1.DropsRequest) (*nodev1alpha1.DropsResponse, error) {
-	return &nodev1alpha1.DropsResponse{Drops: []*nodev1alpha1.Drop{{Reason: "rejected_rst", Meaning: "token: " + planted + "32", Packets: 7}}}, nil
+	return &nodev1alpha1.DropsResponse{Drops: []*nodev1alpha1.Drop{{Reason: "rejected_rst", Meaning: "token: " + planted + "32", Packets: 7}}},
+		nil
 }
 
 func (agentAPI) Findings(context.Context, *nodev1alpha1.FindingsRequest) (*nodev1alpha1.FindingsResponse, error) {
 	return &nodev1alpha1.FindingsResponse{Findings: []*nodev1alpha1.Finding{{
-		Id: "endpoints-unreachable", Evidence: []string{"Authorization: Bearer " + planted + ".33", privateKey}, Commands: []string{"curl --token " + planted + "34 " + jwt},
+		Id: "endpoints-unreachable", Evidence: []string{"Authorization: Bearer " + planted + ".33", privateKey},
+		Commands: []string{"curl --token " + planted + "34 " + jwt},
 	}}}, nil
 }
 
 func (agentAPI) ListFlows(context.Context, *nodev1alpha1.ListFlowsRequest) (*nodev1alpha1.ListFlowsResponse, error) {
-	return &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{{Service: "web", State: planted + "-environment"}, {Service: "db"}}}, nil
+	return &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{{Service: "web", State: planted + "-environment"}, {Service: "db"}}},
+		nil
 }
 
 func (agentAPI) ListServices(_ context.Context, req *nodev1alpha1.ListServicesRequest) (*nodev1alpha1.ListServicesResponse, error) {
 	if req.PageToken == "" {
 		return &nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{{Name: "web"}}, NextPageToken: "2"}, nil
 	}
-	return &nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{{Name: "db", Problems: []*nodev1alpha1.Problem{{What: "password=" + planted + "35"}}}}}, nil
+	return &nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{{Name: "db",
+		Problems: []*nodev1alpha1.Problem{{What: "password=" + planted + "35"}}}}}, nil
 }
 
 // serveExec is api-pipe in an agent's Pod, over a WebSocket.
 func serveExec(w http.ResponseWriter, r *http.Request, socket string) {
 	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{remotecommand.StreamProtocolV5Name: {
-		Binary:   true,
-		Channels: []wsstream.ChannelType{wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.ReadChannel},
+		Binary: true,
+		Channels: []wsstream.ChannelType{wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel,
+			wsstream.WriteChannel, wsstream.ReadChannel},
 	}})
 	conn.SetIdleTimeout(time.Minute)
 	// The end of a connection is no error here.
@@ -184,7 +190,8 @@ func apiServer(t *testing.T) (kubeconfig string) {
 			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: planted + "21"}},
 		}
 	}
-	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{HTTPHeaders: []corev1.HTTPHeader{{Name: "X", Value: planted + "22"}}}}}
+	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{HTTPHeaders: []corev1.HTTPHeader{{Name: "X",
+		Value: planted + "22"}}}}}
 	set := appsv1.DaemonSet{ObjectMeta: meta("spillway")}
 	set.UID = "set"
 	set.Spec.Template.Spec = corev1.PodSpec{HostNetwork: true, Containers: []corev1.Container{{Name: "agent", Image: "spillway:1"}}}
@@ -198,17 +205,21 @@ func apiServer(t *testing.T) (kubeconfig string) {
 		"/api/v1/namespaces/kube-system/pods": corev1.PodList{Items: []corev1.Pod{{
 			ObjectMeta: podMeta,
 			Spec: corev1.PodSpec{HostNetwork: true, NodeName: "node-a", Containers: []corev1.Container{{
-				Name: "agent", Image: "spillway:1", Env: []corev1.EnvVar{{Name: "GREETING", Value: planted + "23"}}, LivenessProbe: probe, ReadinessProbe: probe, StartupProbe: probe,
+				Name: "agent", Image: "spillway:1", Env: []corev1.EnvVar{{Name: "GREETING", Value: planted + "23"}}, LivenessProbe: probe,
+				ReadinessProbe: probe, StartupProbe: probe,
 				Args: []string{"agent", "--token", planted + "24", "--influx-url=http://u:" + planted + "25@h/"},
 			}}},
-			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "agent", RestartCount: 1, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "agent", RestartCount: 1,
+				State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
 		}, {ObjectMeta: meta("spillway-label"), Spec: corev1.PodSpec{NodeName: "node-b"}}}},
 		"/api/v1/events": corev1.EventList{Items: []corev1.Event{
-			{ObjectMeta: meta("one"), ReportingController: "spillway", Message: "good message, secret: " + planted + "26, " + planted + "-kubeconfig"},
+			{ObjectMeta: meta("one"), ReportingController: "spillway",
+				Message: "good message, secret: " + planted + "26, " + planted + "-kubeconfig"},
 			{ObjectMeta: meta("other"), ReportingController: "kubelet", Message: planted + "27"},
 		}},
-		"/api/v1/services":                         corev1.ServiceList{Items: []corev1.Service{{ObjectMeta: meta("web")}}},
-		"/apis/discovery.k8s.io/v1/endpointslices": discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{{ObjectMeta: meta("web-1")}}},
+		"/api/v1/services": corev1.ServiceList{Items: []corev1.Service{{ObjectMeta: meta("web")}}},
+		"/apis/discovery.k8s.io/v1/endpointslices": discoveryv1.EndpointSliceList{
+			Items: []discoveryv1.EndpointSlice{{ObjectMeta: meta("web-1")}}},
 	}
 	socket := nodeclienttest.Serve(t, agentAPI{})
 	// client-go sends a token by TLS alone.
@@ -300,7 +311,8 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 		if strings.Contains(e.File, "node-b") {
 			t.Errorf("%s is of a Pod that is no agent", e.File)
 		}
-		if want := "Pod spillway-label has the agents' label but is no agent: no DaemonSet owns it"; e.File == "cluster/agents.json" && !strings.Contains(e.Error, want) {
+		if want := "Pod spillway-label has the agents' label but is no agent: no DaemonSet owns it"; e.File == "cluster/agents.json" &&
+			!strings.Contains(e.Error, want) {
 			t.Errorf("%s: %q, want %q", e.File, e.Error, want)
 		}
 		if strings.Contains(e.File, "/api/") || strings.HasPrefix(e.File, agentFilePart) {
@@ -354,7 +366,8 @@ func TestNoSecretIsInTheArchive(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
-	if out.Reset(); execute(args, &out, &errs) != cli.ExitFailed || !strings.Contains(errs.String(), "exists: remove it, or give another --file") {
+	if out.Reset(); execute(args, &out, &errs) != cli.ExitFailed ||
+		!strings.Contains(errs.String(), "exists: remove it, or give another --file") {
 		t.Errorf("a second archive: %s", &errs)
 	}
 }
@@ -367,7 +380,8 @@ func TestAnArchiveWithoutAnything(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	file := filepath.Join(t.TempDir(), "dump.tar.gz")
 	var out, errs bytes.Buffer
-	args := []string{"sysdump", "--file", file, "--metrics-address", "127.0.0.1:1", "--healthz-address", "127.0.0.1:1", "--bpffs", t.TempDir(), "--api-socket", filepath.Join(t.TempDir(), "none"), "-o", "json"}
+	args := []string{"sysdump", "--file", file, "--metrics-address", "127.0.0.1:1", "--healthz-address", "127.0.0.1:1", "--bpffs", t.TempDir(),
+		"--api-socket", filepath.Join(t.TempDir(), "none"), "-o", "json"}
 	if code := execute(args, &out, &errs); code != cli.ExitDone {
 		t.Fatalf("exit code %d: %s", code, &errs)
 	}
@@ -379,7 +393,8 @@ func TestAnArchiveWithoutAnything(t *testing.T) {
 	if err := json.Unmarshal([]byte(read(t, file)["index.json"]), &index); err != nil || len(index.Files) != len(printed.Index.Files) {
 		t.Fatalf("%v, %+v", err, index)
 	}
-	for _, name := range []string{"node/agents.json", "node/metrics.txt", "node/agent.log", "node/maps/flows.jsonl", "node/api/status.json", "cluster"} {
+	for _, name := range []string{"node/agents.json", "node/metrics.txt", "node/agent.log", "node/maps/flows.jsonl",
+		"node/api/status.json", "cluster"} {
 		i := slices.IndexFunc(index.Files, func(e sysdump.Entry) bool { return e.File == name })
 		if i < 0 || index.Files[i].Error == "" {
 			t.Errorf("%s: %+v", name, index.Files)
@@ -396,13 +411,15 @@ func TestWrongUsage(t *testing.T) {
 		{"--agent-namespace=", "--agent-namespace: a value is empty"},
 	} {
 		var out, errs bytes.Buffer
-		if code := execute(append([]string{"sysdump"}, strings.Fields(row.line)...), &out, &errs); code != cli.ExitUsage || errs.String() != "spillway: "+row.want+"\n" {
+		if code := execute(append([]string{"sysdump"}, strings.Fields(row.line)...), &out, &errs); code != cli.ExitUsage ||
+			errs.String() != "spillway: "+row.want+"\n" {
 			t.Errorf("%s: exit code %d: %q", row.line, code, &errs)
 		}
 	}
 	var out, errs bytes.Buffer
 	missing := filepath.Join(t.TempDir(), "no", "file")
-	if code := execute([]string{"sysdump", "--cluster=false", "--file", missing}, &out, &errs); code != cli.ExitFailed || !strings.HasPrefix(errs.String(), "spillway: collecting\nspillway: write archive: open "+missing) {
+	if code := execute([]string{"sysdump", "--cluster=false", "--file", missing}, &out, &errs); code != cli.ExitFailed ||
+		!strings.HasPrefix(errs.String(), "spillway: collecting\nspillway: write archive: open "+missing) {
 		t.Errorf("exit code %d: %q", code, &errs)
 	}
 }
@@ -410,7 +427,8 @@ func TestWrongUsage(t *testing.T) {
 func TestPages(t *testing.T) {
 	clitest.Pages(t, "result", &result{File: "spillway sysdump.tar.gz", Bytes: 92 << 10, Index: &sysdump.Index{Files: []sysdump.Entry{
 		{File: "node/version.json", About: "versions of spillway and of the kernel", Bytes: 512},
-		{File: "node/metrics.txt", About: "the agent's metrics", Error: `Get "http://127.0.0.1:10249/metrics": dial tcp 127.0.0.1:10249: connect: connection refused`},
+		{File: "node/metrics.txt", About: "the agent's metrics",
+			Error: `Get "http://127.0.0.1:10249/metrics": dial tcp 127.0.0.1:10249: connect: connection refused`},
 		{File: "node/maps/unconfirmed_next.jsonl", About: "eBPF map unconfirmed_next, at most 5000 entries", Bytes: 2 << 20, Cut: true},
 		{File: "cluster/agents/node-a.log", About: "end of the agent's log on node-a", Bytes: 12345, Error: "not done after 20s"},
 	}}})
@@ -429,10 +447,12 @@ func TestATailBeginsWithALine(t *testing.T) {
 // A Pod of another namespace may have any name. The kubelet writes the namespace and the UID.
 func TestLogsOfPodsThatAreNoAgents(t *testing.T) {
 	n := &node{logs: t.TempDir(), agentNamespace: "proxy"}
-	for _, pod := range []string{"proxy_spillway-abcde_1", "proxy_spillway-other_2", "proxy_coredns_3", "tenant_spillway-zzzzz_4", "tenant_proxy-spillway_5"} {
+	for _, pod := range []string{"proxy_spillway-abcde_1", "proxy_spillway-other_2", "proxy_coredns_3", "tenant_spillway-zzzzz_4",
+		"tenant_proxy-spillway_5"} {
 		write(t, filepath.Join(n.logs, pod, "agent", "0.log"), pod+"\n")
 	}
-	found := &reach.Pods{Namespace: "proxy", Agents: []*corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "1"}}, {ObjectMeta: metav1.ObjectMeta{UID: "of another node"}}}}
+	found := &reach.Pods{Namespace: "proxy", Agents: []*corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "1"}},
+		{ObjectMeta: metav1.ObjectMeta{UID: "of another node"}}}}
 	for _, c := range []struct {
 		name string
 		pods func(context.Context) (*reach.Pods, error)
@@ -458,7 +478,8 @@ func TestLogsOfPodsThatAreNoAgents(t *testing.T) {
 	}
 	found.Agents = nil
 	n.pods = func(context.Context) (*reach.Pods, error) { return found, nil }
-	if err := n.agentLogs(t.Context(), io.Discard); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "Pods of the agents' DaemonSet in namespace proxy") {
+	if err := n.agentLogs(t.Context(), io.Discard); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), "Pods of the agents' DaemonSet in namespace proxy") {
 		t.Errorf("no agent on this node: %v", err)
 	}
 }

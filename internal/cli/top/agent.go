@@ -41,7 +41,8 @@ func (a *agent) Flows(ctx context.Context) (flows []top.Flow, more bool, err err
 	}
 	for _, f := range resp.Flows {
 		flows = append(flows, top.Flow{
-			Protocol: nodeclient.ConntrackProtocol(f.Protocol), Client: addrPort(f.Client), Service: addrPort(f.ServiceAddress), Endpoint: addrPort(f.Endpoint),
+			Protocol: nodeclient.ConntrackProtocol(f.Protocol), Client: addrPort(f.Client), Service: addrPort(f.ServiceAddress),
+			Endpoint: addrPort(f.Endpoint),
 		})
 	}
 	return flows, resp.More, nil

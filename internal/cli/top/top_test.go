@@ -33,16 +33,19 @@ func once(t *testing.T, terminal bool, list []conntrack.Report, err error) (text
 	if terminal {
 		p.Width = 80
 	}
-	tp := topPages{out: p, warn: &warn, once: true, output: cli.Table, read: func(context.Context) ([]conntrack.Report, error) { return list, err }}
+	tp := topPages{out: p, warn: &warn, once: true, output: cli.Table,
+		read: func(context.Context) ([]conntrack.Report, error) { return list, err }}
 	failed = tp.page(t.Context())
 	return out.String(), warn.String(), failed
 }
 
 func TestAPageForAProgramHasWholeNamesAndNoEscapes(t *testing.T) {
 	long := "cni-5b2c1d7e-0c3f-4a4e-9d8a-1f2e3d4c5b6a"
-	list := []conntrack.Report{{Namespace: conntrack.Namespace{Inode: 1, Names: []string{long}}, Entries: 3}, {Namespace: conntrack.Namespace{Inode: 2, PID: 7, Command: "a\x1b[2J\nb"}}}
+	list := []conntrack.Report{{Namespace: conntrack.Namespace{Inode: 1, Names: []string{long}}, Entries: 3},
+		{Namespace: conntrack.Namespace{Inode: 2, PID: 7, Command: "a\x1b[2J\nb"}}}
 	page, _, _ := once(t, false, list, nil)
-	if !strings.Contains(page, long+" ") || strings.Contains(page, "\x1b") || strings.Count(page, "\n") != 4 || !strings.Contains(page, `a\x1b[2J\nb[7]`) {
+	if !strings.Contains(page, long+" ") || strings.Contains(page, "\x1b") || strings.Count(page, "\n") != 4 ||
+		!strings.Contains(page, `a\x1b[2J\nb[7]`) {
 		t.Errorf("%q", page)
 	}
 	fields := strings.Fields(strings.Split(page, "\n")[1])
@@ -98,7 +101,8 @@ func TestTopShowsTheFullestFirstAndSaysOnceWhatItCannotRead(t *testing.T) {
 		}
 	}
 	lines := strings.Split(out.String(), "\n")
-	if !strings.HasPrefix(lines[1], "pod ") || !strings.Contains(lines[1], "70.0%") || !strings.Contains(lines[1], " 42 ") || !strings.HasSuffix(lines[1], " 3") || !strings.HasPrefix(lines[2], "(here) ") {
+	if !strings.HasPrefix(lines[1], "pod ") || !strings.Contains(lines[1], "70.0%") || !strings.Contains(lines[1], " 42 ") ||
+		!strings.HasSuffix(lines[1], " 3") || !strings.HasPrefix(lines[2], "(here) ") {
 		t.Errorf("page:\n%s", &out)
 	}
 	for _, l := range lines {
@@ -182,7 +186,8 @@ func addressPages(t *testing.T, view top.View, output cli.Output, socket string)
 	c := top.NewCollector()
 	c.ReadAll = func(context.Context) ([]conntrack.Report, error) { return nil, conntrack.ErrUnsupported }
 	c.Agent = newAgent(nodeclient.Unix(socket))
-	tp := topPages{out: &out, warn: &warn, output: output, once: true, sample: func(ctx context.Context) (top.Sample, error) { return c.Read(ctx, view, 0) }}
+	tp := topPages{out: &out, warn: &warn, output: output, once: true,
+		sample: func(ctx context.Context) (top.Sample, error) { return c.Read(ctx, view, 0) }}
 	for range 2 {
 		out.Reset()
 		if err := tp.page(t.Context()); err != nil {
@@ -204,7 +209,8 @@ func TestPagesOfServicesHaveNamesAndSpillwaysFlows(t *testing.T) {
 		}
 	}
 	text, _ := addressPages(t, top.Services, cli.JSON, socket)
-	if want := `{"protocol":"tcp","address":"10.96.0.1","port":80,"service":"shop/web:http","entries":2,"entries_per_second":0}`; !strings.HasPrefix(text, "["+want+",") {
+	if want := `{"protocol":"tcp","address":"10.96.0.1","port":80,"service":"shop/web:http","entries":2,"entries_per_second":0}`; !strings.
+		HasPrefix(text, "["+want+",") {
 		t.Errorf("%s\nwant %s", text, want)
 	}
 }
@@ -223,7 +229,8 @@ func TestPagesWithoutAnAgentSaySoOnce(t *testing.T) {
 
 func TestATableOfNamespacesFitsTheTerminal(t *testing.T) {
 	reports := []conntrack.Report{
-		{Namespace: conntrack.Namespace{Inode: 2, Names: []string{"cni-5b2c1d7e-0c3f-4a4e-9d8a-1f2e3d4c5b6a"}}, Entries: 261000, Limits: conntrack.Limits{Max: 262144, Buckets: 65536},
+		{Namespace: conntrack.Namespace{Inode: 2, Names: []string{"cni-5b2c1d7e-0c3f-4a4e-9d8a-1f2e3d4c5b6a"}}, Entries: 261000,
+			Limits:   conntrack.Limits{Max: 262144, Buckets: 65536},
 			Counters: conntrack.Counters{Drop: 1234567, InsertFailed: 12345, EarlyDrop: 99}, Expectations: map[string]int{"tftp": 2}},
 		{Namespace: conntrack.Namespace{Inode: 1, Own: true, PID: 1}, Entries: 5, Limits: conntrack.Limits{Max: 262144}},
 	}

@@ -57,7 +57,8 @@ the API server, with the rights of a kubeconfig. Nodes that come and go do so on
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "IP `address` and port of the page; port 0 is any free one.")
 	f.BoolVar(&o.remote, "allow-remote", false, "Allow --listen on addresses that other machines reach. The page is not encrypted.")
-	f.StringArrayVar(&o.sockets, "api-socket", []string{nodeclient.DefaultSocket}, "Socket of an agent's API, as `[NAME=]PATH`; may be given several times.")
+	f.StringArrayVar(&o.sockets, "api-socket", []string{nodeclient.DefaultSocket},
+		"Socket of an agent's API, as `[NAME=]PATH`; may be given several times.")
 	f.BoolVar(&o.allNodes, "all-nodes", false, "Show all nodes of the cluster.")
 	cli.GroupFlags(f, reach.Group, "all-nodes")
 	o.cluster.AddNode(f)

@@ -29,7 +29,8 @@ func TestUsage(t *testing.T) {
 		line, want string
 		code       int
 	}{
-		{"--listen 0.0.0.0:8900", "--listen 0.0.0.0:8900: other machines reach this address: use 127.0.0.1, or also give --allow-remote", cli.ExitUsage},
+		{"--listen 0.0.0.0:8900", "--listen 0.0.0.0:8900: other machines reach this address: use 127.0.0.1, or also give --allow-remote",
+			cli.ExitUsage},
 		{"--listen 192.0.2.7:8900", "other machines reach this address", cli.ExitUsage},
 		{"--listen [::]:0", "other machines reach this address", cli.ExitUsage},
 		{"--listen localhost:0", "not an address and port", cli.ExitUsage},

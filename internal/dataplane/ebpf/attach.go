@@ -20,13 +20,14 @@ func xdpProgram(o *objects.Objects, cfg *Config, onDevices func(map[int]attach.X
 	if cfg.XDP == XDPGeneric {
 		mode = attach.XDPGeneric
 	}
-	return &attach.XDP{Program: p, Mode: mode, Devices: int(o.Maps[objects.TCMapXdpDevices].MaxEntries()), OnDevices: onDevices, OnDecision: func(iface, decision string, err error) {
-		if err != nil {
-			cfg.Log.Warn("No XDP at an interface", "interface", iface, "reason", decision)
-			return
-		}
-		cfg.Log.Info("XDP at an interface", "interface", iface, "mode", decision)
-	}}
+	return &attach.XDP{Program: p, Mode: mode, Devices: int(o.Maps[objects.TCMapXdpDevices].MaxEntries()), OnDevices: onDevices,
+		OnDecision: func(iface, decision string, err error) {
+			if err != nil {
+				cfg.Log.Warn("No XDP at an interface", "interface", iface, "reason", decision)
+				return
+			}
+			cfg.Log.Info("XDP at an interface", "interface", iface, "mode", decision)
+		}}
 }
 
 // programsOf returns the programs for the interfaces.

@@ -174,7 +174,8 @@ func TestCanCarry(t *testing.T) {
 	}
 	p = objectstest.SimplePort(1, 1)
 	p.Helper = intent.FTP
-	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") || !strings.Contains(err.Error(), intent.HelperAnnotation+"=none") {
+	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "nftables") ||
+		!strings.Contains(err.Error(), intent.HelperAnnotation+"=none") {
 		t.Errorf("FTP: error %v, want one that names another dataplane and a way out", err)
 	}
 }
@@ -197,7 +198,8 @@ func runBackend(t *testing.T, cfg Config, state intent.State, beforeReplace func
 	}
 	noError(t, b.Replace(t.Context(), state))
 	wantApplied(t, b, state.Ports)
-	ids := kernelIDs{maps: map[string]ebpf.MapID{}, links: map[string]link.ID{}, endpoints: objectstest.EndpointIDs(t, b.objects.Maps, state.Ports)}
+	ids := kernelIDs{maps: map[string]ebpf.MapID{}, links: map[string]link.ID{},
+		endpoints: objectstest.EndpointIDs(t, b.objects.Maps, state.Ports)}
 	for name, m := range b.objects.Maps {
 		info, err := m.Info()
 		noError(t, err)
@@ -408,7 +410,8 @@ func TestForeignPinsAreReplaced(t *testing.T) {
 			return m.Pin(path)
 		},
 		"program": func(path string) error {
-			p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+			p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "GPL",
+				Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 			if err != nil {
 				return err
 			}

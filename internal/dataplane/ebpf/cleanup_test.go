@@ -111,7 +111,8 @@ func TestCleanupNamesWhatIsNotOursAmongTheMaps(t *testing.T) {
 	link := filepath.Join(maps, "mymap")
 	noError(t, os.Link(filepath.Join(maps, "frontends"), link))
 	strangers := []string{link}
-	for _, dir := range []string{filepath.Join(maps, "strange"), filepath.Join(cfg.BPFFS, objects.LayoutPrefix+"9", "theirs"), filepath.Join(cfg.BPFFS, "mine")} {
+	for _, dir := range []string{filepath.Join(maps, "strange"), filepath.Join(cfg.BPFFS, objects.LayoutPrefix+"9", "theirs"),
+		filepath.Join(cfg.BPFFS, "mine")} {
 		noError(t, os.MkdirAll(dir, 0o700))
 		strangers = append(strangers, dir)
 	}

@@ -83,7 +83,8 @@ func BenchmarkConnect(b *testing.B) {
 	for _, c := range cases {
 		fmt.Fprintf(&table, "%-42s %8.0f %8.0f %8.0f %8.0f\n", c.name, slices.Min(c.ns[0]), median(c.ns[0]), slices.Min(c.ns[1]), median(c.ns[1]))
 	}
-	b.Logf("ns a call, minimum and median of the rounds\n%-42s %8s %8s %8s %8s\n%s", "", "UDP min", "median", "TCP min", "median", table.String())
+	b.Logf("ns a call, minimum and median of the rounds\n%-42s %8s %8s %8s %8s\n%s", "", "UDP min", "median", "TCP min",
+		"median", table.String())
 }
 
 func median(list []float64) float64 {
@@ -148,7 +149,8 @@ func (c *connectCase) connectTCP(b *testing.B) (ns float64) {
 			if err != nil {
 				return err
 			}
-			err = errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}), unix.Connect(fd, to), unix.Close(fd))
+			err = errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
+				unix.Connect(fd, to), unix.Close(fd))
 			if err != nil {
 				return err
 			}

@@ -66,7 +66,8 @@ func (n *packetNode) dryRuns(t *testing.T, p *plan, proto uint8) {
 				to = ap(p.far, 8080)
 			}
 			n.serve(t, service(p, proto, endpoint(to.Addr(), to.Port(), e)))
-			packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.Protocol(proto), Src: ap(p.client, 40000), Dst: ap(p.clusterIP, 80)}
+			packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.Protocol(proto),
+				Src: ap(p.client, 40000), Dst: ap(p.clusterIP, 80)}
 			before := n.everything(t)
 			dry := n.dryRun(t, packet)
 			if !reflect.DeepEqual(before, n.everything(t)) {
@@ -80,7 +81,8 @@ func (n *packetNode) dryRuns(t *testing.T, p *plan, proto uint8) {
 			if !slices.Equal(dry.Verdicts, verdicts) || dry.Action != "redirect" || dry.Flow == nil || dry.Flow.Dst != real.v.dst || dry.Found {
 				t.Fatalf("dry run %+v, %+v; the program: %s to %s", dry, dry.Flow, verdicts, real.v.dst)
 			}
-			if (e == elsewhere) != dry.Flow.Has("snat") || (e == here) != (dry.NextHop.Kind == "pod") || e == elsewhere && dry.NextHop.Gateway != p.farGW {
+			if (e == elsewhere) != dry.Flow.Has("snat") || (e == here) != (dry.NextHop.Kind == "pod") || e == elsewhere &&
+				dry.NextHop.Gateway != p.farGW {
 				t.Errorf("flow %+v, next hop %+v", dry.Flow, dry.NextHop)
 			}
 			if again := n.dryRun(t, packet); !again.Found || slices.Contains(again.Verdicts, "flow_created") {
@@ -99,7 +101,8 @@ func TestPacketDryRunWithoutAFreePort(t *testing.T) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	n.setSNATPorts(t, 50000)
 	n.open(t, p, 40000)
-	packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client2, 40000), Dst: ap(p.clusterIP, 80)}
+	packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: n.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client2, 40000),
+		Dst: ap(p.clusterIP, 80)}
 	if r := n.dryRun(t, packet); !slices.Equal(r.Verdicts, []string{"drop_snat_ports"}) || r.Action != "drop" {
 		t.Errorf("%+v", r)
 	}

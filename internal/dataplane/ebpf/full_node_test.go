@@ -65,7 +65,8 @@ func TestFullMapOfPods(t *testing.T) {
 				return pod, m.Lookup(objects.AddrKey(a), &pod) == nil
 			}
 			if _, any := entry(known); !any || len(objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, m)) != room {
-				t.Fatalf("%d entries, and that of a Pod is there: %t; want a full map with it", len(objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, m)), any)
+				t.Fatalf("%d entries, and that of a Pod is there: %t; want a full map with it",
+					len(objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, m)), any)
 			}
 
 			b.node.OnPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{later: device}})

@@ -44,7 +44,8 @@ const (
 
 // portWith returns a Service port with that many of each. Its addresses follow from first.
 func portWith(family model.Family, name string, first, frontends, endpoints int, ranges []netip.Prefix) *intent.ServicePort {
-	p := &intent.ServicePort{ID: intent.PortID{Service: model.Name{Namespace: "ns", Name: name}, Number: 80, Protocol: model.TCP, Family: family}}
+	p := &intent.ServicePort{ID: intent.PortID{Service: model.Name{Namespace: "ns", Name: name}, Number: 80,
+		Protocol: model.TCP, Family: family}}
 	for i := range frontends {
 		p.Frontends = append(p.Frontends, intent.Frontend{
 			Kind: intent.LoadBalancerIP, Addr: ipOf(family, netServices, first+i), Port: 80,
@@ -52,7 +53,8 @@ func portWith(family model.Family, name string, first, frontends, endpoints int,
 		})
 	}
 	for i := range endpoints {
-		p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(ipOf(family, netEndpoints, first+i), 8080), ClusterPolicy: true})
+		p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(ipOf(family, netEndpoints, first+i), 8080),
+			ClusterPolicy: true})
 	}
 	return p
 }
@@ -92,7 +94,8 @@ var fillings = map[string]func(family model.Family, first, cost int) *intent.Ser
 }
 
 // fill applies ports until none fits any more, and returns them.
-func fill(t *testing.T, b *Backend, family model.Family, next func(model.Family, int, int) *intent.ServicePort) (all []*intent.ServicePort) {
+func fill(t *testing.T, b *Backend, family model.Family,
+	next func(model.Family, int, int) *intent.ServicePort) (all []*intent.ServicePort) {
 	t.Helper()
 	first := 1000
 	for _, cost := range []int{16, 1} {
@@ -215,7 +218,8 @@ func wantProtected(t *testing.T, b *Backend, node *intent.Node) {
 	}
 	for _, a := range node.MustTraverseNetfilter {
 		var pod objects.TCPod
-		if b.m(objects.TCMapPods).Lookup(objects.AddrKey(a), &pod) != nil || objects.TCPodFlags(pod.Flags)&objects.TCPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
+		if b.m(objects.TCMapPods).Lookup(objects.AddrKey(a), &pod) != nil ||
+			objects.TCPodFlags(pod.Flags)&objects.TCPodFlagsPOD_TRAVERSES_NETFILTER == 0 {
 			t.Errorf("packets of %s may bypass netfilter, whose policy denies them", a)
 		}
 	}
@@ -241,7 +245,8 @@ func TestCapacityIsThatOfTheMaps(t *testing.T) {
 		{"backends", func(s *model.Service, slice *model.EndpointSlice, family model.Family) {
 			base := int(s.Created.Unix()) * 100
 			for i := range 5 {
-				slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: ipOf(family, netEndpoints, base+1+i), Ready: true, Serving: true, Node: "other"})
+				slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: ipOf(family, netEndpoints, base+1+i), Ready: true,
+					Serving: true, Node: "other"})
 			}
 		}},
 		{"weights", func(s *model.Service, _ *model.EndpointSlice, _ model.Family) {
@@ -303,7 +308,8 @@ func TestCapacityIsThatOfTheMaps(t *testing.T) {
 }
 
 // tenantObjects is a LoadBalancer Service of two ports and one endpoint.
-func tenantObjects(namespace string, i int, family model.Family, change func(*model.Service, *model.EndpointSlice, model.Family)) model.Delta {
+func tenantObjects(namespace string, i int, family model.Family,
+	change func(*model.Service, *model.EndpointSlice, model.Family)) model.Delta {
 	name := model.Name{Namespace: namespace, Name: fmt.Sprint("s", i)}
 	s := &model.Service{
 		Name: name, Type: model.LoadBalancer, Created: time.Unix(int64(i), 0),
@@ -387,7 +393,8 @@ func TestFullMapsOfPolicies(t *testing.T) {
 			write(&c)
 			allowed := ipOf(family, netAllowed, 1)
 			want := map[objects.TCUntrackedPodKey]uint8{
-				{Addr: objects.ToAddr(allowed), Family: uint32(objects.FamilyOf(allowed)), Rule: ports[objects.PortKey(target(1).Addr, model.TCP, 80)].Rules[0].Id}: 1,
+				{Addr: objects.ToAddr(allowed), Family: uint32(objects.FamilyOf(allowed)),
+					Rule: ports[objects.PortKey(target(1).Addr, model.TCP, 80)].Rules[0].Id}: 1,
 			}
 			objectstest.WantSame(t, "peers when there is room", objectstest.ReadAll[objects.TCUntrackedPodKey, uint8](t, m), want)
 		})

@@ -77,7 +77,8 @@ func (b *Backend) Features() []dataplane.Feature {
 		{Name: "bpf_l4_csum_replace IPv6", Present: f.CsumReplaceIPv6, Detail: "checksums of IPv6 by the kernel"},
 		{Name: "bpf_skb_ct_lookup", Present: f.ConntrackLookup, Detail: "the programs leave connections of netfilter to it"},
 		{Name: "BTF", Present: f.BTF, Detail: "types in dumps of other tools, and events of UDP sockets"},
-		{Name: "iterators of sockets", Present: f.SocketIterators, Detail: "--end-sockets, and exact counts of open sockets for --balance-by-load"},
+		{Name: "iterators of sockets", Present: f.SocketIterators,
+			Detail: "--end-sockets, and exact counts of open sockets for --balance-by-load"},
 	}
 }
 

@@ -51,7 +51,8 @@ type verifierLimit struct {
 // All events, counters and loads are on: without them the verifier removes their code.
 func TestLoadLimits(t *testing.T) {
 	cfg := ownPlace(t)
-	cfg.FlowEvents, cfg.ServiceMetrics, cfg.BalanceByLoad, cfg.DSRKeys, cfg.DSRPort, cfg.XDP = EventsAll, true, true, []DSRKey{{1}, {2}}, 6080, XDPAuto
+	cfg.FlowEvents, cfg.ServiceMetrics, cfg.BalanceByLoad, cfg.DSRKeys, cfg.DSRPort, cfg.XDP = EventsAll, true, true,
+		[]DSRKey{{1}, {2}}, 6080, XDPAuto
 	noError(t, kernel.LoadConntrack())
 	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
 	noError(t, err)

@@ -192,7 +192,8 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 
 // Two forward declarations of a type come in any order: flow_keys_type in parse/packet.h.
 func TestObjectsAreReproducible(t *testing.T) {
-	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"tc": objects.LoadTC, "xdp": objects.LoadXDP, "sock": objects.LoadSock} {
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"tc": objects.LoadTC, "xdp": objects.LoadXDP,
+		"sock": objects.LoadSock} {
 		spec, err := load()
 		ok(t, err)
 		var declared []string

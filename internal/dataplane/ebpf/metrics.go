@@ -18,9 +18,11 @@ var (
 	interfacesDesc = prometheus.NewDesc("spillway_ebpf_interfaces",
 		"Interfaces by role and by whether all programs are attached.", []string{"role", "attached"}, nil)
 	xdpDesc = prometheus.NewDesc("spillway_ebpf_xdp_interfaces",
-		"External interfaces by what runs the XDP program of --xdp: native (the driver), generic (the kernel) or none. The log has the reason.", []string{"mode"}, nil)
+		"External interfaces by what runs the XDP program of --xdp: native (the driver), generic (the kernel) or none. The log has the reason.",
+		[]string{"mode"}, nil)
 	refusedDesc = prometheus.NewDesc("spillway_ebpf_refused_pod_addresses",
-		"Addresses that pods of this node claim without success, by reason. No packets are sent to them. The log names the address and the interface.", []string{"reason"}, nil)
+		"Addresses that pods of this node claim without success, by reason. No packets are sent to them. The log names the address and the "+
+			"interface.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.

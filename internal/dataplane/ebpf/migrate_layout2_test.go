@@ -54,7 +54,8 @@ func TestMigrationKnowsTheLayouts(t *testing.T) {
 	now, err := objects.LoadTC()
 	noError(t, err)
 	v2, v3 := flowOffsets(t, before), flowOffsets(t, now)
-	for _, name := range []string{"size", "saddr", "daddr", "sport", "dport", "seen", "flags", "state", "end", "helper", "next_hop_kind", "next_hop_macs", "in_ifindex", "tcp", "backend", "service", "slot"} {
+	for _, name := range []string{"size", "saddr", "daddr", "sport", "dport", "seen", "flags", "state", "end", "helper", "next_hop_kind",
+		"next_hop_macs", "in_ifindex", "tcp", "backend", "service", "slot"} {
 		if at, known := v2[name]; !known || at != v3[name] {
 			t.Errorf("%s is at %d in version 2, at %d now", name, at, v3[name])
 		}
@@ -79,7 +80,8 @@ func TestMigrationKnowsTheLayouts(t *testing.T) {
 		if current == nil || layout.Pinning != ebpf.PinByName || upgrade.Rollbacks[name] != nil {
 			continue
 		}
-		if layout.KeySize != current.KeySize || layout.ValueSize != current.ValueSize || layout.Type != current.Type || layout.Flags != current.Flags {
+		if layout.KeySize != current.KeySize || layout.ValueSize != current.ValueSize || layout.Type != current.Type ||
+			layout.Flags != current.Flags {
 			t.Errorf("map %s cannot be shared with version 2: %v, now %v", name, layout, current)
 		}
 	}
@@ -111,7 +113,8 @@ func TestMigrationUpAndDownKeepsAFlow(t *testing.T) {
 		if !keep || up != k || f.Opened != 0 {
 			t.Fatalf("%v: up gives %v, %+v, %v", k, up, f, keep)
 		}
-		if f.Slot != old.Slot || f.Service != old.Service || f.Backend != old.Backend || !bytes.Equal(objects.Bytes(&f)[:len(old.Head)], old.Head[:]) {
+		if f.Slot != old.Slot || f.Service != old.Service || f.Backend != old.Backend ||
+			!bytes.Equal(objects.Bytes(&f)[:len(old.Head)], old.Head[:]) {
 			t.Fatalf("up gives %+v of %+v", f, old)
 		}
 		down, again, keep := upgrade.FlowToV2(up, f)
@@ -189,11 +192,17 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	objectstest.WantSame(t, "links again", again.links, first.links)
 	objectstest.WantSame(t, "endpoints again", again.endpoints, first.endpoints)
 	wantOnlyOwnMaps(t, cfg)
-	objectstest.WantSame(t, "the cluster's prefixes again", clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapClusterRanges), prefixes)
-	objectstest.WantSame(t, "the cluster's prefixes among those of Services", clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapSourceRanges), map[objects.TCRangeKey]bool{})
+	objectstest.WantSame(t, "the cluster's prefixes again",
+		clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapClusterRanges), prefixes)
+	objectstest.WantSame(t, "the cluster's prefixes among those of Services",
+		clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapSourceRanges), map[objects.TCRangeKey]bool{})
 	// Layout 2 has no maps of the cluster's prefixes, of changes, of events and of pods without hooks: they went with their pins.
-	wantChanged(t, again.maps, first.maps, objects.TCMapFlows, objects.TCMapClusterRanges, objects.TCMapServiceChanges, objects.TCMapEvents, objects.TCMapEventCounts, objects.TCMapEventRates, objects.TCMapFlowBytes, objects.TCMapOutcomes, objects.TCMapDsrPaths, objects.TCMapDsrCarriers, objects.TCMapOneWayNext, objects.TCMapXdpDevices, objects.TCMapRouteMtus, objects.TCMapSynProofs, objects.TCMapSynRates,
-		objects.TCMapHandshakes, objects.TCMapServiceCounters, objects.TCMapServiceRefusals, objects.TCMapSocketBackends, objects.TCMapSocketFlows, objects.TCMapLoads, objects.TCMapUnhookedCgroups)
+	wantChanged(t, again.maps, first.maps, objects.TCMapFlows, objects.TCMapClusterRanges, objects.TCMapServiceChanges, objects.TCMapEvents,
+		objects.TCMapEventCounts, objects.TCMapEventRates, objects.TCMapFlowBytes, objects.TCMapOutcomes, objects.TCMapDsrPaths,
+		objects.TCMapDsrCarriers, objects.TCMapOneWayNext, objects.TCMapXdpDevices, objects.TCMapRouteMtus,
+		objects.TCMapSynProofs, objects.TCMapSynRates,
+		objects.TCMapHandshakes, objects.TCMapServiceCounters, objects.TCMapServiceRefusals, objects.TCMapSocketBackends,
+		objects.TCMapSocketFlows, objects.TCMapLoads, objects.TCMapUnhookedCgroups)
 }
 
 // clusterRangesIn reads the cluster's prefixes from a pinned map.

@@ -46,14 +46,16 @@ func TestAnotherSizeOfTheFlowTableKeepsItsFlows(t *testing.T) {
 		older := pinnedFlows(t, cfg.BPFFS)
 		late := flowsV4(uint32(1000*(i+1)), uint32(1000*(i+1)+10))
 		after := runBackend(t, cfg, upgradeState(), func() {
-			objectstest.WantSame(t, "flows before Replace", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+			objectstest.WantSame(t, "flows before Replace",
+				objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 			objectstest.WantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
 			// The old programs go on until then.
 			closeOne(flows, late)
 			putFlows(t, older, late)
 		})
 		maps.Copy(flows, late)
-		objectstest.WantSame(t, fmt.Sprintf("flows in a table of %d", size), objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
+		objectstest.WantSame(t, fmt.Sprintf("flows in a table of %d", size),
+			objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), flows)
 		objectstest.WantSame(t, "links", after.links, before.links)
 		objectstest.WantSame(t, "endpoints", after.endpoints, before.endpoints)
 		wantChanged(t, after.maps, before.maps, objects.TCMapFlows, objects.TCMapUnconfirmed)

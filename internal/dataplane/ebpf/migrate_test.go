@@ -165,7 +165,8 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 	noError(t, os.MkdirAll(filepath.Join(objects.MapsDir(cfg.BPFFS)+"-new", "half"), 0o700))
 
 	after := runBackend(t, cfg, upgradeState(), func() {
-		objectstest.WantSame(t, "flows before Replace", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
+		objectstest.WantSame(t, "flows before Replace",
+			objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), running)
 		objectstest.WantSame(t, "programs before Replace", programIDs(t, cfg), before.programs)
 		// The old programs go on until then.
 		closeOne(running, late)

@@ -248,7 +248,8 @@ func (n *packetNode) bigWithoutDF(t *testing.T, p *plan) {
 func (n *packetNode) bigGSO(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	n.open(t, p, 40000)
-	b := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: ".", df: true, payload: make([]byte, 2800)}.bytes(n, "eth0")
+	b := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: ".", df: true,
+		payload: make([]byte, 2800)}.bytes(n, "eth0")
 	code, out, err := n.run(inEth0, b, 1300, 0)
 	ok(t, err)
 	if code != actRedirect {

@@ -104,7 +104,8 @@ func (n *packetNode) packetCases(b *testing.B, p *plan) []*packetCase {
 	_, out := c.frame("<P.", []byte{0})
 	tcp := func(src, dst string, port uint16, flags string) frame {
 		addrs := map[string]frame{
-			"client": {src: ap(p.client, 1000)}, "client2": {src: ap(p.client2, 1000)}, "pod1": {src: ap(p.pod1, 1000)}, "far": {src: ap(p.far, 1000)},
+			"client": {src: ap(p.client, 1000)}, "client2": {src: ap(p.client2, 1000)}, "pod1": {src: ap(p.pod1, 1000)},
+			"far": {src: ap(p.far, 1000)},
 		}
 		to := map[string]frame{"eth0": {dst: ap(p.eth0, port)}, "client": {dst: ap(p.client, port)},
 			"service": {dst: ap(p.clusterIP, port)}, "pod1": {dst: ap(p.pod1, port)}}
@@ -121,7 +122,8 @@ func (n *packetNode) packetCases(b *testing.B, p *plan) []*packetCase {
 		{name: "known flow, to a pod here", hook: inEth0, code: actRedirect, frame: in},
 		{name: "reply, from a pod here", hook: inPod1, code: actRedirect, frame: out},
 		{name: "first packet, to a pod here", hook: inEth0, code: actRedirect, frame: tcp("client", "service", 80, "S"), fresh: true},
-		{name: "the same in a flood: replaces another", hook: inEth0, code: actRedirect, frame: tcp("client2", "service", 80, "S"), fresh: true, flood: true},
+		{name: "the same in a flood: replaces another", hook: inEth0, code: actRedirect, frame: tcp("client2", "service", 80, "S"),
+			fresh: true, flood: true},
 		{name: "pass-through, to a pod here", hook: inTun0, code: actRedirect, frame: tcp("far", "pod1", 8080, "P.")},
 	}
 }

@@ -52,6 +52,8 @@ func (n *packetNode) podToEndpoint(t *testing.T, p *plan, proto uint8) {
 	}
 	// A NetworkPolicy is enforced by netfilter, and the last hop answered by it.
 	n.setNode(t, func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod2} })
-	n.untouched(t, "policed", inPod1, frame{proto: proto, src: client, dst: ap(p.pod2, 8080), flags: "S"}.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
-	n.untouched(t, "last hop", inPod1, frame{proto: proto, src: client, dst: ap(p.far, 8080), flags: "S", ttl: 1}.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+	n.untouched(t, "policed", inPod1, frame{proto: proto, src: client, dst: ap(p.pod2, 8080), flags: "S"}.bytes(n, "pod1"),
+		objects.TCVerdictPASS_OTHER)
+	n.untouched(t, "last hop", inPod1, frame{proto: proto, src: client, dst: ap(p.far, 8080), flags: "S", ttl: 1}.bytes(n, "pod1"),
+		objects.TCVerdictPASS_OTHER)
 }

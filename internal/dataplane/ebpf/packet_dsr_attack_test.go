@@ -42,8 +42,10 @@ func (list forgeries) String() string {
 
 // forgeryLists has each kind of packet alone, and connections that a forger begins and goes on with.
 var forgeryLists = []forgeries{
-	nil, {{".", false}}, {{"P.", false}}, {{"F.", false}}, {{"R", false}}, {{"R.", false}}, {{"S.", false}}, {{"S", true}}, {{".", true}}, {{"R", true}},
-	{{"S", true}, {".", true}}, {{"S", true}, {"F.", true}}, {{"S", true}, {"R", true}}, {{".", false}, {"S", true}, {".", true}, {"P.", false}},
+	nil, {{".", false}}, {{"P.", false}}, {{"F.", false}}, {{"R", false}}, {{"R.", false}}, {{"S.", false}}, {{"S", true}},
+	{{".", true}}, {{"R", true}},
+	{{"S", true}, {".", true}}, {{"S", true}, {"F.", true}}, {{"S", true}, {"R", true}},
+	{{".", false}, {"S", true}, {".", true}, {"P.", false}},
 }
 
 // forge sends them by a node.
@@ -154,7 +156,8 @@ func (c *dsrConn) completes(t *testing.T, syn result, before, after forgeries) {
 	}
 }
 
-var dsrCarriers = map[string]objects.TCDsrEncapsulationKind{"option": objects.TCDsrEncapsulationKindDSR_BY_OPTION, "datagram": objects.TCDsrEncapsulationKindDSR_BY_GUE}
+var dsrCarriers = map[string]objects.TCDsrEncapsulationKind{"option": objects.TCDsrEncapsulationKindDSR_BY_OPTION,
+	"datagram": objects.TCDsrEncapsulationKindDSR_BY_GUE}
 
 // eachDSRCarrier is eachDSRFamily, for both ways in which packets tell the endpoint's node.
 func eachDSRCarrier(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byGUE bool)) {
@@ -286,9 +289,12 @@ func TestPacketDSRForgedMiddle(t *testing.T) {
 			c.says(t, d.first, byGUE, ".")
 			for second := range 6 {
 				c.forgeAll(t, d.first, append(list, forgery{"S", true}))
-				if f := d.first.flowAt(t, tupleOf(protoTCP, c.client, c.front)); objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_SNAT != 0 && second%2 == 0 {
+				if f := d.first.flowAt(t, tupleOf(protoTCP, c.client, c.front)); objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_SNAT != 0 &&
+					second%2 == 0 {
 					// The endpoint answers the forger's SYN. The client challenges that (RFC 9293, 3.10.7.4).
-					synAck := frame{proto: protoTCP, src: c.server, dst: netip.AddrPortFrom(objects.FromAddr(f.Saddr, objects.FamilyOf(p.far)), objects.ToPort(f.Sport)), flags: "S.", seq: 777, ack: forgerISN + 1}
+					synAck := frame{proto: protoTCP, src: c.server,
+						dst: netip.AddrPortFrom(objects.FromAddr(f.Saddr, objects.FamilyOf(p.far)), objects.ToPort(f.Sport)), flags: "S.",
+						seq: 777, ack: forgerISN + 1}
 					d.first.send(t, inTun0, synAck).wantPath(t, c.front, c.client)
 				}
 				c.says(t, d.first, byGUE, ".")

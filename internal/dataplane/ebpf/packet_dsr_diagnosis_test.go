@@ -27,7 +27,8 @@ func TestPacketDSRFlows(t *testing.T) {
 			n              *packetNode
 			port           uint16
 			direct, oneWay bool
-		}{{"the receiving node", d.first, 40000, true, true}, {"the endpoint's node", d.home, 40000, true, false}, {"a client in the cluster", d.first, 40001, false, false}} {
+		}{{"the receiving node", d.first, 40000, true, true}, {"the endpoint's node", d.home, 40000, true, false},
+			{"a client in the cluster", d.first, 40001, false, false}} {
 			f := row.n.listed(t, row.port)
 			if f.DSR != row.direct || f.OneWay != row.oneWay {
 				t.Errorf("%s: direct %v, one way %v: %+v", row.name, f.DSR, f.OneWay, f)
@@ -76,11 +77,13 @@ func TestPacketDSRTrust(t *testing.T) {
 		}
 		fail()
 		trusted := d.first.dsrPath(t, id).Trusted
-		packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
+		packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP,
+			Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
 		dry := d.first.dryRun(t, packet)
 		fail() // in an emulated machine, a dry run takes half a minute
 		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: packet.Src, dst: packet.Dst, flags: "S", seq: 1})
-		if trusted != row.want || announced(r) != row.want || slices.Contains(dry.Verdicts, "dsr_announced") != row.want || dry.Flow.Has("dsr") != row.want {
+		if trusted != row.want || announced(r) != row.want || slices.Contains(dry.Verdicts, "dsr_announced") != row.want ||
+			dry.Flow.Has("dsr") != row.want {
 			t.Errorf("%+v: trusted %v, the program: %s, dry run: %s, %+v", row, trusted, verdictList(r.verdicts), dry.Verdicts, dry.Flow)
 		}
 	}
@@ -94,13 +97,16 @@ func TestPacketDSRDryRunKnowsTheCarrier(t *testing.T) {
 	t.Cleanup(stubSome(func(p *ebpf.ProgramSpec) bool { return p.Name == objects.TCProgFromPod })) // of the dry runs
 	p := plans["IPv4"]
 	d.serve(t, p)
-	for i, carrier := range []objects.TCDsrEncapsulationKind{objects.TCDsrEncapsulationKindDSR_BY_OPTION, objects.TCDsrEncapsulationKindDSR_BY_GUE, objects.TCDsrEncapsulationKindDSR_BY_NOTHING} {
+	for i, carrier := range []objects.TCDsrEncapsulationKind{objects.TCDsrEncapsulationKindDSR_BY_OPTION,
+		objects.TCDsrEncapsulationKindDSR_BY_GUE, objects.TCDsrEncapsulationKindDSR_BY_NOTHING} {
 		d.first.carry(t, p.far, carrier)
-		packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP, Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
+		packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP,
+			Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
 		dry := d.first.dryRun(t, packet)
 		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: packet.Src, dst: packet.Dst, flags: "S", seq: 1})
 		direct, byGUE := carrier != objects.TCDsrEncapsulationKindDSR_BY_NOTHING, carrier == objects.TCDsrEncapsulationKindDSR_BY_GUE
-		if dry.Flow.Has("dsr") != direct || dry.Flow.Has("snat") == direct || slices.Contains(dry.Verdicts, "dsr_encapsulated") != byGUE || announced(r) != direct {
+		if dry.Flow.Has("dsr") != direct || dry.Flow.Has("snat") == direct || slices.Contains(dry.Verdicts, "dsr_encapsulated") != byGUE ||
+			announced(r) != direct {
 			t.Errorf("carrier %d: the program: %s, dry run: %s, %+v", carrier, verdictList(r.verdicts), dry.Verdicts, dry.Flow)
 		}
 	}
@@ -153,7 +159,8 @@ func TestPacketDSRThroughStack(t *testing.T) {
 		r := syn(d.home, 40000+uint16(i))
 		replies, err := d.home.DSRReplies()
 		ok(t, err)
-		if listed := slices.Equal(replies.ThroughStack, []netip.AddrPort{ap(p.far, 8080)}); listed != through || (r.verdicts[objects.TCVerdictTRANSLATED_STACK] == 1) != through {
+		if listed := slices.Equal(replies.ThroughStack, []netip.AddrPort{ap(p.far, 8080)}); listed != through ||
+			(r.verdicts[objects.TCVerdictTRANSLATED_STACK] == 1) != through {
 			t.Errorf("through the stack: listed %v, the program: %s, want %v", replies.ThroughStack, verdictList(r.verdicts), through)
 		}
 	}

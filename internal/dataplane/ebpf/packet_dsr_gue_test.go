@@ -53,8 +53,10 @@ func (c *dsrConn) askGUE(t *testing.T, by *packetNode, flags string, payload ...
 	got := c.d.pass(t, c.d.home, sent)
 	got.wantPath(t, c.client, c.server)
 	plain := f.bytes(by, hook.iface)
-	if got.code != actRedirect || !bytes.Equal(got.v.ethDst, podMAC("pod1")) || len(got.out) != len(plain) || got.v.flags != flags || !bytes.Equal(got.v.payload, payload) {
-		t.Fatalf("%q: code %d, verdicts %s, the endpoint gets %x, want %x but for addresses", flags, got.code, verdictList(got.verdicts), got.out, plain)
+	if got.code != actRedirect || !bytes.Equal(got.v.ethDst, podMAC("pod1")) || len(got.out) != len(plain) || got.v.flags != flags ||
+		!bytes.Equal(got.v.payload, payload) {
+		t.Fatalf("%q: code %d, verdicts %s, the endpoint gets %x, want %x but for addresses", flags, got.code,
+			verdictList(got.verdicts), got.out, plain)
 	}
 	c.count(f, false)
 	return sent
@@ -107,7 +109,8 @@ func TestPacketDSRGUE(t *testing.T) {
 func TestPacketDSRWithoutPort(t *testing.T) {
 	d := newDSRNodes(t)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		for i, kind := range []objects.TCDsrEncapsulationKind{objects.TCDsrEncapsulationKindDSR_BY_GUE, objects.TCDsrEncapsulationKindDSR_BY_NOTHING} {
+		for i, kind := range []objects.TCDsrEncapsulationKind{objects.TCDsrEncapsulationKindDSR_BY_GUE,
+			objects.TCDsrEncapsulationKindDSR_BY_NOTHING} {
 			d.first.carry(t, p.far, kind)
 			if r := d.conn(p, 40000+uint16(i)).ask(t, d.first, "S"); !announced(r) {
 				t.Errorf("carrier %d: verdicts %s", kind, verdictList(r.verdicts))
@@ -130,7 +133,8 @@ func TestPacketDSRGUEFragment(t *testing.T) {
 			long.payload = make([]byte, 1000)
 			for _, fragment := range long.fragments(d.first, "eth0", 512) {
 				sent := d.first.sendRaw(t, inEth0, fragment)
-				if r := sent; r.code != actRedirect || r.v.dst.Addr() != p.far || len(r.out) != len(fragment) || r.verdicts[objects.TCVerdictDSR_ENCAPSULATED] > 0 {
+				if r := sent; r.code != actRedirect || r.v.dst.Addr() != p.far || len(r.out) != len(fragment) ||
+					r.verdicts[objects.TCVerdictDSR_ENCAPSULATED] > 0 {
 					t.Errorf("a fragment: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 				}
 				// The endpoint's node knows the later one by the first.
@@ -259,7 +263,8 @@ func TestPacketDSRGUEForged(t *testing.T) {
 			t.Errorf("a node on the way: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 		}
 		// Pods may use the port, also with each other.
-		pods := frame{proto: protoUDP, src: ap(p.client, 5), dst: ap(p.far, DefaultDSRPort), payload: []byte("not the header of GUE, and longer than all headers are: ................................................")}
+		pods := frame{proto: protoUDP, src: ap(p.client, 5), dst: ap(p.far, DefaultDSRPort),
+			payload: []byte("not the header of GUE, and longer than all headers are: ................................................")}
 		if r := d.home.send(t, inTun0, pods); r.code == actDrop || !bytes.Equal(r.v.payload, pods.payload) {
 			t.Errorf("a datagram of something else: code %d, verdicts %s", r.code, verdictList(r.verdicts))
 		}
@@ -288,7 +293,8 @@ func probeFrames(p *plan, key DSRKey) map[string]frame {
 	claim[54], claim[55] = protoUDP, byte(net4or6(p, 4, 6))
 	said := make([]byte, net4or6(p, 16, 28))
 	said[0], said[1] = byte(net4or6(p, 0x9e, 0x1e)), byte(net4or6(p, 16, 26))
-	binary.LittleEndian.PutUint64(said[len(said)-8:], siphash.Hash(binary.LittleEndian.Uint64(key[:8]), binary.LittleEndian.Uint64(key[8:]), claim))
+	binary.LittleEndian.PutUint64(said[len(said)-8:],
+		siphash.Hash(binary.LittleEndian.Uint64(key[:8]), binary.LittleEndian.Uint64(key[8:]), claim))
 
 	plain := frame{proto: protoUDP, src: from, dst: to, payload: []byte("twelve bytes")}
 	byOption, byGUE := plain, plain
@@ -320,7 +326,8 @@ func TestPacketDSRProbe(t *testing.T) {
 				r := d.home.send(t, inTun0, f)
 				r.want(t, actRedirect, objects.TCVerdictDSR_PROBED)
 				r.wantPath(t, f.dst, f.src)
-				if !bytes.Equal(r.v.payload, f.payload) || len(r.v.ip) != len(f.bytes(d.home, "tun0"))-14-len(f.options)-extLen(f) || !bytes.Equal(r.v.ethSrc, d.home.mac["tun0"]) {
+				if !bytes.Equal(r.v.payload, f.payload) || len(r.v.ip) != len(f.bytes(d.home, "tun0"))-14-len(f.options)-extLen(f) ||
+					!bytes.Equal(r.v.ethSrc, d.home.mac["tun0"]) {
 					t.Errorf("%s: the answer is %q from %s", name, r.v.payload, r.v.ethSrc)
 				}
 			}

@@ -512,7 +512,8 @@ func TestPacketDSRLateAnswer(t *testing.T) {
 func TestPacketDSRLongSYN(t *testing.T) {
 	d := newDSRNodes(t)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
-		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80), flags: "S", payload: make([]byte, 1200)})
+		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80), flags: "S",
+			payload: make([]byte, 1200)})
 		if announced(r) || r.v.src.Addr() != p.tun0 {
 			t.Errorf("the SYN comes from %s: %s", r.v.src, verdictList(r.verdicts))
 		}
@@ -644,7 +645,8 @@ func TestPacketDSRKeys(t *testing.T) {
 		binary.BigEndian.PutUint16(claim[48+2*i:], port)
 	}
 	claim[54], claim[55] = protoTCP, 4
-	if got, want := binary.LittleEndian.Uint64(sent.out[14+28:]), siphash.Hash(binary.LittleEndian.Uint64(dsrKeys[0][:8]), binary.LittleEndian.Uint64(dsrKeys[0][8:]), claim); got != want {
+	if got, want := binary.LittleEndian.Uint64(sent.out[14+28:]),
+		siphash.Hash(binary.LittleEndian.Uint64(dsrKeys[0][:8]), binary.LittleEndian.Uint64(dsrKeys[0][8:]), claim); got != want {
 		t.Errorf("tag %#x, want %#x", got, want)
 	}
 }
@@ -654,7 +656,8 @@ func TestPacketDSRKeys(t *testing.T) {
 func BenchmarkPacketDSR(b *testing.B) {
 	d := newDSRNodes(b, withDSRPort)
 	empty := func(p *plan) *packetCase {
-		return &packetCase{name: "empty program", code: actNext, frame: frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.eth0, 22), flags: "P.", payload: []byte{0}}}
+		return &packetCase{name: "empty program", code: actNext,
+			frame: frame{proto: protoTCP, src: ap(p.client, 1000), dst: ap(p.eth0, 22), flags: "P.", payload: []byte{0}}}
 	}
 	// open establishes a connection of a port.
 	open := func(p *plan, port uint16) *dsrConn {

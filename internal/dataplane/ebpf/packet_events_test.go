@@ -160,7 +160,8 @@ func (n *eventNode) eventsOfConnection(t *testing.T, p *plan) {
 		header = 60
 	}
 	if f.PacketsToEndpoint != 7 || f.PacketsToClient != 4 || f.BytesToEndpoint != 7*header || f.BytesToClient != 4*header {
-		t.Errorf("%d packets of %d bytes to the endpoint, %d of %d back", f.PacketsToEndpoint, f.BytesToEndpoint, f.PacketsToClient, f.BytesToClient)
+		t.Errorf("%d packets of %d bytes to the endpoint, %d of %d back", f.PacketsToEndpoint, f.BytesToEndpoint,
+			f.PacketsToClient, f.BytesToClient)
 	}
 	c.forge(t, "<F.", c.answered-1, c.sent) // the last ACK was lost
 	c.talk(t, ".", "R")
@@ -383,7 +384,8 @@ func TestPacketEventsRate(t *testing.T) {
 	const rate = 50
 	n := newEventNode(t, func(c *Config) { c.FlowEventsRate = rate })
 	p, other := plans["IPv4"], plans["IPv6"]
-	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), service(p, protoUDP), service(other, protoTCP, endpoint(other.far, 8080, elsewhere)))
+	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), service(p, protoUDP),
+		service(other, protoTCP, endpoint(other.far, 8080, elsewhere)))
 	n.enter(t)
 	send := func(p *plan, proto uint8, port uint16) {
 		f := frame{proto: proto, src: ap(p.client, port), dst: ap(p.clusterIP, 80), flags: first(proto)}
@@ -597,12 +599,14 @@ func TestPacketFullServiceCounters(t *testing.T) {
 	}
 	ask(40000)
 	if connections, refused := counted(); connections != 0 || refused != 0 || uncounted() < 2 {
-		t.Errorf("%d connections and %d refusals are counted, %d are reported as not counted; want none and all", connections, refused, uncounted())
+		t.Errorf("%d connections and %d refusals are counted, %d are reported as not counted; want none and all",
+			connections, refused, uncounted())
 	}
 	ok(t, n.flows.Sweep(t.Context()))
 	before := uncounted()
 	ask(40001)
 	if connections, refused := counted(); connections != 1 || refused != 1 || uncounted() != before {
-		t.Errorf("%d connections and %d refusals are counted when there is room, %d more are not; want one each", connections, refused, uncounted()-before)
+		t.Errorf("%d connections and %d refusals are counted when there is room, %d more are not; want one each", connections,
+			refused, uncounted()-before)
 	}
 }

@@ -216,7 +216,8 @@ func (n *packetNode) timeouts(t *testing.T, p *plan) {
 				continue
 			}
 			n.ageFlows(t, tt.limit-2)
-			if f, found := n.flow(tupleOf(tt.proto, client, front)); !found || n.cfg.Timeouts.Dead(&objects.TCTuple{Proto: tt.proto}, &f, objects.BootSeconds()) {
+			if f, found := n.flow(tupleOf(tt.proto, client, front)); !found ||
+				n.cfg.Timeouts.Dead(&objects.TCTuple{Proto: tt.proto}, &f, objects.BootSeconds()) {
 				t.Errorf("case %d: flow is dead before its time", i)
 			}
 			if tt.limit != objects.Seconds(limits.TCPClosed) && again().verdicts[objects.TCVerdictFLOW_CREATED] > 0 {

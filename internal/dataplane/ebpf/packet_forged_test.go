@@ -879,7 +879,8 @@ func (n *packetNode) ipsec(t *testing.T, p *plan, proto uint8) {
 // selectIPsec has an IPsec policy for these prefixes until the test ends.
 func (n *packetNode) selectIPsec(t *testing.T, src, dst string) {
 	t.Helper()
-	keys := []objects.TCRangeKey{objects.RangeKey(objects.RangeXfrmSrc, netip.MustParsePrefix(src)), objects.RangeKey(objects.RangeXfrmDst, netip.MustParsePrefix(dst))}
+	keys := []objects.TCRangeKey{objects.RangeKey(objects.RangeXfrmSrc, netip.MustParsePrefix(src)),
+		objects.RangeKey(objects.RangeXfrmDst, netip.MustParsePrefix(dst))}
 	var s objects.TCSettings
 	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	was := s

@@ -127,7 +127,8 @@ func (n *packetNode) fragmentsOvertake(t *testing.T, p *plan) {
 func (n *packetNode) fragmentsOfOthers(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoUDP, endpoint(p.far, 8080, elsewhere)))
 	f := frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), payload: make([]byte, 1500), id: 5}
-	n.sendRaw(t, inEth0, f.fragments(n, "eth0", 512)[0]).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
+	n.sendRaw(t, inEth0, f.fragments(n, "eth0", 512)[0]).want(t, actRedirect, objects.TCVerdictFLOW_CREATED,
+		objects.TCVerdictTRANSLATED_DIRECT)
 	other := f
 	other.id = 6
 	n.sendRaw(t, inEth0, other.fragments(n, "eth0", 512)[1]).want(t, actNext, objects.TCVerdictPASS_FRAGMENT)

@@ -102,7 +102,8 @@ func (n *packetNode) routeMTUOfSegments(t *testing.T, p *plan) {
 	_, f := c.frame(".", make([]byte, 2800))
 	f.df = true
 	fits := uint32(mtuRoute - net4or6(p, 20, 40) - 20)
-	for segment, want := range map[uint32]objects.TCVerdict{fits: objects.TCVerdictTRANSLATED_DIRECT, fits + 1: objects.TCVerdictANSWERED_TOO_BIG} {
+	for segment, want := range map[uint32]objects.TCVerdict{fits: objects.TCVerdictTRANSLATED_DIRECT,
+		fits + 1: objects.TCVerdictANSWERED_TOO_BIG} {
 		before := n.counters(t)[want]
 		code, _, err := n.run(inEth0, f.bytes(n, "eth0"), segment, 0)
 		ok(t, err)
@@ -164,7 +165,8 @@ func TestPacketDSRGUERouteMTU(t *testing.T) {
 		c.answer(t, "S.")
 		c.askGUE(t, d.first, ".")
 		want := gueMTU - 50 - dsrprobe.Room(p.eth0.Is4())
-		for size, verdict := range map[int]objects.TCVerdict{want: objects.TCVerdictDSR_ENCAPSULATED, want + 1: objects.TCVerdictANSWERED_TOO_BIG, gueMTU: objects.TCVerdictANSWERED_TOO_BIG} {
+		for size, verdict := range map[int]objects.TCVerdict{want: objects.TCVerdictDSR_ENCAPSULATED, want + 1: objects.TCVerdictANSWERED_TOO_BIG,
+			gueMTU: objects.TCVerdictANSWERED_TOO_BIG} {
 			hook, f := c.frame("P.", nil)
 			r := d.first.send(t, hook, d.first.lengthen(f, size))
 			if r.verdicts[verdict] != 1 {
@@ -188,11 +190,13 @@ func TestRouteMTUsAreReplaced(t *testing.T) {
 		want map[objects.TCRangeKey]uint32
 	}{
 		{
-			map[attach.RouteKey]uint32{{Dst: netip.MustParsePrefix("10.0.0.0/8"), Ifindex: 5}: 1300, {Dst: netip.MustParsePrefix("10.1.0.0/16"), Ifindex: 5}: 0},
+			map[attach.RouteKey]uint32{{Dst: netip.MustParsePrefix("10.0.0.0/8"), Ifindex: 5}: 1300,
+				{Dst: netip.MustParsePrefix("10.1.0.0/16"), Ifindex: 5}: 0},
 			map[objects.TCRangeKey]uint32{key("10.0.0.0/8", 5): 1300, key("10.1.0.0/16", 5): 0},
 		},
 		{
-			map[attach.RouteKey]uint32{{Dst: netip.MustParsePrefix("10.0.0.0/8"), Ifindex: 5}: 0, {Dst: netip.MustParsePrefix("fd00::/8"), Ifindex: 6}: 1280},
+			map[attach.RouteKey]uint32{{Dst: netip.MustParsePrefix("10.0.0.0/8"), Ifindex: 5}: 0,
+				{Dst: netip.MustParsePrefix("fd00::/8"), Ifindex: 6}: 1280},
 			map[objects.TCRangeKey]uint32{key("10.0.0.0/8", 5): 0, key("fd00::/8", 6): 1280},
 		},
 		{nil, map[objects.TCRangeKey]uint32{}},

@@ -36,7 +36,8 @@ func (n *packetNode) dropRoute(t *testing.T, p *plan, proto uint8) {
 	route(sp, intent.NodePort, intent.Drop, intent.ToCluster)
 	n.serve(t, sp)
 	front := ap(p.eth0, 30080)
-	n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: front, flags: first(proto)}).want(t, actDrop, objects.TCVerdictDROP_POLICY_LOCAL)
+	n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000), dst: front, flags: first(proto)}).want(t, actDrop,
+		objects.TCVerdictDROP_POLICY_LOCAL)
 	n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, 40000), dst: front, flags: first(proto)}).
 		want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 }
@@ -109,11 +110,13 @@ func (n *packetNode) nodePortAddresses(t *testing.T, p *plan, proto uint8) {
 		}
 	}
 	other := protoTCP + protoUDP - proto
-	n.send(t, inEth0, frame{proto: uint8(other), src: ap(p.client, 40000), dst: ap(p.eth0, 30080), flags: "S"}).want(t, actNext, objects.TCVerdictPASS_OTHER)
+	n.send(t, inEth0, frame{proto: uint8(other), src: ap(p.client, 40000), dst: ap(p.eth0, 30080), flags: "S"}).want(t, actNext,
+		objects.TCVerdictPASS_OTHER)
 }
 
 func (n *packetNode) affinity(t *testing.T, p *plan, proto uint8) {
-	sp := service(p, proto, endpoint(p.pod1, 8080, here), endpoint(p.pod2, 8080, here), endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere))
+	sp := service(p, proto, endpoint(p.pod1, 8080, here), endpoint(p.pod2, 8080, here), endpoint(p.far, 8080, elsewhere),
+		endpoint(p.far2, 8080, elsewhere))
 	sp.Affinity = 100 * time.Second
 	n.serve(t, sp)
 	port := uint16(40000)
@@ -175,7 +178,8 @@ func (n *packetNode) fillAffinities(t *testing.T) {
 	t.Helper()
 	m := n.m(objects.TCMapAffinities)
 	for i := range m.MaxEntries() {
-		ok(t, m.Put(objects.TCAffinityKey{Client: objects.TCAddr{W: [4]uint32{i}}, Service: 1 << 30, Family: 4}, objects.TCAffinity{Backend: 1 << 30, Seen: objects.BootSeconds()}))
+		ok(t, m.Put(objects.TCAffinityKey{Client: objects.TCAddr{W: [4]uint32{i}}, Service: 1 << 30, Family: 4},
+			objects.TCAffinity{Backend: 1 << 30, Seen: objects.BootSeconds()}))
 	}
 }
 
@@ -194,7 +198,8 @@ func (n *packetNode) age(t *testing.T, by uint32) {
 
 // spread: without affinity the flows of a client go to all endpoints alike.
 func (n *packetNode) spread(t *testing.T, p *plan, proto uint8) {
-	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here), endpoint(p.pod2, 8080, here), endpoint(p.far, 8080, elsewhere), endpoint(p.far2, 8080, elsewhere)))
+	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here), endpoint(p.pod2, 8080, here), endpoint(p.far, 8080, elsewhere),
+		endpoint(p.far2, 8080, elsewhere)))
 	used := map[netip.Addr]int{}
 	for i := range uint16(400) {
 		r := n.send(t, inEth0, frame{proto: proto, src: ap(p.client, 40000+i), dst: ap(p.clusterIP, 80), flags: first(proto)})

@@ -67,7 +67,8 @@ func (g *generator) frame() frame {
 	f := frame{
 		proto: pick(g.Rand, uint8(protoTCP), protoUDP),
 		src:   ap(pick(g.Rand, p.client, p.client2, p.pod1, p.pod2, p.far, p.router, p.eth0), pick(g.Rand, uint16(g.IntN(65536)), 8080, 40000)),
-		dst:   ap(pick(g.Rand, p.clusterIP, p.clusterIP, p.externalIP, p.eth0, p.tun0, p.pod1, p.far, p.client), pick(g.Rand, uint16(80), 80, 81, 30080, 30081, 8080, uint16(g.IntN(65536)))),
+		dst: ap(pick(g.Rand, p.clusterIP, p.clusterIP, p.externalIP, p.eth0, p.tun0, p.pod1, p.far, p.client),
+			pick(g.Rand, uint16(80), 80, 81, 30080, 30081, 8080, uint16(g.IntN(65536)))),
 		flags: pick(g.Rand, "S", "S.", ".", "P.", "F.", "R", "FSRP.", ""), seq: g.Uint32(), ack: g.Uint32(),
 		ttl: pick(g.Rand, uint8(64), 64, 1, 2), df: g.IntN(2) > 0, id: uint32(g.IntN(4)),
 		payload: make([]byte, pick(g.Rand, 0, 1, g.IntN(64), g.IntN(64), g.IntN(1440), longPayload+g.IntN(100))),
@@ -116,7 +117,8 @@ func (g *generator) answer(seen []byte) []byte {
 	if err != nil || v.src.Port() == 0 {
 		return g.frame().bytes(g.n, g.hook.iface)
 	}
-	return back(v, pick(g.Rand, "S.", ".", "F.", "R", "cookie-echo", "cookie-ack", "shutdown-ack"), make([]byte, g.IntN(50))).bytes(g.n, g.hook.iface)
+	return back(v, pick(g.Rand, "S.", ".", "F.", "R", "cookie-echo", "cookie-ack", "shutdown-ack"),
+		make([]byte, g.IntN(50))).bytes(g.n, g.hook.iface)
 }
 
 func (g *generator) error(seen []byte) []byte {
@@ -194,7 +196,8 @@ func repairTransport(src, dst netip.Addr, proto uint8, b []byte) {
 }
 
 // notes are counted beside the verdict on a packet.
-var notes = []objects.TCVerdict{objects.TCVerdictFLOW_CREATED, objects.TCVerdictFLOW_REVIVED, objects.TCVerdictFLOW_CONFLICT, objects.TCVerdictFLOW_REPLACED, objects.TCVerdictFLOW_OVER_SHARE}
+var notes = []objects.TCVerdict{objects.TCVerdictFLOW_CREATED, objects.TCVerdictFLOW_REVIVED, objects.TCVerdictFLOW_CONFLICT,
+	objects.TCVerdictFLOW_REPLACED, objects.TCVerdictFLOW_OVER_SHARE}
 
 // invariants gives a packet to a program and checks what must hold for any. It
 // returns what came out and the verdict.

@@ -138,7 +138,8 @@ func (n *packetNode) thirdHost(t *testing.T, p *plan) {
 func (n *packetNode) oneNodeTuple(t *testing.T, p *plan) {
 	second := tftp(p, endpoint(p.far, 2069, elsewhere))
 	second.ID.Service.Name, second.ID.Number = "second", 81
-	second.Frontends = []intent.Frontend{{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: 81, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster}}
+	second.Frontends = []intent.Frontend{{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: 81, ExternalRoute: intent.ToCluster,
+		InternalRoute: intent.ToCluster}}
 	n.serve(t, tftp(p, endpoint(p.far, 1069, elsewhere)), second)
 	n.setSNATPorts(t, 50000, 50001, 50002, 50003)
 	seen := map[netip.AddrPort][2]netip.AddrPort{}
@@ -293,7 +294,8 @@ func (n *packetNode) noReply(t *testing.T, p *plan) {
 	n.ageFlows(t, objects.Seconds(n.cfg.Timeouts.UDPNew)+1)
 	n.untouched(t, "a late answer", inPod1, answer, objects.TCVerdictPASS_OTHER)
 	// Asked again, it is waited for again.
-	n.datagram(t, inEth0, client, front).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictHELPER_ASKED, objects.TCVerdictTRANSLATED_DIRECT)
+	n.datagram(t, inEth0, client, front).want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictHELPER_ASKED,
+		objects.TCVerdictTRANSLATED_DIRECT)
 	n.ageFlows(t, objects.Seconds(n.cfg.Timeouts.UDPNew)-2)
 	n.sendRaw(t, inPod1, answer).wantPath(t, ap(front.Addr(), tid), client)
 }

@@ -473,7 +473,8 @@ func (n *packetNode) longHeaders(t *testing.T, p *plan, proto uint8) {
 			{ext: []extension{{extHopByHop, six}}},
 			{ext: []extension{{extDestOpts, six}}},
 			{ext: []extension{{extRouting, []byte{0, 0, 0, 0, 0, 0}}}},
-			{ext: []extension{{extHopByHop, append(six, 1, 6, 0, 0, 0, 0, 0, 0)}, {extDestOpts, six}, {extRouting, []byte{4, 0, 0, 0, 0, 0}}, {extDestOpts, six}}},
+			{ext: []extension{{extHopByHop, append(six, 1, 6, 0, 0, 0, 0, 0, 0)}, {extDestOpts, six},
+				{extRouting, []byte{4, 0, 0, 0, 0, 0}}, {extDestOpts, six}}},
 		}
 	}
 	for i, f := range variants {
@@ -502,7 +503,8 @@ func (n *packetNode) longHeaders(t *testing.T, p *plan, proto uint8) {
 func (n *packetNode) padded(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
 	for pad := range 5 {
-		in := frame{proto: proto, src: ap(p.client, uint16(40000+pad)), dst: ap(p.clusterIP, 80), flags: first(proto), pad: pad, payload: []byte("z")}
+		in := frame{proto: proto, src: ap(p.client, uint16(40000+pad)), dst: ap(p.clusterIP, 80), flags: first(proto),
+			pad: pad, payload: []byte("z")}
 		r := n.send(t, inEth0, in)
 		r.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT)
 		sameBut(t, in.bytes(n, "eth0"), r.out, 1)

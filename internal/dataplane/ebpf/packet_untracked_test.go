@@ -110,13 +110,15 @@ func (n *packetNode) passes(t *testing.T, what string, hook at, proto uint8, src
 
 func (n *packetNode) stays(t *testing.T, what string, hook at, proto uint8, src, dst netip.AddrPort) {
 	t.Helper()
-	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), objects.TCVerdictPASS_OTHER)
+	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface),
+		objects.TCVerdictPASS_OTHER)
 }
 
 // forged is stays for a source that the device does not have.
 func (n *packetNode) forged(t *testing.T, what string, hook at, proto uint8, src, dst netip.AddrPort) {
 	t.Helper()
-	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface), objects.TCVerdictPASS_SOURCE)
+	n.untouched(t, what+": "+src.String()+" to "+dst.String(), hook, frame{proto: proto, src: src, dst: dst, flags: "S"}.bytes(n, hook.iface),
+		objects.TCVerdictPASS_SOURCE)
 }
 
 // untrackedPeers: what a policy allows passes both ways, all else is netfilter's.
@@ -292,7 +294,8 @@ func (n *packetNode) untrackedStackOnly(t *testing.T, p *plan, proto uint8) {
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		several = append(several, cachePolicy(name, clientsOnly()))
 	}
-	egress := &model.DoNotTrackPolicy{Name: "egress", Pods: ofRole("cache"), Egress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}}}}
+	egress := &model.DoNotTrackPolicy{Name: "egress", Pods: ofRole("cache"),
+		Egress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}}}}
 	for _, c := range []struct {
 		what     string
 		policies []*model.DoNotTrackPolicy
@@ -327,7 +330,8 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	w := newPolicyWorld(t, n, p)
 	block := netip.MustParsePrefix("203.0.113.0/24")
 	w.set(t, cachePolicy("a", clientsOnly(), model.PolicyPeer{Block: block, Except: []netip.Prefix{netip.MustParsePrefix("203.0.113.11/32")}}))
-	if blocks := objectstest.ReadAll[objects.TCRangeKey, uint8](t, n.m(objects.TCMapUntrackedBlocks)); len(blocks) != 8 { // a /24 without one address
+	// a /24 without one address
+	if blocks := objectstest.ReadAll[objects.TCRangeKey, uint8](t, n.m(objects.TCMapUntrackedBlocks)); len(blocks) != 8 {
 		t.Errorf("a block without an address is %d prefixes", len(blocks))
 	}
 	cache, far, far2 := ap(p.pod1, cachePort), ap(p.far, 4000), ap(p.far2, 4000)
@@ -351,7 +355,8 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 	}
 	n.policies = next
 	n.passes(t, "taken over", inTun0, protoTCP, far, cache, nextHopPod, 0)
-	w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"0": cachePolicy("0", model.PolicyPeer{Pods: ofRole("other")})}})
+	w.tr.Apply(model.Delta{DoNotTrackPolicies: map[string]*model.DoNotTrackPolicy{"0": cachePolicy("0",
+		model.PolicyPeer{Pods: ofRole("other")})}})
 	w.write(t, nil)
 	n.passes(t, "another rule", inTun0, protoTCP, far2, cache, nextHopPod, 0)
 	n.passes(t, "the same rule", inTun0, protoTCP, far, cache, nextHopPod, 0)

@@ -43,13 +43,16 @@ func TestFactsAboutAddresses(t *testing.T) {
 	}
 	// A NodePort is at no address, and an endpoint's is no Service's.
 	first, second := objectstest.SimplePort(1, 1), objectstest.SimplePort(2, 1)
-	first.Frontends = append(first.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30080, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster})
+	first.Frontends = append(first.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30080, ExternalRoute: intent.ToCluster,
+		InternalRoute: intent.ToCluster})
 	third := objectstest.SimplePort(3, 1)
 	noError(t, b.Apply(t.Context(), intent.Changes{Node: &node, Upserts: []*intent.ServicePort{first, second, third}}))
 	want("all", map[string]attach.Fact{
 		"192.0.2.1": attach.NodeAddress, "192.0.2.3": attach.OtherNode, "10.244.1.2": attach.PodHere, "10.244.2.9": attach.PodHere,
-		"10.244.1.9": attach.PodElsewhere, "10.244.2.7": attach.OtherNodeRange, "10.244.1.7": attach.Unknown, "2001:db8:2::1": attach.OtherNodeRange,
-		"2001:db8:3::1": attach.Unknown, "10.96.0.1": attach.ServiceAddress, "10.96.0.2": attach.ServiceAddress, "10.16.0.1": attach.Unknown, "0.0.0.0": attach.Unknown,
+		"10.244.1.9": attach.PodElsewhere, "10.244.2.7": attach.OtherNodeRange, "10.244.1.7": attach.Unknown,
+		"2001:db8:2::1": attach.OtherNodeRange,
+		"2001:db8:3::1": attach.Unknown, "10.96.0.1": attach.ServiceAddress, "10.96.0.2": attach.ServiceAddress, "10.16.0.1": attach.Unknown,
+		"0.0.0.0":   attach.Unknown,
 		"10.96.0.3": attach.PodHere, // a user can give a Service any externalIP
 	})
 	// An address moves to another Service, which has it twice; a Service goes.
@@ -154,7 +157,8 @@ func TestForgedPodAddresses(t *testing.T) {
 
 	wantGauge(t, b, map[string]float64{"node_address": 1, "range_of_other_node": 1, "service_address": 1, "other_pod": 1, "in_use": 0})
 	b.node.OnRefused(b.attacher.Refused()[0])
-	if len(notes) != 1 || !strings.Contains(notes[0], "10.244.1.1 ") || !strings.Contains(notes[0], "veth2") || !strings.Contains(notes[0], "address of this node") {
+	if len(notes) != 1 || !strings.Contains(notes[0], "10.244.1.1 ") || !strings.Contains(notes[0], "veth2") ||
+		!strings.Contains(notes[0], "address of this node") {
 		t.Errorf("notes %q", notes)
 	}
 }

@@ -49,7 +49,8 @@ func kernelPeer(t *testing.T, cgroup string, pod bool, dst netip.AddrPort) (same
 // value of Config.SocketHooks, and with a pod that is excluded.
 func TestScopeOfSocketHooks(t *testing.T) {
 	cfg := ownPlace(t)
-	state := intent.State{Ports: []*intent.ServicePort{objectstest.SimplePort(1, 1)}, Node: intent.Node{Name: "node", UnhookedPods: []string{uidA}}}
+	state := intent.State{Ports: []*intent.ServicePort{objectstest.SimplePort(1, 1)},
+		Node: intent.Node{Name: "node", UnhookedPods: []string{uidA}}}
 	service := objectstest.SimplePort(1, 1).Frontends[0]
 	dst := netip.AddrPortFrom(service.Addr, service.Port)
 	state.Ports[0].ID.Protocol = model.UDP

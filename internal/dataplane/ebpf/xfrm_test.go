@@ -44,7 +44,8 @@ func readXfrm(t *testing.T, b *Backend) xfrmState {
 			dst = append(dst, objects.RangePrefix(key).String())
 		}
 	}
-	return xfrmState{objectstest.Settings(t, b.objects).Flags&uint32(objects.TCSettingsFlagsSETTING_XFRM) != 0, sortedWords(src), sortedWords(dst)}
+	return xfrmState{objectstest.Settings(t, b.objects).Flags&uint32(objects.TCSettingsFlagsSETTING_XFRM) != 0,
+		sortedWords(src), sortedWords(dst)}
 }
 
 func waitXfrm(t *testing.T, when string, b *Backend, flag bool, src, dst string) {
@@ -93,7 +94,8 @@ func TestProgramsKnowIPsecPolicies(t *testing.T) {
 
 	ipXfrm(t, "policy flush", "policy add src 10.5.0.0/16 dst 10.6.0.0/16 dir out action block")
 	b = open()
-	waitXfrm(t, "before the first Replace", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16", "10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
+	waitXfrm(t, "before the first Replace", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16",
+		"10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
 	noError(t, b.Replace(t.Context(), state))
 	waitXfrm(t, "others after a restart", b, true, "10.5.0.0/16", "10.6.0.0/16")
 	ipXfrm(t, "policy flush")

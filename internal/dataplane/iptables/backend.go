@@ -142,7 +142,8 @@ func (b *Backend) Differences(ctx context.Context, id intent.PortID, limit int) 
 	if err != nil {
 		return nil, err
 	}
-	found := inWords(f.ruleset.family, []difference{{table: tableNAT, have: have, fill: f.changed(p, have), edits: have.editJumps(f.jumpsOf(tableNAT))}})
+	found := inWords(f.ruleset.family, []difference{{table: tableNAT, have: have, fill: f.changed(p, have),
+		edits: have.editJumps(f.jumpsOf(tableNAT))}})
 	return found[:min(limit, len(found))], nil
 }
 

@@ -36,7 +36,8 @@ func checkLeft(v Variant, missing error) error {
 		return fmt.Errorf("look for rules of iptables-%s: %w", v, err)
 	}
 	if left {
-		return fmt.Errorf("remove rules of iptables-%s: the kernel holds chains %s*, and they cannot be removed: %w, or run --cleanup where it is installed",
+		return fmt.Errorf("remove rules of iptables-%s: the kernel holds chains %s*, and they cannot be removed: %w, or run --cleanup where "+
+			"it is installed",
 			v, chainPrefix, missing)
 	}
 	return nil

@@ -70,7 +70,8 @@ func TestAPartialRestoreThatFailsIsFollowedByAFullOneAtOnce(t *testing.T) {
 		if !strings.Contains(b.log.String(), doomed) {
 			t.Errorf("the log does not name %s: %s", doomed, b.log)
 		}
-		if dump := b.dump(); !strings.Contains(dump, "10.96.0.3/32") || strings.Contains(dump, "10.96.0.1/32") || !strings.Contains(dump, ":"+doomed) {
+		if dump := b.dump(); !strings.Contains(dump, "10.96.0.3/32") || strings.Contains(dump, "10.96.0.1/32") ||
+			!strings.Contains(dump, ":"+doomed) {
 			t.Errorf("the rest is not written:\n%s", dump)
 		}
 		b.apply(be, upserts(service(4)))
@@ -122,7 +123,8 @@ func TestANodeThatChangedIsWrittenAndOneThatDidNotIsNot(t *testing.T) {
 		}
 		node.NodePortAddrs = []netip.Addr{addr("192.0.2.9")}
 		b.apply(be, intent.Changes{Node: &node})
-		if dump := b.dump(); !strings.Contains(dump, "-A SPW-SERVICES -d 192.0.2.9/32 -j SPW-NODEPORTS") || strings.Contains(dump, "192.0.2.1/32") {
+		if dump := b.dump(); !strings.Contains(dump, "-A SPW-SERVICES -d 192.0.2.9/32 -j SPW-NODEPORTS") ||
+			strings.Contains(dump, "192.0.2.1/32") {
 			t.Errorf("NodePorts are served at other addresses:\n%s", dump)
 		}
 		b.inSync(be)
@@ -382,7 +384,8 @@ func TestAWriterThatIsKilledBetweenTheTablesIsMadeUpFor(t *testing.T) {
 		if err := cmd.Run(); err == nil {
 			t.Fatal("the writer was not killed")
 		}
-		if dump := b.dump(); !strings.Contains(dump, chainServices) || strings.Contains(dump, ":"+chainRefuse) || strings.Contains(dump, "-A "+chainRefuse) {
+		if dump := b.dump(); !strings.Contains(dump, chainServices) || strings.Contains(dump, ":"+chainRefuse) ||
+			strings.Contains(dump, "-A "+chainRefuse) {
 			t.Fatalf("it was not killed between the tables:\n%s", dump)
 		}
 		be := b.open()
@@ -432,7 +435,8 @@ func TestALockHeldBySomebodyElseIsWaitedForAndThenReported(t *testing.T) {
 
 func TestCleanupLeavesNothingAndMayBeRepeated(t *testing.T) {
 	eachVariant(t, func(b *bench) {
-		b.must("*nat\n:THEIRS - [0:0]\n-A PREROUTING -j THEIRS\n-A THEIRS -s 192.0.2.77/32 -j ACCEPT\nCOMMIT\n*filter\n-A FORWARD -s 192.0.2.77/32 -j DROP\nCOMMIT\n")
+		b.must("*nat\n:THEIRS - [0:0]\n-A PREROUTING -j THEIRS\n-A THEIRS -s 192.0.2.77/32 -j ACCEPT\nCOMMIT\n*filter\n-A FORWARD -s " +
+			"192.0.2.77/32 -j DROP\nCOMMIT\n")
 		all := func() string {
 			var out strings.Builder
 			for _, program := range []string{"iptables-save", "ip6tables-save"} {

@@ -13,7 +13,8 @@ import (
 // of the agent.
 func FuzzReadDump(f *testing.F) {
 	for _, s := range []string{
-		"*nat\n:PREROUTING ACCEPT [0:0]\n:SPW-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"spillway\" -j SPW-SERVICES\n-A SPW-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/web:http 80/TCP clusterIP\" -j SPW-SVC-A\nCOMMIT\n",
+		"*nat\n:PREROUTING ACCEPT [0:0]\n:SPW-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"spillway\" -j SPW-SERVICES\n-A " +
+			"SPW-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/web:http 80/TCP clusterIP\" -j SPW-SVC-A\nCOMMIT\n",
 		"*filter\n:KUBE-KUBELET-CANARY - [0:0]\n-A INPUT -m comment --comment \"-j SPW-X\"\nCOMMIT\n*raw\n",
 		"*nat\n:SPW-A\n-A SPW-A\n-A \n:\n*\nCOMMIT\nCOMMIT\n-A SPW-A -j X",
 		"*nat\n-A PREROUTING -m comment --comment \"" + strings.Repeat("x", 70000) + "\" -j ACCEPT\nCOMMIT\n",

@@ -25,7 +25,8 @@ func shapes() map[string][]*intent.ServicePort {
 	sticky.Affinity = 3 * time.Hour
 	dns := web([]intent.Endpoint{far("10.244.2.2:53")}, clusterIP("10.96.0.10", 53, intent.ToCluster))
 	dns.ID = id("dns", "", 53, model.UDP, model.IPv4)
-	sctp := web([]intent.Endpoint{far("10.244.2.2:38412")}, clusterIP("10.96.0.11", 38412, intent.ToCluster), nodePort(30412, intent.ToCluster, intent.ToCluster))
+	sctp := web([]intent.Endpoint{far("10.244.2.2:38412")}, clusterIP("10.96.0.11", 38412, intent.ToCluster),
+		nodePort(30412, intent.ToCluster, intent.ToCluster))
 	sctp.ID = id("amf", "ngap", 38412, model.SCTP, model.IPv4)
 	six := web([]intent.Endpoint{near("[fd44:1::2]:8080"), far("[fd44:2::2]:8080")},
 		clusterIP("fd96::1", 80, intent.ToCluster), nodePort(30080, intent.ToCluster, intent.ToCluster))
@@ -51,7 +52,8 @@ func shapes() map[string][]*intent.ServicePort {
 		"sctp":            {sctp},
 		"ipv6":            {six},
 		"load-balancer":   {web(three, external(intent.ToCluster, intent.ToCluster, nil)...)},
-		"source-ranges":   {web(three, external(intent.ToCluster, intent.ToCluster, []netip.Prefix{prefix("192.0.2.0/25"), prefix("198.51.100.0/24")})...)},
+		"source-ranges": {web(three, external(intent.ToCluster, intent.ToCluster,
+			[]netip.Prefix{prefix("192.0.2.0/25"), prefix("198.51.100.0/24")})...)},
 		"nobody-let-in":   {web(three, external(intent.ToCluster, intent.ToCluster, []netip.Prefix{})...)},
 		"local":           {web(three, external(intent.ToLocal, intent.ToCluster, nil)...)},
 		"local-elsewhere": {web(three[1:], external(intent.Drop, intent.ToCluster, nil)...)},

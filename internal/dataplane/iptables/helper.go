@@ -376,7 +376,8 @@ func (f *family) missingHelper(ctx context.Context, h intent.Helper, protocol st
 		f.have[h] = true
 		return nil
 	}
-	return fmt.Errorf("served without help, so that transfers fail: the kernel has no %s helper or no target CT (%s): load nf_conntrack_%s, nf_nat_%s and xt_CT, or annotate the Service with %s=none if it is not %s",
+	return fmt.Errorf("served without help, so that transfers fail: the kernel has no %s helper or no target CT (%s): load "+
+		"nf_conntrack_%s, nf_nat_%s and xt_CT, or annotate the Service with %s=none if it is not %s",
 		h, strings.TrimSpace(err.Error()), h, h, intent.HelperAnnotation, h)
 }
 

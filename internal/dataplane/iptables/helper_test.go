@@ -162,7 +162,8 @@ func ftp() *intent.ServicePort {
 		ID: id("files", "", 21, model.TCP, model.IPv4), Helper: intent.FTP,
 		Frontends: []intent.Frontend{
 			clusterIP("10.96.0.21", 21, intent.ToCluster), nodePort(30021, intent.ToCluster, intent.ToCluster),
-			{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.21"), Port: 21, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster},
+			{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.21"), Port: 21, ExternalRoute: intent.ToCluster,
+				InternalRoute: intent.ToCluster},
 		},
 		Endpoints: []intent.Endpoint{near("10.244.1.2:21"), far("10.244.2.2:21")},
 	}
@@ -238,7 +239,8 @@ func TestPortsThatFTPMayNotAnnounceFollowTheServices(t *testing.T) {
 // here that would be hundreds of millions.
 func TestAChangeDoesNotDependOnFTPEndpointsOfOthers(t *testing.T) {
 	for f, addr := range map[model.Family]netip.Addr{model.IPv4: netip.MustParseAddr("10.0.0.1"), model.IPv6: netip.MustParseAddr("fd00::1")} {
-		large := &intent.ServicePort{ID: id("files", "", 21, model.TCP, f), Helper: intent.FTP, Frontends: []intent.Frontend{{Addr: addr, Port: 21}}}
+		large := &intent.ServicePort{ID: id("files", "", 21, model.TCP, f), Helper: intent.FTP,
+			Frontends: []intent.Frontend{{Addr: addr, Port: 21}}}
 		for e := addr; len(large.Endpoints) < 100_000; e = e.Next() {
 			large.Endpoints = append(large.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(e, 21), ClusterPolicy: true})
 		}
@@ -249,7 +251,8 @@ func TestAChangeDoesNotDependOnFTPEndpointsOfOthers(t *testing.T) {
 		go func() {
 			named := true
 			for i := range 2000 {
-				r.apply([]*intent.ServicePort{{ID: id("web", "", 80, model.TCP, f), Frontends: []intent.Frontend{{Kind: intent.NodePort, Port: uint16(30000 + 2*i)}}}}, nil)
+				r.apply([]*intent.ServicePort{{ID: id("web", "", 80, model.TCP, f),
+					Frontends: []intent.Frontend{{Kind: intent.NodePort, Port: uint16(30000 + 2*i)}}}}, nil)
 				diffs, full := r.recomputeHelpers()
 				named = named && !full && len(diffs) == 1 && len(diffs[0].fill) == 1 && diffs[0].fill[0].name == chainTaken
 			}
@@ -268,7 +271,8 @@ func TestAKernelWithoutAHelperServesThePortAndSaysSo(t *testing.T) {
 	eachVariant(t, func(b *bench) {
 		err := b.open().Replace(t.Context(), intent.State{Node: testNode(), Ports: []*intent.ServicePort{tftp()}})
 		var failed *dataplane.PortErrors
-		if !errors.As(err, &failed) || failed.Errors[tftp().ID] == nil || !strings.Contains(failed.Errors[tftp().ID].Error(), "load nf_conntrack_tftp, nf_nat_tftp") {
+		if !errors.As(err, &failed) || failed.Errors[tftp().ID] == nil ||
+			!strings.Contains(failed.Errors[tftp().ID].Error(), "load nf_conntrack_tftp, nf_nat_tftp") {
 			t.Errorf("error %v, want one of the port that names the modules", err)
 		}
 		if !strings.Contains(b.dump(), "10.96.0.69/32") || strings.Contains(b.raw(), chainPrefix) {

@@ -19,10 +19,11 @@ func newMetrics() *metrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	m := &metrics{
-		total:           gauge("total", "Rules of ours in the kernel."),
-		last:            gauge("last", "Rules that the last sync wrote."),
-		failures:        counter(prefix+"restore_failures_total", "Restores that failed."),
-		partialFailures: counter(prefix+"partial_restore_failures_total", "Restores of changed chains alone that failed; everything was written then."),
+		total:    gauge("total", "Rules of ours in the kernel."),
+		last:     gauge("last", "Rules that the last sync wrote."),
+		failures: counter(prefix+"restore_failures_total", "Restores that failed."),
+		partialFailures: counter(prefix+"partial_restore_failures_total",
+			"Restores of changed chains alone that failed; everything was written then."),
 		differences: counter("spillway_iptables_differences_total",
 			"Chains and rules that the kernel did not hold as they were written, found by audits and by --verify-partial-sync."),
 	}

@@ -48,7 +48,8 @@ func findPrograms(ctx context.Context, cfg *Config, v Variant, f model.Family) (
 		return nil, fmt.Errorf("ask %s for its version: %w", p.restore, err)
 	}
 	if have, ok := parseVersion(out); !ok || less(have, oldest) {
-		return nil, fmt.Errorf("%s is too old (%s): %d.%d.%d is needed, for --wait and MASQUERADE --random-fully: install a newer package iptables",
+		return nil, fmt.Errorf("%s is too old (%s): %d.%d.%d is needed, for --wait and MASQUERADE --random-fully: install a newer package "+
+			"iptables",
 			p.restore, firstLine(out), oldest[0], oldest[1], oldest[2])
 	}
 	return p, nil

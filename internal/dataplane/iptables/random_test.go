@@ -71,7 +71,8 @@ func (w *randomWorld) port(of intent.PortID) *intent.ServicePort {
 		external = intent.ToLocal
 	}
 	for range 1 + w.IntN(4) {
-		fe := intent.Frontend{Kind: intent.FrontendKind(w.IntN(4)), Port: uint16(1 + w.IntN(2000)), ExternalRoute: external, InternalRoute: cluster}
+		fe := intent.Frontend{Kind: intent.FrontendKind(w.IntN(4)), Port: uint16(1 + w.IntN(2000)),
+			ExternalRoute: external, InternalRoute: cluster}
 		switch {
 		case fe.Kind == intent.ClusterIP:
 			fe.ExternalRoute = cluster

@@ -124,7 +124,8 @@ func (rs *ruleset) sticky(b *base, p *pool) (out []*nft.Rule) {
 		b.load(&nft.Rule{}).Meta(unix.NFT_META_PRIORITY, b.behind()).Map(p.valid.Name, nft.Reg).DNAT(b.family),
 	}}
 	for _, d := range rs.inUse(b) {
-		out = append(out, client(b.port(&nft.Rule{}, d), b.family).Map(clients.Name, nft.Reg).SetMeta(unix.NFT_META_PRIORITY, nft.Reg).Jump(c.Name))
+		out = append(out, client(b.port(&nft.Rule{}, d), b.family).Map(clients.Name,
+			nft.Reg).SetMeta(unix.NFT_META_PRIORITY, nft.Reg).Jump(c.Name))
 		c.Rules = append(c.Rules, client(b.port(&nft.Rule{Comment: "that endpoint is gone"}, d), b.family).
 			Dynset(nft.DynsetDelete, clients.Name, nft.Reg, nft.Reg+b.family.Regs(), 0))
 	}

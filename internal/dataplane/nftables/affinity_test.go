@@ -65,7 +65,8 @@ func TestTimeOutsHaveSetsAndRulesOfTheirOwnWhileTheyAreInUse(t *testing.T) {
 	web := func(name, ip string, d time.Duration) *intent.ServicePort {
 		return port(name, model.IPv4, clusterIP(ip, intent.ToCluster), affine(d), endpoints("10.244.1.2:8080"))
 	}
-	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{web("a", "10.96.0.1", time.Hour), web("b", "10.96.0.2", time.Minute)}})
+	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{web("a", "10.96.0.1", time.Hour),
+		web("b", "10.96.0.2", time.Minute)}})
 	got := run(t, "nft", "list chain inet spillway clients4-60s")
 	if !strings.Contains(got, "timeout 1m") {
 		t.Errorf("clients of b are not remembered for a minute:\n%s", got)
@@ -85,8 +86,10 @@ func TestTimeoutsMakeFewSetsAndRules(t *testing.T) {
 		timeout, name := time.Duration(4*i+1)*time.Second, fmt.Sprint("s", i)
 		a, b := byte(i>>8), byte(i)
 		for _, p := range []*intent.ServicePort{
-			port(name, model.IPv4, clusterIP(netip.AddrFrom4([4]byte{10, 96, a, b}).String(), intent.ToCluster), affine(timeout), endpoints("10.244.1.2:8080")),
-			port(name, model.IPv6, clusterIP(netip.AddrFrom16([16]byte{0: 0xfd, 14: a, 15: b}).String(), intent.ToCluster), affine(timeout), endpoints("[fd44::2]:8080")),
+			port(name, model.IPv4, clusterIP(netip.AddrFrom4([4]byte{10, 96, a, b}).String(), intent.ToCluster), affine(timeout),
+				endpoints("10.244.1.2:8080")),
+			port(name, model.IPv6, clusterIP(netip.AddrFrom16([16]byte{0: 0xfd, 14: a, 15: b}).String(), intent.ToCluster), affine(timeout),
+				endpoints("[fd44::2]:8080")),
 		} {
 			if err := ch.setPort(p.ID, p); err != nil {
 				t.Fatal(err)

@@ -93,13 +93,15 @@ func TestWhoDeniedAPacketIsReadBack(t *testing.T) {
 		}
 		for range 24 {
 			from := []string{"pod1", "pod2", "lan", ""}[r.IntN(4)]
-			in, source, hook := func(f func()) { m.in(from, f) }, map[string]string{"pod1": "10.244.0.2", "pod2": "10.244.0.3", "lan": "172.30.0.99"}[from], "PREROUTING"
+			in, source, hook := func(f func()) { m.in(from, f) },
+				map[string]string{"pod1": "10.244.0.2", "pod2": "10.244.0.3", "lan": "172.30.0.99"}[from], "PREROUTING"
 			if from == "" {
 				in, source, hook = func(f func()) { f() }, "10.244.0.1", "OUTPUT"
 			}
 			d := Dropped{Hook: hook, Protocol: model.UDP, FromThisNode: from == "",
-				Source:      netip.AddrPortFrom(netip.MustParseAddr(source), uint16(1+r.IntN(5))),
-				Destination: netip.AddrPortFrom(netip.MustParseAddr([]string{"10.244.0.2", "10.244.0.3", "172.30.0.99", "172.30.0.10"}[r.IntN(4)]), uint16(1+r.IntN(5)))}
+				Source: netip.AddrPortFrom(netip.MustParseAddr(source), uint16(1+r.IntN(5))),
+				Destination: netip.AddrPortFrom(netip.MustParseAddr([]string{"10.244.0.2", "10.244.0.3", "172.30.0.99", "172.30.0.10"}[r.IntN(4)]),
+					uint16(1+r.IntN(5)))}
 			if d.Source.Addr() == d.Destination.Addr() {
 				continue
 			}
@@ -138,7 +140,8 @@ func sendFrom(t *testing.T, from, to netip.AddrPort) {
 // TestWhoMayHaveDroppedItBeforeIsSaid makes chains of others.
 func TestWhoMayHaveDroppedItBeforeIsSaid(t *testing.T) {
 	enter(t)
-	d := Dropped{Hook: "PREROUTING", Protocol: model.TCP, Source: netip.MustParseAddrPort("198.51.100.1:9"), Destination: netip.MustParseAddrPort("10.244.0.2:11211")}
+	d := Dropped{Hook: "PREROUTING", Protocol: model.TCP, Source: netip.MustParseAddrPort("198.51.100.1:9"),
+		Destination: netip.MustParseAddrPort("10.244.0.2:11211")}
 	expect := func(when string, d Dropped, policy, chain string, before ...string) {
 		t.Helper()
 		if got, err := Denied(inPlace, d); err != nil || got.Policy != policy || got.Chain != chain || !slices.Equal(got.Before, before) {

@@ -32,7 +32,8 @@ func TestDifferencesOfAPort(t *testing.T) {
 	}{
 		{"many", "delete element inet spillway services4 { 10.96.0.1 . tcp . 80 }", "10.96.0.1 tcp 80: services4 has no element", 1},
 		{"many", "flush map inet spillway services4-16", "10.96.0.1 tcp 80 0: services4-16 has no element", 10},
-		{"one-endpoint", "delete element inet spillway services4-1 { 10.96.0.1 . tcp . 80 }; add element inet spillway services4-1 { 10.96.0.1 . tcp . 80 : 10.9.9.9 . 8080 }",
+		{"one-endpoint", "delete element inet spillway services4-1 { 10.96.0.1 . tcp . 80 }; add element inet spillway services4-1 { " +
+			"10.96.0.1 . tcp . 80 : 10.9.9.9 . 8080 }",
 			"10.96.0.1 tcp 80: services4-1 has 10.9.9.9 8080, not 10.244.0.2 8080", 1},
 		{"many", "flush chain inet spillway services4", "table inet spillway: its chains, rules or sets are not as they were written", 1},
 		{"many", "add chain inet spillway mine", "table inet spillway: its chains, rules or sets are not as they were written", 1},

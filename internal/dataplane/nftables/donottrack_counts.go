@@ -70,7 +70,8 @@ func (c *policyCounts) add(seen map[countedRule]uint64) {
 }
 
 var policyPacketsDesc = prometheus.NewDesc("spillway_do_not_track_packets_total",
-	"Packets that a DoNotTrackPolicy has decided about: allowed untracked, allowed tracked or denied. One that several deny counts for the first by name.",
+	"Packets that a DoNotTrackPolicy has decided about: allowed untracked, allowed tracked or denied. One that several deny counts for "+
+		"the first by name.",
 	[]string{"policy", "verdict"}, nil)
 
 // Describe implements prometheus.Collector.

@@ -50,8 +50,10 @@ var leftHook = &nft.Hook{Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 
 // leftSets returns the set of single ports, and the set of addresses with ranges of ports, in
 // which ports are not distinguished.
 func leftSets(f *nft.IP) (ports, hosts *nft.Set) {
-	return &nft.Set{Name: "left" + f.Suffix, Comment: "ports that were not tracked", Key: []nft.Field{nft.AddrField(f), nft.ProtocolField, nft.PortField}, Expires: true},
-		&nft.Set{Name: "left-hosts" + f.Suffix, Comment: "with ranges of such ports", Key: []nft.Field{nft.AddrField(f), nft.ProtocolField}, Expires: true}
+	return &nft.Set{Name: "left" + f.Suffix, Comment: "ports that were not tracked",
+			Key: []nft.Field{nft.AddrField(f), nft.ProtocolField, nft.PortField}, Expires: true},
+		&nft.Set{Name: "left-hosts" + f.Suffix, Comment: "with ranges of such ports",
+			Key: []nft.Field{nft.AddrField(f), nft.ProtocolField}, Expires: true}
 }
 
 // leftElems returns elements of leftSets: the targets that the edit removes from the sets of

@@ -114,11 +114,13 @@ type doNotTrackTable struct {
 type ports struct{ first, last uint16 }
 
 func newPolicyTable() *doNotTrackTable {
-	return &doNotTrackTable{rules: map[string]*donottrack.Rule{}, verdicts: map[string]*donottrack.Verdict{}, targets: map[string]map[ports]int{}, kept: map[string]int{}}
+	return &doNotTrackTable{rules: map[string]*donottrack.Rule{}, verdicts: map[string]*donottrack.Verdict{},
+		targets: map[string]map[ports]int{}, kept: map[string]int{}}
 }
 
 func (t *doNotTrackTable) clone() *doNotTrackTable {
-	out := &doNotTrackTable{rules: maps.Clone(t.rules), verdicts: maps.Clone(t.verdicts), targets: maps.Clone(t.targets), kept: maps.Clone(t.kept)}
+	out := &doNotTrackTable{rules: maps.Clone(t.rules), verdicts: maps.Clone(t.verdicts), targets: maps.Clone(t.targets),
+		kept: maps.Clone(t.kept)}
 	for name, m := range out.targets {
 		out.targets[name] = maps.Clone(m)
 	}
@@ -354,7 +356,8 @@ func (t *doNotTrackTable) denial(v *donottrack.Verdict, peer nft.End) []*nft.Rul
 // donottrack.Tracker.Keep.
 func trackedSet(f *nft.IP) *nft.Set {
 	addr := nft.AddrField(f)
-	return &nft.Set{Name: "kept" + f.Suffix, Comment: "local address, peer and port of translated connections: stay tracked", Key: []nft.Field{addr, addr, nft.ProtocolField, nft.PortField}}
+	return &nft.Set{Name: "kept" + f.Suffix, Comment: "local address, peer and port of translated connections: stay tracked",
+		Key: []nft.Field{addr, addr, nft.ProtocolField, nft.PortField}}
 }
 
 func trackedElem(p donottrack.Pair) (set, key string) {
@@ -401,7 +404,8 @@ func peerSets(r *donottrack.Rule) (out []*nft.Set) {
 			out = append(out, &nft.Set{Name: r.Name + "-pods" + f.Suffix, Comment: "pods of " + aboutRule(r), Key: []nft.Field{nft.AddrField(f)}})
 		}
 		if slices.ContainsFunc(r.Blocks, func(b donottrack.Range) bool { return b.First.Is6() == (f == nft.IPv6) }) {
-			out = append(out, &nft.Set{Name: blocksOf(r.Name, f), Comment: "ranges of " + aboutRule(r), Key: []nft.Field{nft.AddrField(f)}, Interval: true})
+			out = append(out, &nft.Set{Name: blocksOf(r.Name, f), Comment: "ranges of " + aboutRule(r),
+				Key: []nft.Field{nft.AddrField(f)}, Interval: true})
 		}
 	}
 	return out

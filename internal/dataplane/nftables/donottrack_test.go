@@ -63,8 +63,10 @@ func (w *policyWorld) change() model.Delta {
 		rule.Peers = append(rule.Peers, model.PolicyPeer{Pods: role()})
 	}
 	if w.IntN(3) > 0 {
-		rule.Peers = append(rule.Peers, model.PolicyPeer{Block: netip.MustParsePrefix([]string{"0.0.0.0/0", "10.0.0.0/30", "192.168.0.0/16"}[w.IntN(3)])},
-			model.PolicyPeer{Block: netip.MustParsePrefix("::/0"), Except: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("ff00::/%d", 8+w.IntN(3)))}})
+		rule.Peers = append(rule.Peers, model.PolicyPeer{Block: netip.MustParsePrefix([]string{"0.0.0.0/0", "10.0.0.0/30",
+			"192.168.0.0/16"}[w.IntN(3)])},
+			model.PolicyPeer{Block: netip.MustParsePrefix("::/0"),
+				Except: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("ff00::/%d", 8+w.IntN(3)))}})
 	}
 	d := &model.DoNotTrackPolicy{Name: fmt.Sprint("policy", w.IntN(3)), Pods: role(), Track: w.IntN(4) == 0, DenyOthers: w.IntN(2) == 0}
 	if w.IntN(2) == 0 {
@@ -193,7 +195,8 @@ func oneCache(deny bool) model.Delta {
 		return &model.PodSelection{Pods: &model.Selector{MatchLabels: map[string]string{"role": role}}}
 	}
 	pod := func(name, node, role, ip string) *model.Pod {
-		return &model.Pod{Name: model.Name{Namespace: "n", Name: name}, Node: node, Labels: map[string]string{"role": role}, IPs: []netip.Addr{netip.MustParseAddr(ip)}}
+		return &model.Pod{Name: model.Name{Namespace: "n", Name: name}, Node: node, Labels: map[string]string{"role": role},
+			IPs: []netip.Addr{netip.MustParseAddr(ip)}}
 	}
 	cache, client := pod("cache", "here", "cache", "10.244.0.2"), pod("client", "there", "client", "10.244.1.2")
 	return model.Delta{Full: true, Pods: map[model.Name]*model.Pod{cache.Name: cache, client.Name: client},
@@ -214,9 +217,13 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 		"type filter hook prerouting priority raw; policy accept;", "type filter hook output priority raw; policy accept;",
 		`th dport 11211 ip daddr . meta l4proto . th dport vmap @asked4 comment "requests to ports of addresses here"`,
 		"elements = { 10.244.0.2 . tcp . 11211 : jump in-cache-0-from }",
-		"ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack accept", "ip daddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack return", "ip saddr @in-cache-0-ranges4 counter packets 0 bytes 0 notrack accept",
-		`iif 0 fib saddr type local return comment "the node itself"`, `iif "lo" fib saddr type local return comment "the node itself"`, `fib daddr type local return comment "the node itself"`,
-		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }", `counter packets 0 bytes 0 drop comment "DoNotTrackPolicy cache, deny: others"`,
+		"ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack accept",
+		"ip daddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack return",
+		"ip saddr @in-cache-0-ranges4 counter packets 0 bytes 0 notrack accept",
+		`iif 0 fib saddr type local return comment "the node itself"`, `iif "lo" fib saddr type local return comment "the node itself"`,
+		`fib daddr type local return comment "the node itself"`,
+		"elements = { 10.244.1.2 }", "elements = { 192.0.2.0/24 }",
+		`counter packets 0 bytes 0 drop comment "DoNotTrackPolicy cache, deny: others"`,
 	} {
 		if !strings.Contains(text, line) {
 			t.Errorf("nft does not show %s", line)
@@ -227,12 +234,14 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	}
 	// Who asks may be denied it by an egress rule: requests must go on to these then.
 	asking := oneCache(true)
-	asking.DoNotTrackPolicies["asking"] = &model.DoNotTrackPolicy{Name: "asking", Pods: asking.DoNotTrackPolicies["cache"].Pods, DenyOthers: true,
+	asking.DoNotTrackPolicies["asking"] = &model.DoNotTrackPolicy{Name: "asking",
+		Pods: asking.DoNotTrackPolicies["cache"].Pods, DenyOthers: true,
 		Egress: []model.PolicyRule{{Ports: []model.PortRange{{Protocol: model.TCP, First: 53, Last: 53}}}}}
 	if err := p.Apply(t.Context(), tr.Apply(asking)); err != nil {
 		t.Fatal(err)
 	}
-	if text := listed(t); strings.Contains(text, "notrack accept") || !strings.Contains(text, "ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack return") {
+	if text := listed(t); strings.Contains(text, "notrack accept") ||
+		!strings.Contains(text, "ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 notrack return") {
 		t.Errorf("beside a policy with egress rules:\n%s", text)
 	}
 	if err := p.Apply(t.Context(), tr.Apply(oneCache(true))); err != nil || !strings.Contains(listed(t), "notrack accept") {
@@ -242,7 +251,8 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	wider := oneCache(true)
 	ingress := &wider.DoNotTrackPolicies["cache"].Ingress[0]
 	ingress.Ports = append(ingress.Ports, model.PortRange{Protocol: model.UDP, First: 80, Last: 80})
-	if err := p.Apply(t.Context(), tr.Apply(wider)); err != nil || !strings.Contains(listed(t), "th dport 80-11211 ip daddr . meta l4proto . th dport vmap @asked4") {
+	if err := p.Apply(t.Context(), tr.Apply(wider)); err != nil ||
+		!strings.Contains(listed(t), "th dport 80-11211 ip daddr . meta l4proto . th dport vmap @asked4") {
 		t.Errorf("with a second port: %v\n%s", err, listed(t))
 	}
 	tracked := oneCache(true)
@@ -250,7 +260,8 @@ func TestPoliciesReadWellInNft(t *testing.T) {
 	if err := p.Apply(t.Context(), tr.Apply(tracked)); err != nil {
 		t.Fatal(err)
 	}
-	if text := listed(t); strings.Contains(text, " notrack ") || !strings.Contains(text, "ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 return") {
+	if text := listed(t); strings.Contains(text, " notrack ") ||
+		!strings.Contains(text, "ip saddr @in-cache-0-pods4 counter packets 0 bytes 0 return") {
 		t.Errorf("track: true is\n%s", text)
 	}
 }
@@ -290,7 +301,8 @@ func TestPoliciesThatOthersChangeAreRestored(t *testing.T) {
 		"flush ruleset", "delete table inet spillway-policy", "flush table inet spillway-policy",
 		"flush chain inet spillway-policy in-cache-0-from", "flush map inet spillway-policy asked4",
 		"delete element inet spillway-policy in-cache-0-pods4 { 10.244.1.2 }", "add element inet spillway-policy in-cache-0-pods4 { 10.9.9.9 }",
-		"flush set inet spillway-policy in-cache-0-ranges4", "add chain inet spillway-policy mine", "add set inet spillway-policy mine { type ipv4_addr; }",
+		"flush set inet spillway-policy in-cache-0-ranges4", "add chain inet spillway-policy mine",
+		"add set inet spillway-policy mine { type ipv4_addr; }",
 		"insert rule inet spillway-policy in-cache-0-from accept", "add table inet spillway-policy { flags dormant; }",
 		"add element inet spillway-policy in-cache-0-ranges4 { 198.51.100.0/24 }",
 	} {
@@ -355,7 +367,8 @@ func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 			for _, r := range world().DoNotTrackPolicies["cache"].Ingress[0].Ports {
 				slice.Ports = append(slice.Ports, model.EndpointPort{Protocol: r.Protocol, Port: r.First})
 			}
-			return p.Apply(t.Context(), tr.Apply(model.Delta{Services: map[model.Name]*model.Service{web: {Name: web}}, Slices: map[model.Name]*model.EndpointSlice{web: slice}}))
+			return p.Apply(t.Context(), tr.Apply(model.Delta{Services: map[model.Name]*model.Service{web: {Name: web}},
+				Slices: map[model.Name]*model.EndpointSlice{web: slice}}))
 		}},
 	} {
 		for _, nat := range []bool{true, false} {
@@ -376,7 +389,8 @@ func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 						t.Fatal(err)
 					}
 					text := strings.NewReplacer(" . 6 ", " . tcp ", " . 17 ", " . udp ").Replace(left()) // as nft names them without /etc/protocols
-					for _, want := range []string{"type nat hook postrouting priority srcnat - 3", "10.244.0.2 . tcp . 11211 timeout 1d expires", "10.244.0.2 . udp . 5000 timeout 5m",
+					for _, want := range []string{"type nat hook postrouting priority srcnat - 3", "10.244.0.2 . tcp . 11211 timeout 1d expires",
+						"10.244.0.2 . udp . 5000 timeout 5m",
 						"10.244.0.2 . tcp timeout 1d", "sport @left4 snat ip to ip saddr"} {
 						if strings.Contains(text, want) != nat {
 							t.Errorf("nft shows %q, or not:\n%s", want, text)
@@ -414,7 +428,8 @@ func TestWhatAPolicyLeavesIsKeptForRunningConnections(t *testing.T) {
 func emptyLeft(t *testing.T) {
 	t.Helper()
 	left := PolicyTable + leftPolicies
-	if out, err := runNft(fmt.Sprintf("flush set inet %s left4; flush set inet %[1]s left-hosts4; add element inet %[1]s left4 { 10.244.0.2 . tcp . 11211 timeout 10ms }", left)); err != nil {
+	if out, err := runNft(fmt.Sprintf("flush set inet %s left4; flush set inet %[1]s left-hosts4; add element inet %[1]s left4 { "+
+		"10.244.0.2 . tcp . 11211 timeout 10ms }", left)); err != nil {
 		t.Fatalf("%v %s", err, out)
 	}
 	await.NoError(t, func() error {
@@ -430,7 +445,8 @@ func emptyLeft(t *testing.T) {
 func TestWhatAPolicyLeftGoesWhoeverMadeIt(t *testing.T) {
 	left := func() bool { _, err := runNft("list table inet " + PolicyTable + leftPolicies); return err == nil }
 	nat := func(verb string) {
-		if out, err := runNft(verb + " table ip cni; " + map[string]string{"add": "add chain ip cni post { type nat hook postrouting priority 100; }"}[verb]); err != nil {
+		if out, err := runNft(verb + " table ip cni; " +
+			map[string]string{"add": "add chain ip cni post { type nat hook postrouting priority 100; }"}[verb]); err != nil {
 			t.Fatalf("%v %s", err, out)
 		}
 	}

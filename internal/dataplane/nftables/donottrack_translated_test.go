@@ -102,7 +102,8 @@ func TestRequestsAreDeniedByTheirEndpoint(t *testing.T) {
 		d.Nodes = map[string]*model.Node{"here": {Name: "here", Labels: map[string]string{"is": "node"}}}
 		name := model.Name{Namespace: "tenant", Name: "s"}
 		d.Services = map[model.Name]*model.Service{name: {Name: name}}
-		d.Slices = map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Ports: []model.EndpointPort{{Protocol: model.UDP, Port: 9}},
+		d.Slices = map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name,
+			Ports:     []model.EndpointPort{{Protocol: model.UDP, Port: 9}},
 			Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("172.30.0.99")}}}}
 		table, tr := openPolicies(t), donottrack.New(donottrack.Config{NodeName: "here", Netfilter: true})
 		tr.SetNodeAddrs([]netip.Addr{own, netip.MustParseAddr("172.30.0.10")})

@@ -86,7 +86,8 @@ func (rs *ruleset) expectations() {
 			}
 		}
 		if rules != nil { // one rule for all other packets
-			rules = append([]*nft.Rule{lacksStatus(nft.CtStatusExpected | nft.CtStatusHelper).Return(), tcpWithHelper().Jump(chainControl), lacksStatus(nft.CtStatusDNAT).Return()}, rules...)
+			rules = append([]*nft.Rule{lacksStatus(nft.CtStatusExpected | nft.CtStatusHelper).Return(), tcpWithHelper().Jump(chainControl),
+				lacksStatus(nft.CtStatusDNAT).Return()}, rules...)
 			rs.chains = append(rs.chains, hooked(name, rules))
 			served = true
 		}
@@ -111,7 +112,8 @@ func (rs *ruleset) blockFTP() {
 		cut.Rules = append(cut.Rules, pair.Dynset(unix.NFT_DYNSET_OP_ADD, c.ftpBlock.Name, nft.Reg, 0, cutOffFor))
 		passive := (&nft.Rule{Comment: "the server announced what is not its"}).Version(f).CtOriginal(f.CtSrc, nft.Reg).CtReply(f.CtSrc, second)
 		active := (&nft.Rule{Comment: "the client did"}).Version(f).CtReply(f.CtSrc, nft.Reg).CtOriginal(f.CtSrc, second)
-		control.Rules = append(control.Rules, passive.In(c.ftpBlock.Name, nft.Reg).Counter().Drop(), active.In(c.ftpBlock.Name, nft.Reg).Counter().Drop())
+		control.Rules = append(control.Rules, passive.In(c.ftpBlock.Name, nft.Reg).Counter().Drop(),
+			active.In(c.ftpBlock.Name, nft.Reg).Counter().Drop())
 	}
 	cut.Rules = append(cut.Rules, (&nft.Rule{}).Drop()) // where the set is full, too
 	rs.chains = append(rs.chains, cut, control)
@@ -130,7 +132,8 @@ func tcpWithHelper() *nft.Rule {
 
 // expected goes on with TCP connections of the family that are not answered yet.
 func expected(f *nft.IP) *nft.Rule {
-	return (&nft.Rule{}).Ct(unix.NFT_CT_STATE, nft.Reg).AnyBit(nft.Reg, nft.CtStateRelated).Version(f).Protocol(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
+	return (&nft.Rule{}).Ct(unix.NFT_CT_STATE, nft.Reg).AnyBit(nft.Reg,
+		nft.CtStateRelated).Version(f).Protocol(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
 }
 
 // taken returns the rules that drop, and block, expected connections to ports that no

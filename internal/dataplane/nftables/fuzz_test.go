@@ -9,7 +9,8 @@ import (
 
 // FuzzParsePort reads comments of elements. A port that is read has the same name again.
 func FuzzParsePort(f *testing.F) {
-	for _, s := range []string{"default/web http 80/TCP clusterIP", "default/web 80/UDP nodePort", "web 80/TCP clusterIP", "a/b 99999/TCP clusterIP", "a/b -1/TCP clusterIP", "a/ 1/TCP clusterIP", "", "a/b 1/TCP x"} {
+	for _, s := range []string{"default/web http 80/TCP clusterIP", "default/web 80/UDP nodePort", "web 80/TCP clusterIP",
+		"a/b 99999/TCP clusterIP", "a/b -1/TCP clusterIP", "a/ 1/TCP clusterIP", "", "a/b 1/TCP x"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, comment string) {

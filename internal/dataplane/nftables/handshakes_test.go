@@ -49,7 +49,8 @@ func TestPacketsOfUnknownConnectionsAreNoHandshakes(t *testing.T) {
 	}})
 	m.ask("lan", "10.96.0.1:80")
 	for i := range 30 {
-		m.send("lan", "172.30.0.99", "10.96.0.1", &layers.TCP{SrcPort: layers.TCPPort(40000 + i), DstPort: 80, Seq: 1000, Ack: 2000, ACK: true, Window: 1000})
+		m.send("lan", "172.30.0.99", "10.96.0.1", &layers.TCP{SrcPort: layers.TCPPort(40000 + i), DstPort: 80, Seq: 1000, Ack: 2000,
+			ACK: true, Window: 1000})
 	}
 	m.ask("lan", "10.96.0.1:80") // after the others
 	if out := run(t, "nft", "list", "set", "inet", "spillway", "handshakes4"); !strings.Contains(out, "counter packets 2 ") {
@@ -106,7 +107,8 @@ func TestHandshakesOfWatchedEndpointsAreCounted(t *testing.T) {
 	want("when nothing has happened", counted)
 
 	also := port("also", model.IPv4, clusterIP("10.96.0.4", intent.ToCluster), here(refuses), watched)
-	if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{also}, Deletes: []intent.PortID{services["silent"].ID}}); err != nil {
+	if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{also},
+		Deletes: []intent.PortID{services["silent"].ID}}); err != nil {
 		t.Fatal(err)
 	}
 	delete(counted, "silent "+silent)
@@ -122,7 +124,8 @@ func TestHandshakesOfWatchedEndpointsAreCounted(t *testing.T) {
 	if r := again.Repaired(); r.Any() {
 		t.Errorf("after a restart, the counters look like another program's change: %+v", r)
 	}
-	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{port("accepts", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), here(accepts))}})
+	replace(t, again, intent.State{Node: node(), Ports: []*intent.ServicePort{port("accepts", model.IPv4,
+		clusterIP("10.96.0.1", intent.ToCluster), here(accepts))}})
 	if out := run(t, "nft", "list", "table", "inet", "spillway"); strings.Contains(out, "handshakes") {
 		t.Errorf("no endpoint is watched:\n%s", out)
 	}

@@ -44,8 +44,10 @@ var kernelName = intent.Helper.String
 func (l *layout) newHelpers() {
 	for i := range l.common {
 		c := &l.common[i]
-		c.endpointsWithHelper = l.shared(nft.Set{Name: "helped-endpoints" + c.family.Suffix, Key: []nft.Field{nft.AddrField(c.family)}, Comment: "endpoints here whose connections have a helper"})
-		c.ftpEndpoints = l.shared(nft.Set{Name: "ftp-endpoints" + c.family.Suffix, Key: []nft.Field{nft.AddrField(c.family)}, Comment: "endpoints of Services that speak FTP"})
+		c.endpointsWithHelper = l.shared(nft.Set{Name: "helped-endpoints" + c.family.Suffix, Key: []nft.Field{nft.AddrField(c.family)},
+			Comment: "endpoints here whose connections have a helper"})
+		c.ftpEndpoints = l.shared(nft.Set{Name: "ftp-endpoints" + c.family.Suffix, Key: []nft.Field{nft.AddrField(c.family)},
+			Comment: "endpoints of Services that speak FTP"})
 		c.ftpBlock = l.add(nft.Set{
 			Name: "cut-off" + c.family.Suffix, Key: []nft.Field{nft.AddrField(c.family), nft.AddrField(c.family)}, Size: cutOffLimit,
 			Comment: "who asked, and who had announced what is not his",
@@ -167,7 +169,8 @@ func (b *Backend) missingHelper(ctx context.Context, kind intent.Helper) error {
 	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("ask the kernel for its %s helper: %w", kind, err)
 	}
-	return fmt.Errorf("served without help, so that transfers fail: the kernel has no %s helper: load nf_conntrack_%s and nf_nat_%s, or annotate the Service with %s=none if it is not %s",
+	return fmt.Errorf("served without help, so that transfers fail: the kernel has no %s helper: load nf_conntrack_%s and nf_nat_%s, or "+
+		"annotate the Service with %s=none if it is not %s",
 		kind, kind, kind, intent.HelperAnnotation, kind)
 }
 

@@ -96,10 +96,12 @@ func TestAKernelWithoutAHelperServesThePortAndSaysSo(t *testing.T) {
 	boot := port("boot", model.IPv4, protocol(model.UDP), helped(intent.TFTP), clusterIP("10.96.0.1", intent.ToCluster), here("10.244.0.2:69"))
 	err := b.Replace(t.Context(), intent.State{Node: node(), Ports: []*intent.ServicePort{boot}})
 	var failed *dataplane.PortErrors
-	if !errors.As(err, &failed) || failed.Errors[boot.ID] == nil || !strings.Contains(failed.Errors[boot.ID].Error(), "load nf_conntrack_tftp and nf_nat_tftp") {
+	if !errors.As(err, &failed) || failed.Errors[boot.ID] == nil ||
+		!strings.Contains(failed.Errors[boot.ID].Error(), "load nf_conntrack_tftp and nf_nat_tftp") {
 		t.Errorf("error %v, want one of the port that names the modules", err)
 	}
-	if list := run(t, "nft", "list", "table", "inet", "spillway"); !strings.Contains(list, "10.96.0.1 . udp . ") || strings.Contains(list, "ct helper") {
+	if list := run(t, "nft", "list", "table", "inet", "spillway"); !strings.Contains(list, "10.96.0.1 . udp . ") ||
+		strings.Contains(list, "ct helper") {
 		t.Errorf("the port is not served, or with a helper:\n%s", list)
 	}
 }

@@ -103,7 +103,8 @@ func endpoints(list ...string) func(*intent.ServicePort) {
 func here(list ...string) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) {
 		for _, a := range list {
-			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.MustParseAddrPort(a), ClusterPolicy: true, LocalPolicy: true, OnThisNode: true})
+			p.Endpoints = append(p.Endpoints, intent.Endpoint{Addr: netip.MustParseAddrPort(a), ClusterPolicy: true,
+				LocalPolicy: true, OnThisNode: true})
 		}
 	}
 }

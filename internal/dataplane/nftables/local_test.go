@@ -11,7 +11,8 @@ import (
 func TestPodsOfThisNodeAreToldAsTheModeSays(t *testing.T) {
 	enter(t)
 	b := open(t)
-	p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), nodePort(30080, intent.ToLocal, intent.ToCluster), here("10.244.0.2:8080"))
+	p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), nodePort(30080, intent.ToLocal, intent.ToCluster),
+		here("10.244.0.2:8080"))
 	for _, row := range []struct {
 		local intent.LocalTraffic
 		want  string // in the rules that ask; "": the node cannot tell
@@ -25,7 +26,8 @@ func TestPodsOfThisNodeAreToldAsTheModeSays(t *testing.T) {
 		n := node()
 		n.Local = row.local
 		replace(t, b, intent.State{Node: n, Ports: []*intent.ServicePort{p}})
-		masquerade := lineWith(run(t, "nft", "list", "chain", "inet", "spillway", chainMasquerade), "ct original ip daddr", "not from this node's pods")
+		masquerade := lineWith(run(t, "nft", "list", "chain", "inet", "spillway", chainMasquerade), "ct original ip daddr",
+			"not from this node's pods")
 		outside := lineWith(run(t, "nft", "list", "chain", "inet", "spillway", "nodeports4"), "from another machine")
 		if row.want == "" {
 			if masquerade != "" || strings.Contains(outside, "iif") || strings.Contains(outside, "local-pods") || outside == "" {

@@ -36,7 +36,8 @@ func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (b *Backend) Collect(ch chan<- prometheus.Metric) {
 	for d, n := range map[*prometheus.Desc]*atomic.Uint64{
-		batchesDesc: &b.counts.batches, failuresDesc: &b.counts.failures, syncFailuresDesc: &b.counts.failures, bytesDesc: &b.counts.bytes, repairsDesc: &b.counts.repairs,
+		batchesDesc: &b.counts.batches, failuresDesc: &b.counts.failures, syncFailuresDesc: &b.counts.failures, bytesDesc: &b.counts.bytes,
+		repairsDesc: &b.counts.repairs,
 	} {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n.Load()))
 	}

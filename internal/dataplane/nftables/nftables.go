@@ -83,7 +83,8 @@ var _ dataplane.Partial = (*Backend)(nil)
 // New opens the dataplane. Its error is one line that names what the machine lacks.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
-	b := &Backend{cfg: cfg, turn: semaphore.NewWeighted(1), tableSync: newTableSync(cfg.Table, tableComment, cfg.Log), have: map[intent.Helper]bool{}}
+	b := &Backend{cfg: cfg, turn: semaphore.NewWeighted(1), tableSync: newTableSync(cfg.Table, tableComment, cfg.Log),
+		have: map[intent.Helper]bool{}}
 	liberal, err := kernel.ReadSysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	b.traits = traits{liberal: err == nil && liberal == "1", beside: cfg.Beside, counted: cfg.ServiceCounters, sockets: true}
 	if err = b.conn.Check(ctx, probe(b.nftTable, b.traits)); err != nil {
@@ -91,7 +92,8 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		err = b.conn.Check(ctx, probe(b.nftTable, b.traits))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", explain(err), "this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and CAP_NET_ADMIN; or use another --proxy-mode")
+		return nil, fmt.Errorf("%w: %s", explain(err),
+			"this dataplane needs nf_tables and NAT of Linux 5.13 or newer, and CAP_NET_ADMIN; or use another --proxy-mode")
 	}
 	b.watch()
 	return b, nil
@@ -322,7 +324,8 @@ func notOwned(found *nft.Listing) error {
 		return nil
 	}
 	name := found.Table
-	return fmt.Errorf("table %s belongs to another program, which has it locked (flag owner): stop that program, and look with: nft list table %s", name, name)
+	return fmt.Errorf("table %s belongs to another program, which has it locked (flag owner): stop that program, and look with: nft list "+
+		"table %s", name, name)
 }
 
 // readUnlessFound reads the table unless found is current.

@@ -47,7 +47,8 @@ func newMachines(t *testing.T) *machines {
 		t.Fatal(err)
 	}
 	run(t, "ip", "link", "set", "lo", "up")
-	for _, x := range [][4]string{{"pod1", "veth1", "10.244.0.2", "10.244.0.1"}, {"pod2", "veth2", "10.244.0.3", "10.244.0.1"}, {"lan", "lan0", "172.30.0.99", "172.30.0.10"}} {
+	for _, x := range [][4]string{{"pod1", "veth1", "10.244.0.2", "10.244.0.1"}, {"pod2", "veth2", "10.244.0.3", "10.244.0.1"},
+		{"lan", "lan0", "172.30.0.99", "172.30.0.10"}} {
 		m.add(x[0], x[1], x[2], x[3])
 	}
 	return m
@@ -192,7 +193,8 @@ func TestOnlyPodsOfThisNodeGoRoundPolicyLocal(t *testing.T) {
 	m.serve("pod1")
 	b := open(t)
 	external := func(p *intent.ServicePort) {
-		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, ExternalRoute: intent.Drop, InternalRoute: intent.ToCluster})
+		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80,
+			ExternalRoute: intent.Drop, InternalRoute: intent.ToCluster})
 	}
 	p := port("web", model.IPv4, external, endpoints("10.244.0.2:8080"))
 	n := node()
@@ -212,7 +214,8 @@ func TestAnEndpointThatIsGoneIsNeverUsedByWhoRemembersIt(t *testing.T) {
 	m.serve("pod2")
 	b := open(t)
 	web := func(list ...string) intent.State {
-		return intent.State{Node: node(), Ports: []*intent.ServicePort{port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), affine(time.Hour), here(list...))}}
+		return intent.State{Node: node(), Ports: []*intent.ServicePort{port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster),
+			affine(time.Hour), here(list...))}}
 	}
 	both := web("10.244.0.2:8080", "10.244.0.3:8080")
 	for range 20 {
@@ -299,7 +302,8 @@ func TestAWayThatLacksTheRememberedEndpointChoosesAnotherForAllWays(t *testing.T
 	b := open(t)
 	n := node()
 	n.Local = intent.LocalTraffic{Prefix: "veth"}
-	p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), nodePort(30080, intent.ToLocal, intent.ToCluster), affine(time.Hour),
+	p := port("web", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster),
+		nodePort(30080, intent.ToLocal, intent.ToCluster), affine(time.Hour),
 		here("10.244.0.2:8080"), endpoints("10.244.0.3:8080"))
 	for range 6 {
 		replace(t, b, intent.State{Node: n, Ports: []*intent.ServicePort{p}})
@@ -338,7 +342,8 @@ func TestOnlyTheFirstPacketWithAffinityLosesItsPriorityAndNoneLeavesWithANumber(
 	m := newMachines(t)
 	m.serve("pod1")
 	b := open(t)
-	sticky := port("sticky", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), nodePort(30080, intent.ToCluster, intent.ToCluster), affine(time.Hour), here("10.244.0.2:8080"))
+	sticky := port("sticky", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), nodePort(30080, intent.ToCluster, intent.ToCluster),
+		affine(time.Hour), here("10.244.0.2:8080"))
 	plain := port("plain", model.IPv4, clusterIP("10.96.0.2", intent.ToCluster), here("10.244.0.2:8080"))
 	replace(t, b, intent.State{Node: node(), Ports: []*intent.ServicePort{sticky, plain}})
 	run(t, "ip", "route", "add", "10.96.0.0/16", "dev", "veth1")
@@ -354,7 +359,8 @@ func TestOnlyTheFirstPacketWithAffinityLosesItsPriorityAndNoneLeavesWithANumber(
 		to   string
 		new  string // priority of the first packet
 		what string
-	}{{"10.96.0.2:80", "0:6", "without affinity"}, {"10.96.0.1:80", "none", "new"}, {"10.96.0.1:80", "none", "remembered"}, {"172.30.0.10:30080", "none", "by NodePort"}} {
+	}{{"10.96.0.2:80", "0:6", "without affinity"}, {"10.96.0.1:80", "none", "new"}, {"10.96.0.1:80", "none", "remembered"},
+		{"172.30.0.10:30080", "none", "by NodePort"}} {
 		run(t, "nft", "flush", "set", "inet", "probe", "seen")
 		askWithPriority(t, row.to, 6)
 		got := run(t, "nft", "list", "set", "inet", "probe", "seen")
@@ -366,7 +372,8 @@ func TestOnlyTheFirstPacketWithAffinityLosesItsPriorityAndNoneLeavesWithANumber(
 	for range 2 {
 		m.ask("lan", "10.96.0.1:80")
 	}
-	if got := run(t, "nft", "list", "set", "inet", "probe", "seen"); !strings.Contains(got, "new . none") || strings.Count(got, " . ") != strings.Count(got, " . none")+1 {
+	if got := run(t, "nft", "list", "set", "inet", "probe", "seen"); !strings.Contains(got, "new . none") ||
+		strings.Count(got, " . ") != strings.Count(got, " . none")+1 {
 		t.Errorf("packets of another machine had\n%s", got)
 	}
 }

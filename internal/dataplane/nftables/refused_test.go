@@ -18,7 +18,8 @@ func TestARefusedPortHoldsUpNoOther(t *testing.T) {
 			enter(t)
 			b := open(t)
 			service := func(name string) *intent.ServicePort {
-				return port(name, f, clusterIP(ip+name, intent.ToCluster), endpoints(map[model.Family]string{model.IPv4: "10.244.2.1:8080", model.IPv6: "[fd44:2::1]:8080"}[f]))
+				return port(name, f, clusterIP(ip+name, intent.ToCluster),
+					endpoints(map[model.Family]string{model.IPv4: "10.244.2.1:8080", model.IPv6: "[fd44:2::1]:8080"}[f]))
 			}
 			bad := service("9")
 			bad.ID.Service.Name = strings.Repeat("x", 300) // a comment has 255 characters at most
@@ -54,7 +55,8 @@ func TestARefusedPortHoldsUpNoOther(t *testing.T) {
 			_ = b.Apply(t.Context(), intent.Changes{Upserts: now.Ports[1:], Deletes: []intent.PortID{service("1").ID}})
 			// After an error the whole state follows.
 			want("the whole state", b.Replace(t.Context(), now), "2", "3")
-			if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{service("4")}, Deletes: []intent.PortID{service("2").ID}}); err != nil {
+			if err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{service("4")},
+				Deletes: []intent.PortID{service("2").ID}}); err != nil {
 				t.Errorf("a change of others: %v", err)
 			}
 			b.Close()
@@ -84,7 +86,8 @@ func TestAPortOfTooManyEndpointsKeepsNoAddressFromOthers(t *testing.T) {
 			for range classes[len(classes)-1] + 1 {
 				grown.Endpoints = append(grown.Endpoints, large.Endpoints...)
 			}
-			other := port("other", f, clusterIP(ip+"2", intent.ToCluster), endpoint, endpoints(map[model.Family]string{model.IPv4: "10.244.2.2:8080", model.IPv6: "[fd44:2::2]:8080"}[f]))
+			other := port("other", f, clusterIP(ip+"2", intent.ToCluster), endpoint,
+				endpoints(map[model.Family]string{model.IPv4: "10.244.2.2:8080", model.IPv6: "[fd44:2::2]:8080"}[f]))
 			err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{grown, other}})
 			var part *dataplane.PortErrors
 			if !errors.As(err, &part) || len(part.Errors) != 1 || part.Errors[grown.ID] == nil {

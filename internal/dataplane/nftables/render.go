@@ -130,7 +130,8 @@ func sharesOf(p *intent.ServicePort, route intent.Route) []netip.AddrPort {
 	return out
 }
 
-var kindNames = []string{intent.ClusterIP: "clusterIP", intent.NodePort: "nodePort", intent.ExternalIP: "externalIP", intent.LoadBalancerIP: "loadBalancer"}
+var kindNames = []string{intent.ClusterIP: "clusterIP", intent.NodePort: "nodePort", intent.ExternalIP: "externalIP",
+	intent.LoadBalancerIP: "loadBalancer"}
 
 // describePort is the comment of a frontend: "default/web http 80/TCP clusterIP".
 // It names the port for people, and for an agent that reads the table back.

@@ -66,7 +66,8 @@ func TestEachEndpointHasAsManySlotsAsEachOther(t *testing.T) {
 func TestMoreEndpointsThanSlotsAreAnErrorOfThatPortAlone(t *testing.T) {
 	enter(t)
 	b := open(t)
-	good, bad := port("good", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), many(1)), port("bad", model.IPv4, clusterIP("10.96.0.2", intent.ToCluster), many(65537))
+	good, bad := port("good", model.IPv4, clusterIP("10.96.0.1", intent.ToCluster), many(1)),
+		port("bad", model.IPv4, clusterIP("10.96.0.2", intent.ToCluster), many(65537))
 	err := b.Replace(t.Context(), intent.State{Node: node(), Ports: []*intent.ServicePort{bad, good}})
 	if err == nil || !strings.Contains(err.Error(), "serve default/bad:http/TCP/IPv4: 65537 endpoints are more than") {
 		t.Errorf("error %v", err)
@@ -89,7 +90,8 @@ func TestACommentNamesItsPort(t *testing.T) {
 			}
 		}
 	}
-	for _, comment := range []string{"", "by hand", "a/b 80/TCP", "a/b 80/XYZ clusterIP", "a 80/TCP clusterIP", "a/b http 80/TCP clusterIP more"} {
+	for _, comment := range []string{"", "by hand", "a/b 80/TCP", "a/b 80/XYZ clusterIP", "a 80/TCP clusterIP",
+		"a/b http 80/TCP clusterIP more"} {
 		if id, _, ok := parsePort(comment, model.IPv4); ok {
 			t.Errorf("%q is read as %v", comment, id)
 		}

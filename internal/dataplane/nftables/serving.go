@@ -27,7 +27,8 @@ type Serving struct {
 // FindServing reads the table in the network namespace that enter enters. It returns nil if
 // the table does not exist or does not serve the address and port. NodePorts count if nodePorts
 // is set.
-func FindServing(ctx context.Context, enter Enter, table string, proto model.Protocol, at netip.AddrPort, nodePorts bool) (*Serving, error) {
+func FindServing(ctx context.Context, enter Enter, table string, proto model.Protocol, at netip.AddrPort,
+	nodePorts bool) (*Serving, error) {
 	of := nft.Table{Family: unix.NFPROTO_INET, Name: Config{Table: table}.withDefaults().Table}
 	var conn nft.Conn
 	if err := enter(conn.Open); err != nil {

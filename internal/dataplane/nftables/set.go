@@ -148,7 +148,8 @@ func (l *layout) base(f *nft.IP, name, comment string, key ...nft.Field) base {
 	b.counters = l.add(nft.Set{Name: name + "-counters", Key: key, Counted: true, Comment: "connections, and bytes of their first packets"})
 	b.external = l.add(nft.Set{Name: name + "-outside", Key: key, Comment: "with endpoints of their own for packets from outside"})
 	b.ranges = l.add(nft.Set{Name: name + "-ranges", Key: key, Comment: "with loadBalancerSourceRanges"})
-	b.sources = l.add(nft.Set{Name: name + "-sources", Key: append(key[:len(key):len(key)], nft.AddrField(f)), Interval: true, Comment: "who may ask them"})
+	b.sources = l.add(nft.Set{Name: name + "-sources", Key: append(key[:len(key):len(key)], nft.AddrField(f)), Interval: true,
+		Comment: "who may ask them"})
 	b.masquerade = l.add(nft.Set{Name: name + "-masquerade", Key: key, Comment: "whose packets get the node's address"})
 	b.timeouts = map[time.Duration]*set{}
 	b.inner = l.pool(f, name, key)

@@ -29,7 +29,8 @@ func newTable(tr traits) *table {
 	l.counting = tr.counted
 	return &table{
 		layout: l, traits: tr,
-		ports: map[intent.PortID]*intent.ServicePort{}, watched: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{}, owners: map[string]map[string]int{},
+		ports: map[intent.PortID]*intent.ServicePort{}, watched: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{},
+		owners: map[string]map[string]int{},
 		chains: map[string]string{}, exists: map[string]bool{}, helpers: map[string]bool{},
 	}
 }

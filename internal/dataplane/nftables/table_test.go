@@ -25,7 +25,8 @@ var update = flag.Bool("update", false, "write the golden dumps anew")
 
 func loadBalancer(addr string, outside, inside intent.Route, from ...string) func(*intent.ServicePort) {
 	return func(p *intent.ServicePort) {
-		f := intent.Frontend{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr(addr), Port: 80, ExternalRoute: outside, InternalRoute: inside}
+		f := intent.Frontend{Kind: intent.LoadBalancerIP, Addr: netip.MustParseAddr(addr), Port: 80,
+			ExternalRoute: outside, InternalRoute: inside}
 		if len(from) > 0 {
 			f.SourceRanges = prefixes(from...)
 		}
@@ -59,21 +60,31 @@ func many(n int) func(*intent.ServicePort) {
 func shapes() map[string][]*intent.ServicePort {
 	cluster, local, drop, reject := intent.ToCluster, intent.ToLocal, intent.Drop, intent.Reject
 	return map[string][]*intent.ServicePort{
-		"empty":         nil,
-		"one-endpoint":  {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), here("10.244.0.2:8080"))},
-		"dual-stack":    {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), endpoints("10.244.1.2:8080", "10.244.1.3:8080", "10.244.1.4:8080")), port("web", model.IPv6, clusterIP("fd96::1", cluster), endpoints("[fd44:0:0:1::2]:8080", "[fd44:0:0:1::3]:8080", "[fd44:0:0:1::4]:8080"))},
-		"many":          {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), many(10))},
-		"no-endpoints":  {port("web", model.IPv4, clusterIP("10.96.0.1", reject), nodePort(30080, reject, reject))},
-		"node-port":     {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), nodePort(30080, cluster, cluster), endpoints("10.244.1.2:8080"))},
-		"local":         {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), nodePort(30080, local, cluster), endpoints("10.244.1.2:8080"), here("10.244.0.2:8080"))},
+		"empty":        nil,
+		"one-endpoint": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), here("10.244.0.2:8080"))},
+		"dual-stack": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster),
+			endpoints("10.244.1.2:8080", "10.244.1.3:8080", "10.244.1.4:8080")),
+			port("web", model.IPv6, clusterIP("fd96::1", cluster),
+				endpoints("[fd44:0:0:1::2]:8080", "[fd44:0:0:1::3]:8080", "[fd44:0:0:1::4]:8080"))},
+		"many":         {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), many(10))},
+		"no-endpoints": {port("web", model.IPv4, clusterIP("10.96.0.1", reject), nodePort(30080, reject, reject))},
+		"node-port": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), nodePort(30080, cluster, cluster),
+			endpoints("10.244.1.2:8080"))},
+		"local": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), nodePort(30080, local, cluster), endpoints("10.244.1.2:8080"),
+			here("10.244.0.2:8080"))},
 		"local-nowhere": {port("web", model.IPv4, clusterIP("10.96.0.1", drop), nodePort(30080, drop, cluster), endpoints("10.244.1.2:8080"))},
-		"source-ranges": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), loadBalancer("192.0.2.1", cluster, cluster, "10.0.0.0/8", "10.1.0.0/16", "203.0.113.7/32"), endpoints("10.244.1.2:8080"))},
-		"affinity":      {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), affine(3*time.Hour), endpoints("10.244.1.2:8080"), here("10.244.0.2:8080"))},
+		"source-ranges": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster),
+			loadBalancer("192.0.2.1", cluster, cluster, "10.0.0.0/8", "10.1.0.0/16", "203.0.113.7/32"), endpoints("10.244.1.2:8080"))},
+		"affinity": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), affine(3*time.Hour), endpoints("10.244.1.2:8080"),
+			here("10.244.0.2:8080"))},
 		"affinity-ipv6": {port("web", model.IPv6, clusterIP("fd96::1", cluster), affine(10*time.Second), endpoints("[fd44:0:0:1::2]:8080"))},
-		"tftp":          {port("boot", model.IPv4, protocol(model.UDP), helped(intent.TFTP), clusterIP("10.96.0.1", cluster), nodePort(30069, cluster, cluster), here("10.244.0.2:1069"), endpoints("10.244.1.2:1069"))},
-		"ftp":           {port("files", model.IPv6, helped(intent.FTP), clusterIP("fd96::1", cluster), nodePort(30021, cluster, cluster), here("[fd44::2]:21"))},
-		"watched":       {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), endpoints("10.244.1.2:8080"), watched)},
-		"sctp":          {port("web", model.IPv4, protocol(model.SCTP), clusterIP("10.96.0.1", cluster), nodePort(30080, cluster, cluster), endpoints("10.244.1.2:3868"))},
+		"tftp": {port("boot", model.IPv4, protocol(model.UDP), helped(intent.TFTP), clusterIP("10.96.0.1", cluster),
+			nodePort(30069, cluster, cluster), here("10.244.0.2:1069"), endpoints("10.244.1.2:1069"))},
+		"ftp": {port("files", model.IPv6, helped(intent.FTP), clusterIP("fd96::1", cluster),
+			nodePort(30021, cluster, cluster), here("[fd44::2]:21"))},
+		"watched": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), endpoints("10.244.1.2:8080"), watched)},
+		"sctp": {port("web", model.IPv4, protocol(model.SCTP), clusterIP("10.96.0.1", cluster), nodePort(30080, cluster, cluster),
+			endpoints("10.244.1.2:3868"))},
 	}
 }
 
@@ -224,7 +235,8 @@ func (w *world) port() *intent.ServicePort {
 		return netip.AddrFrom16([16]byte{0: 0xfd, 1: net, 15: byte(last)})
 	}
 	for i := range pick(r, 0, 1, 1, 2, 3, 5, 17, 70) {
-		e := intent.Endpoint{Addr: netip.AddrPortFrom(addr(byte(244), i*pick(r, 1, 1, 2)), 8080), ClusterPolicy: true, OnThisNode: i%3 == 0, LocalPolicy: i%3 == 0}
+		e := intent.Endpoint{Addr: netip.AddrPortFrom(addr(byte(244), i*pick(r, 1, 1, 2)), 8080), ClusterPolicy: true,
+			OnThisNode: i%3 == 0, LocalPolicy: i%3 == 0}
 		if !slices.ContainsFunc(p.Endpoints, func(o intent.Endpoint) bool { return o.Addr == e.Addr }) {
 			p.Endpoints = append(p.Endpoints, e)
 		}
@@ -241,11 +253,14 @@ func (w *world) port() *intent.ServicePort {
 	both := pick(r, routes...)
 	p.Frontends = []intent.Frontend{{Addr: addr(96, 1+n/2), Port: uint16(80 + n%2), ExternalRoute: both, InternalRoute: both}}
 	if r.IntN(2) == 0 {
-		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: uint16(30000 + n), ExternalRoute: pick(r, routes...), InternalRoute: routes[0]})
+		p.Frontends = append(p.Frontends, intent.Frontend{Kind: intent.NodePort, Port: uint16(30000 + n), ExternalRoute: pick(r, routes...),
+			InternalRoute: routes[0]})
 	}
 	if r.IntN(2) == 0 {
-		f := intent.Frontend{Kind: intent.LoadBalancerIP, Addr: addr(192, n), Port: 80, ExternalRoute: pick(r, routes...), InternalRoute: routes[0]}
-		f.SourceRanges = pick(r, nil, nil, []netip.Prefix{}, []netip.Prefix{netip.PrefixFrom(addr(byte(r.IntN(3)), 0), pick(r, 8, 16)).Masked(), netip.PrefixFrom(addr(1, r.IntN(9)), 32).Masked()})
+		f := intent.Frontend{Kind: intent.LoadBalancerIP, Addr: addr(192, n), Port: 80, ExternalRoute: pick(r, routes...),
+			InternalRoute: routes[0]}
+		f.SourceRanges = pick(r, nil, nil, []netip.Prefix{},
+			[]netip.Prefix{netip.PrefixFrom(addr(byte(r.IntN(3)), 0), pick(r, 8, 16)).Masked(), netip.PrefixFrom(addr(1, r.IntN(9)), 32).Masked()})
 		p.Frontends = append(p.Frontends, f)
 	}
 	p.Affinity = pick(r, 0, 0, 0, time.Hour, 2*time.Hour)
@@ -382,7 +397,8 @@ func TestWhatSomebodyElseDoesToTheTableIsUndone(t *testing.T) {
 		"flush set inet spillway services4", "flush map inet spillway services4-16",
 		"delete element inet spillway services4 { 10.96.0.1 . tcp . 80 }",
 		"add element inet spillway services4 { 10.96.9.9 . tcp . 80 }",
-		"delete element inet spillway services4-1 { 10.96.0.1 . tcp . 80 } && add element inet spillway services4-1 { 10.96.0.1 . tcp . 80 : 10.9.9.9 . 9 }",
+		"delete element inet spillway services4-1 { 10.96.0.1 . tcp . 80 } && add element inet spillway services4-1 { 10.96.0.1 . tcp . 80 " +
+			": 10.9.9.9 . 9 }",
 		"delete element inet spillway local-pods4 { 10.244.0.0/24 }",
 		"add rule inet spillway prerouting drop", "insert rule inet spillway services4 accept",
 		"flush chain inet spillway prerouting", "flush chain inet spillway services4 && delete chain inet spillway nodeports4-outside-not-there",
@@ -538,7 +554,8 @@ func TestWithoutTheRightToUseNfTablesTheErrorIsOneLine(t *testing.T) {
 
 func TestWhatTheKernelLacksIsSaidInWords(t *testing.T) {
 	for _, err := range []error{unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.ENOENT, unix.EOPNOTSUPP} {
-		if got := explain(fmt.Errorf("add rule to prerouting: %w", err)).Error(); !strings.Contains(got, "of this kernel lacks something: add rule") {
+		if got := explain(fmt.Errorf("add rule to prerouting: %w", err)).Error(); !strings.Contains(got,
+			"of this kernel lacks something: add rule") {
 			t.Errorf("%v: %s", err, got)
 		}
 	}
@@ -581,7 +598,8 @@ func largeState(services int) intent.State {
 	s := intent.State{Node: node()}
 	for i := range services {
 		p := port(fmt.Sprintf("svc-%05d", i), model.IPv4)
-		p.Frontends = []intent.Frontend{{Addr: netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)}), Port: 80, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster}}
+		p.Frontends = []intent.Frontend{{Addr: netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)}), Port: 80,
+			ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster}}
 		for k := range 10 {
 			n := i*10 + k
 			a := netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})

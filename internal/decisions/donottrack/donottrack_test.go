@@ -69,7 +69,8 @@ func targets(s State) string {
 
 func TestOnePodMoreIsOneMemberMore(t *testing.T) {
 	tr := New(Config{NodeName: "here"})
-	d := model.Delta{Full: true, DoNotTrackPolicies: policiesOf(cache("c", 11211, 11211, "client")), Pods: podsOf(pod("a", "cache", "here", "cache", "10.0.0.1", "fd00::1"))}
+	d := model.Delta{Full: true, DoNotTrackPolicies: policiesOf(cache("c", 11211, 11211, "client")),
+		Pods: podsOf(pod("a", "cache", "here", "cache", "10.0.0.1", "fd00::1"))}
 	for i := range 10_000 {
 		p := pod("a", fmt.Sprint("client", i), "there", "client", fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250))
 		d.Pods[p.Name] = p
@@ -80,7 +81,8 @@ func TestOnePodMoreIsOneMemberMore(t *testing.T) {
 	}
 	more := pod("a", "more", "there", "client", "10.2.0.1")
 	c := tr.Apply(model.Delta{Pods: podsOf(more)})
-	if want := []Change[Member, bool]{{Member{"in-c-0", more.IPs[0]}, false, true}}; !slices.Equal(c.Members, want) || len(c.Rules)+len(c.Targets)+len(c.Verdicts) > 0 || c.Traversal != nil {
+	if want := []Change[Member, bool]{{Member{"in-c-0", more.IPs[0]}, false, true}}; !slices.Equal(c.Members, want) ||
+		len(c.Rules)+len(c.Targets)+len(c.Verdicts) > 0 || c.Traversal != nil {
 		t.Errorf("one pod more is %+v", c)
 	}
 	if c := tr.Apply(model.Delta{Pods: podsOf(pod("a", "stranger", "there", "other", "10.2.0.2"))}); !c.Empty() {
@@ -128,12 +130,15 @@ func TestOlderPoliciesHoldAgainstThoseThatContradict(t *testing.T) {
 
 func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 	name := model.Name{Namespace: "n", Name: "web"}
-	svc := &model.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80, NodePort: 30000}}}
-	slice := &model.EndpointSlice{Name: model.Name{Namespace: "n", Name: "web-1"}, Service: name, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
+	svc := &model.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80, NodePort: 30000}}}
+	slice := &model.EndpointSlice{Name: model.Name{Namespace: "n", Name: "web-1"}, Service: name,
+		Ports:     []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
 		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1")}}}
 	out := cache("out", 80, 80, "")
 	out.Ingress, out.Egress = nil, out.Ingress
-	node := &model.DoNotTrackPolicy{Name: "node", Nodes: labeled("a", "b"), Ingress: []model.PolicyRule{{Ports: []model.PortRange{tcp(30000, 30000)}}}}
+	node := &model.DoNotTrackPolicy{Name: "node", Nodes: labeled("a", "b"),
+		Ingress: []model.PolicyRule{{Ports: []model.PortRange{tcp(30000, 30000)}}}}
 	all := []string{"in spec.ingress[0] " + NeedsNAT, "node spec.ingress[0] " + NeedsNAT, "out spec.egress[0] " + NeedsNAT}
 	for _, test := range []struct {
 		name    string
@@ -178,7 +183,8 @@ func TestServicesThatNetfilterTranslatesRefusePolicies(t *testing.T) {
 // TestWhatInsteadOfAServiceThatNetfilterTranslates has each kind of port that netfilter
 // translates, and the advice that helps there: --proxy-mode ebpf where it is not.
 func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
-	const headless, mode, helper = "leave the port out, or use a headless Service", ", or --proxy-mode ebpf", ", or annotate the Service with spillway.dev/helper=none if it is not FTP"
+	const headless, mode, helper = "leave the port out, or use a headless Service", ", or --proxy-mode ebpf",
+		", or annotate the Service with spillway.dev/helper=none if it is not FTP"
 	name := model.Name{Namespace: "n", Name: "web"}
 	ftp := func(s *model.Service) (out []bool) {
 		for _, p := range s.Ports {
@@ -209,8 +215,10 @@ func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
 		p.Ingress[0].Ports[0].Protocol = test.proto
 		tr := New(test.cfg)
 		tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(p), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
-			Services: map[model.Name]*model.Service{name: {Name: name, Ports: []model.ServicePort{{Name: "other", Protocol: test.proto, Port: 9}, {Name: "a", Protocol: test.proto, Port: test.port}}}},
-			Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Ports: []model.EndpointPort{{Name: "a", Protocol: test.proto, Port: 2121}},
+			Services: map[model.Name]*model.Service{name: {Name: name,
+				Ports: []model.ServicePort{{Name: "other", Protocol: test.proto, Port: 9}, {Name: "a", Protocol: test.proto, Port: test.port}}}},
+			Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name,
+				Ports:     []model.EndpointPort{{Name: "a", Protocol: test.proto, Port: 2121}},
 				Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1")}}}}})
 		r := tr.Refusals()
 		if test.what == "" {
@@ -245,10 +253,13 @@ func TestAPortOfTheNodeThatLeadsToAPodRefusesPolicies(t *testing.T) {
 			tr = New(Config{NodeName: "here"})
 		}
 		tr.Apply(model.Delta{DoNotTrackPolicies: policiesOf(cache("c", 80, 80, "client"), deny)})
-		tr.Apply(model.Delta{Pods: with(here(), model.HostPort{Protocol: model.TCP, Port: 80, Host: 8080}, model.HostPort{Protocol: model.TCP, Port: 90, Host: 9090})})
+		tr.Apply(model.Delta{Pods: with(here(), model.HostPort{Protocol: model.TCP, Port: 80, Host: 8080},
+			model.HostPort{Protocol: model.TCP, Port: 90, Host: 9090})})
 		r := tr.Refusals()
-		if len(r) != 2 || r[0].Reason != HostPort || !strings.Contains(r[0].Message, "is not applied to 10.0.0.1: hostPort 8080 of pod n/p leads there") ||
-			!strings.Contains(r[1].Message, "is applied with conntrack to 10.0.0.1: hostPort 9090 of pod n/p leads there") || !strings.HasSuffix(r[0].Message, "leave the port out, or take the hostPort out of the pod") {
+		if len(r) != 2 || r[0].Reason != HostPort || !strings.Contains(r[0].Message,
+			"is not applied to 10.0.0.1: hostPort 8080 of pod n/p leads there") ||
+			!strings.Contains(r[1].Message, "is applied with conntrack to 10.0.0.1: hostPort 9090 of pod n/p leads there") ||
+			!strings.HasSuffix(r[0].Message, "leave the port out, or take the hostPort out of the pod") {
 			t.Errorf("refusals %+v", r)
 		}
 		if got, want := targets(tr.State()), "ingress 10.0.0.1 TCP 90-90 in-deny-0-tracked"; got != want {
@@ -278,9 +289,12 @@ func TestAServiceDoesNotOpenWhatAPolicyDenies(t *testing.T) {
 	deny := cache("c", 11211, 11211, "client")
 	deny.DenyOthers = true
 	tr := New(Config{NodeName: "here", Netfilter: true})
-	tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(deny), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"), pod("n", "q", "here", "cache", "10.0.0.2"))})
-	c := tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: {Name: name}}, Slices: map[model.Name]*model.EndpointSlice{name: slice}})
-	if got, want := targets(tr.State()), "ingress 10.0.0.1 TCP 11211-11211 in-c-0-tracked\ningress 10.0.0.2 TCP 11211-11211 in-c-0"; got != want {
+	tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(deny),
+		Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"), pod("n", "q", "here", "cache", "10.0.0.2"))})
+	c := tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name: {Name: name}},
+		Slices: map[model.Name]*model.EndpointSlice{name: slice}})
+	if got, want := targets(tr.State()), "ingress 10.0.0.1 TCP 11211-11211 in-c-0-tracked\ningress 10.0.0.2 TCP 11211-11211 "+
+		"in-c-0"; got != want {
 		t.Errorf("targets\n%s\nwant\n%s", got, want)
 	}
 	if v := tr.State().Verdicts["in-c-0-tracked"]; v == nil || !v.Track || !v.Deny || !slices.Equal(v.Rules, []string{"in-c-0"}) {
@@ -322,7 +336,8 @@ func TestASliceLiftsNoDenialOfRequests(t *testing.T) {
 // to Services may come from: those answers would not be translated back.
 func TestPortsThatPodsAskFrom(t *testing.T) {
 	name := model.Name{Namespace: "n", Name: "web"}
-	svc := &model.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}
+	svc := &model.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}
 	for _, test := range []struct {
 		first, last uint16
 		block       string // "": anybody
@@ -445,8 +460,10 @@ func TestBlocksWithoutExceptions(t *testing.T) {
 func same(t *testing.T, a, b *Tracker) {
 	t.Helper()
 	x, y := a.State(), b.State()
-	if !reflect.DeepEqual(x.Targets, y.Targets) || !maps.Equal(x.Members, y.Members) || !maps.EqualFunc(x.Rules, y.Rules, sameRule) || !maps.EqualFunc(x.Verdicts, y.Verdicts, sameVerdict) {
-		t.Fatalf("states differ:\n%v\n%v\n%v\n--\n%v\n%v\n%v", targets(x), slices.Collect(maps.Keys(x.Rules)), x.Members, targets(y), slices.Collect(maps.Keys(y.Rules)), y.Members)
+	if !reflect.DeepEqual(x.Targets, y.Targets) || !maps.Equal(x.Members, y.Members) || !maps.EqualFunc(x.Rules, y.Rules, sameRule) ||
+		!maps.EqualFunc(x.Verdicts, y.Verdicts, sameVerdict) {
+		t.Fatalf("states differ:\n%v\n%v\n%v\n--\n%v\n%v\n%v", targets(x), slices.Collect(maps.Keys(x.Rules)), x.Members, targets(y),
+			slices.Collect(maps.Keys(y.Rules)), y.Members)
 	}
 	if !slices.Equal(a.Refusals(), b.Refusals()) {
 		t.Fatalf("refusals differ:\n%v\n%v", a.Refusals(), b.Refusals())
@@ -477,7 +494,8 @@ func TestUnseenIsWhatNoPacketOfReachesConntrack(t *testing.T) {
 		{"10.0.1.1:80", "10.0.0.1:4000", false}, {"10.0.1.1:4000", "10.0.0.1:81", false}, {"10.0.1.1:4000", "10.0.0.2:80", false},
 		{"10.0.1.2:4000", "10.0.0.1:95", true}, {"192.0.2.1:4000", "10.0.0.1:95", false}, // denied; the node itself is not
 		{"10.0.1.1:4000", "10.0.0.1:70", false}, {"10.0.1.2:4000", "10.0.0.1:70", true},
-		{"10.0.0.1:4000", "10.0.1.1:60", true}, {"10.0.1.1:60", "10.0.0.1:4000", true}, {"10.0.0.1:60", "10.0.1.1:4000", false}, {"10.0.0.1:4000", "10.0.1.2:60", false},
+		{"10.0.0.1:4000", "10.0.1.1:60", true}, {"10.0.1.1:60", "10.0.0.1:4000", true}, {"10.0.0.1:60", "10.0.1.1:4000", false},
+		{"10.0.0.1:4000", "10.0.1.2:60", false},
 	} {
 		from, to := netip.MustParseAddrPort(test.from), netip.MustParseAddrPort(test.to)
 		if got := tr.NotTracked(model.TCP, from, to); got != test.want {
@@ -498,8 +516,10 @@ var web = model.Name{Namespace: "n", Name: "web"}
 func webWorld(policies ...*model.DoNotTrackPolicy) model.Delta {
 	ports := []model.EndpointPort{{Protocol: model.TCP, Port: 80}}
 	return model.Delta{Full: true, Pods: podsOf(pod("n", "a", "here", "cache", webPod)), DoNotTrackPolicies: policiesOf(policies...),
-		Services: map[model.Name]*model.Service{web: {Name: web, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}},
-		Slices:   map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: ports, Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr(webPod)}}}}}
+		Services: map[model.Name]*model.Service{web: {Name: web, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}}},
+		Slices: map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: ports,
+			Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr(webPod)}}}}}
 }
 
 // withoutWeb deletes Service web and its slice.
@@ -523,7 +543,8 @@ func TestAPolicyWaitsUntilNothingTranslates(t *testing.T) {
 	}{
 		{"the Service goes", withoutWeb()},
 		{"its slice goes", model.Delta{Slices: map[model.Name]*model.EndpointSlice{web: nil}}},
-		{"an endpoint goes", model.Delta{Slices: map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web, Ports: world().Slices[web].Ports}}}},
+		{"an endpoint goes", model.Delta{Slices: map[model.Name]*model.EndpointSlice{web: {Name: web, Service: web,
+			Ports: world().Slices[web].Ports}}}},
 		{"the next state is without", model.Delta{Full: true, Pods: world().Pods, DoNotTrackPolicies: world().DoNotTrackPolicies}},
 	}
 	for _, c := range without {
@@ -546,7 +567,8 @@ func TestAPolicyWaitsUntilNothingTranslates(t *testing.T) {
 	if c := tr.Apply(world()); untracksWeb(tr) || c.Refusals != nil {
 		t.Errorf("kube-proxy's rules translate: the policy holds: %v, refused: %v", untracksWeb(tr), c.Refusals)
 	}
-	if c := tr.ReportRefusals(); len(c.Refusals) != 1 || !strings.HasSuffix(c.Refusals[0].Message, "; leave the port out, or wait until eBPF serves it") {
+	if c := tr.ReportRefusals(); len(c.Refusals) != 1 ||
+		!strings.HasSuffix(c.Refusals[0].Message, "; leave the port out, or wait until eBPF serves it") {
 		t.Errorf("it takes long: told %+v", c.Refusals)
 	}
 	if c := tr.ServicesWritten(); !untracksWeb(tr) || !c.MayAffectRunning || c.Refusals == nil || len(c.Refusals) > 0 {
@@ -570,7 +592,8 @@ func TestTheFirstPolicyWaitsUntilNothingTranslates(t *testing.T) {
 		deltas []model.Delta
 	}{
 		{"a policy comes with the end of the Service", nil, []model.Delta{first}},
-		{"a policy replaces another after the end of the Service", []*model.DoNotTrackPolicy{cache("before", 90, 90, "")}, []model.Delta{withoutWeb(), replaced}},
+		{"a policy replaces another after the end of the Service", []*model.DoNotTrackPolicy{cache("before", 90, 90, "")},
+			[]model.Delta{withoutWeb(), replaced}},
 	} {
 		for range 20 { // orders of a map
 			tr := New(Config{NodeName: "here", Netfilter: true})
@@ -616,7 +639,8 @@ func TestANewPeerWaitsUntilNothingTranslates(t *testing.T) {
 // may not even be served there.
 func TestAServiceOpensNoNode(t *testing.T) {
 	const node = "192.0.2.1"
-	rule := model.PolicyRule{Ports: []model.PortRange{tcp(10250, 10250)}, Peers: []model.PolicyPeer{{Block: netip.MustParsePrefix("198.51.100.1/32")}}}
+	rule := model.PolicyRule{Ports: []model.PortRange{tcp(10250, 10250)},
+		Peers: []model.PolicyPeer{{Block: netip.MustParsePrefix("198.51.100.1/32")}}}
 	policy := &model.DoNotTrackPolicy{Name: "kubelet", Nodes: labeled("a", "b"), DenyOthers: true, Ingress: []model.PolicyRule{rule}}
 	svc := &model.Service{Name: model.Name{Namespace: "tenant", Name: "s"}, ExternalIPs: []netip.Addr{netip.MustParseAddr(node)},
 		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 10250}}}
@@ -650,7 +674,8 @@ func TestALargeSliceIsKnownWhereRulesAre(t *testing.T) {
 		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, i}), Ready: true})
 	}
 	tr := New(Config{NodeName: "here", Netfilter: true})
-	tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(cache("a", 1001, 1002, "")), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
+	tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(cache("a", 1001, 1002, "")),
+		Pods:     podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
 		Services: map[model.Name]*model.Service{svc.Name: svc}, Slices: map[model.Name]*model.EndpointSlice{slice.Name: slice}})
 	check := func(when string, want int, refused ...string) {
 		t.Helper()

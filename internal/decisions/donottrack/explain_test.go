@@ -22,7 +22,8 @@ func kernel(s State, own []netip.Addr, proto model.Protocol, src, dst netip.Addr
 		port       uint16
 	}{{Ingress, dst, src, dst.Port()}, {Ingress, src, dst, src.Port()}, {Egress, src, dst, dst.Port()}, {Egress, dst, src, src.Port()}} {
 		for target, name := range s.Targets {
-			if target.Side != way.side || target.Addr != way.here.Addr() || target.Protocol != proto || way.port < target.First || target.Last < way.port {
+			if target.Side != way.side || target.Addr != way.here.Addr() || target.Protocol != proto || way.port < target.First ||
+				target.Last < way.port {
 				continue
 			}
 			v, peer := s.Verdicts[name], way.peer.Addr()

@@ -33,7 +33,8 @@ func (d dice) selection() *model.PodSelection {
 
 func (d dice) rule() model.PolicyRule {
 	first := uint16(1 + d.IntN(4))
-	r := model.PolicyRule{Ports: []model.PortRange{{Protocol: []model.Protocol{model.TCP, model.UDP}[d.IntN(2)], First: first, Last: first + uint16(d.IntN(3))}}}
+	r := model.PolicyRule{Ports: []model.PortRange{{Protocol: []model.Protocol{model.TCP, model.UDP}[d.IntN(2)], First: first,
+		Last: first + uint16(d.IntN(3))}}}
 	for range d.IntN(3) {
 		if d.IntN(2) == 0 {
 			r.Peers = append(r.Peers, model.PolicyPeer{Pods: d.selection()})
@@ -62,7 +63,8 @@ func (d dice) policy(name string) *model.DoNotTrackPolicy {
 }
 
 func (d dice) service(n model.Name) *model.Service {
-	return &model.Service{Name: n, ClusterIPs: []netip.Addr{d.addr()}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: uint16(1 + d.IntN(5)), NodePort: uint16(d.IntN(4))}}}
+	return &model.Service{Name: n, ClusterIPs: []netip.Addr{d.addr()},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: uint16(1 + d.IntN(5)), NodePort: uint16(d.IntN(4))}}}
 }
 
 func (d dice) slice(n, of model.Name) *model.EndpointSlice {
@@ -111,7 +113,8 @@ func (d dice) change() (out model.Delta) {
 	default:
 		var p *model.Pod
 		if !gone {
-			p = &model.Pod{Name: name, Node: []string{"here", "there"}[d.IntN(2)], Labels: map[string]string{"role": d.role()}, IPs: []netip.Addr{d.addr(), d.addr()}}
+			p = &model.Pod{Name: name, Node: []string{"here", "there"}[d.IntN(2)], Labels: map[string]string{"role": d.role()},
+				IPs: []netip.Addr{d.addr(), d.addr()}}
 			if d.IntN(2) == 0 { // it may stay where it is, and have another role
 				p.Node, p.IPs = "here", []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, name.Name[0] - '0' + 1})}
 			}
@@ -280,7 +283,8 @@ func fates(t *Tracker, run []connection) (out []packetVerdict) {
 func comes(old map[model.Name]*model.Pod, change model.Delta, c connection) bool {
 	for name, p := range change.Pods {
 		for _, p := range []*model.Pod{p, old[name]} {
-			same := p != nil && old[name] != nil && change.Pods[name] != nil && old[name].Node == change.Pods[name].Node && slices.Equal(old[name].IPs, change.Pods[name].IPs)
+			same := p != nil && old[name] != nil && change.Pods[name] != nil && old[name].Node == change.Pods[name].Node &&
+				slices.Equal(old[name].IPs, change.Pods[name].IPs)
 			if p != nil && !same && (slices.Contains(p.IPs, c.from.Addr()) || slices.Contains(p.IPs, c.to.Addr())) {
 				return true
 			}

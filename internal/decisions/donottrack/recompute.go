@@ -211,7 +211,8 @@ func (t *Tracker) collectRefusals() []Refusal {
 		all = append(all, rs...)
 	}
 	slices.SortFunc(all, func(a, b Refusal) int {
-		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Message, b.Message))
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason),
+			cmp.Compare(a.Message, b.Message))
 	})
 	out, more := all[:0], 0
 	for i, r := range all {

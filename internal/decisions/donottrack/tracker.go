@@ -59,7 +59,8 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 		cfg: cfg, facts: facts, policies: map[string]*policy{},
 		podsOnNode: map[model.Name]struct{}{}, targetsOf: map[netip.Addr][]Target{},
 		wantedOf: map[netip.Addr][]*policy{}, refusedOf: map[netip.Addr][]Refusal{}, used: map[string]int{}, holding: map[string]*rule{},
-		nat: newNATIndex(), pendingRemoval: newNATIndex(), dirty: map[netip.Addr]struct{}{}, hasDenyRule: map[netip.Addr]struct{}{}, allowsAny: map[Target]struct{}{}, resolved: map[netip.Addr]struct{}{},
+		nat: newNATIndex(), pendingRemoval: newNATIndex(), dirty: map[netip.Addr]struct{}{}, hasDenyRule: map[netip.Addr]struct{}{},
+		allowsAny: map[Target]struct{}{}, resolved: map[netip.Addr]struct{}{},
 		rules: newChangeSet[string](sameRule), verdicts: newChangeSet[string](sameVerdict),
 		targets:           newChangeSet[Target](func(a, b string) bool { return a == b }),
 		members:           newChangeSet[Member](func(a, b bool) bool { return a == b }),
@@ -74,7 +75,8 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 
 // State returns the whole state.
 func (t *Tracker) State() State {
-	return State{Rules: t.rules.now, Verdicts: t.verdicts.now, Targets: t.targets.now, Members: t.members.now, Tracked: t.trackedExceptions.now}
+	return State{Rules: t.rules.now, Verdicts: t.verdicts.now, Targets: t.targets.now, Members: t.members.now,
+		Tracked: t.trackedExceptions.now}
 }
 
 // Refusals returns the parts of policies that do not hold on this node, sorted.

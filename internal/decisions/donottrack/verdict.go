@@ -59,7 +59,8 @@ func segments(rules []heldRule) (out []segment) {
 
 // continues reports whether the next segment has the same rules.
 func (s *segment) continues(next *segment) bool {
-	return s.side == next.side && s.proto == next.proto && int(s.last)+1 == int(next.first) && s.tracked == next.tracked && slices.Equal(s.rules, next.rules)
+	return s.side == next.side && s.proto == next.proto && int(s.last)+1 == int(next.first) && s.tracked == next.tracked &&
+		slices.Equal(s.rules, next.rules)
 }
 
 // verdict combines the rules of a segment.
@@ -120,7 +121,8 @@ func (in obstacle) refusal(addr netip.Addr, r *rule, deniesYet bool) Refusal {
 			what = "denies only what eBPF does not translate at"
 		}
 		out.Reason = NotSeen
-		out.Message = fmt.Sprintf("%s %s: %s, which eBPF translates before a policy sees the packet; select the pods behind it", what, addr, in.what)
+		out.Message = fmt.Sprintf("%s %s: %s, which eBPF translates before a policy sees the packet; select the pods behind it", what, addr,
+			in.what)
 		return out
 	}
 	if deniesYet {
@@ -148,7 +150,8 @@ func contradiction(addr netip.Addr, p *policy, held []*policy) (Refusal, bool) {
 				return Refusal{
 					Policy: p.spec.Name, Field: field, Reason: Contradiction,
 					Message: fmt.Sprintf("is not applied to %s: DoNotTrackPolicy %s, which %s, says otherwise of %s port %s (%s); "+
-						"make the two alike, or have them select different pods or ports", addr, o.spec.Name, p.whyAfter(o), a.Side, portsText(ports), ports.Protocol),
+						"make the two alike, or have them select different pods or ports", addr, o.spec.Name, p.whyAfter(o), a.Side,
+						portsText(ports), ports.Protocol),
 				}, true
 			}
 		}

@@ -24,7 +24,8 @@ func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
 		{"a clusterIP and port", clusterIPs("10.96.0.1"), "ClusterIP 10.96.0.1:80", "spec.clusterIPs[0]", "10.96.0.1:80/TCP"},
 		{"a NodePort", nodePort(30080), "NodePort *:30080", "spec.ports[0].nodePort", "NodePort 30080/TCP (IPv4)"},
 		{"an externalIP and port", externalIPs("198.51.100.1"), "ExternalIP 198.51.100.1:80", "spec.externalIPs[0]", "198.51.100.1:80/TCP"},
-		{"a LoadBalancer IP and port", loadBalancer("192.0.2.1"), "LoadBalancerIP 192.0.2.1:80", "status.loadBalancer.ingress", "192.0.2.1:80/TCP"},
+		{"a LoadBalancer IP and port", loadBalancer("192.0.2.1"), "LoadBalancerIP 192.0.2.1:80",
+			"status.loadBalancer.ingress", "192.0.2.1:80/TCP"},
 		{"a healthCheckNodePort", hc, "", "spec.healthCheckNodePort", "healthCheckNodePort 31000"},
 	}
 	for _, row := range rows {
@@ -47,7 +48,8 @@ func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
 				}
 				return strings.Join(out, " ")
 			}
-			problem := model.Problem{Object: model.ObjectRef{Kind: model.KindService, Name: model.Name{Namespace: "ns", Name: "a-younger"}}, Where: "Service ns/a-younger", Field: row.field,
+			problem := model.Problem{Object: model.ObjectRef{Kind: model.KindService, Name: model.Name{Namespace: "ns", Name: "a-younger"}},
+				Where: "Service ns/a-younger", Field: row.field,
 				What: row.what + " is already taken by Service ns/older; change one of the two"}
 
 			tr := newTracker(younger)
@@ -140,7 +142,8 @@ func TestALoadBalancerGetsAnAddressThatAnExternalIPNamedBefore(t *testing.T) {
 			if len(c.Moves) != 1 || c.Moves[0].From.Service != name("a-thief") || c.Moves[0].To.Service != name("young") {
 				t.Errorf("moves %v, want one from the thief", c.Moves)
 			}
-			wantProblem(t, "assigned", tr, "Service ns/a-thief: spec.externalIPs[0]: "+addressKey{Addr: addrs(address)[0], Protocol: model.TCP, Port: 80}.String()+" is already taken by Service ns/young")
+			wantProblem(t, "assigned", tr, "Service ns/a-thief: spec.externalIPs[0]: "+addressKey{Addr: addrs(address)[0], Protocol: model.TCP,
+				Port: 80}.String()+" is already taken by Service ns/young")
 			same(t, "holder at once", holderOf(newTracker(thief, assigned), address), "young")
 			late := newTracker(assigned)
 			late.Apply(delta(thief))
@@ -170,7 +173,8 @@ func TestAnOldServiceThatClaimsAnewComesLater(t *testing.T) {
 }
 
 func TestConflicts(t *testing.T) {
-	twoPorts := ports(model.ServicePort{Name: "a", Protocol: model.TCP, Port: 80, NodePort: 30080}, model.ServicePort{Name: "b", Protocol: model.TCP, Port: 81, NodePort: 30080})
+	twoPorts := ports(model.ServicePort{Name: "a", Protocol: model.TCP, Port: 80, NodePort: 30080},
+		model.ServicePort{Name: "b", Protocol: model.TCP, Port: 81, NodePort: 30080})
 	rows := []struct {
 		name    string
 		objects []any
@@ -178,21 +182,31 @@ func TestConflicts(t *testing.T) {
 		by      string
 	}{
 		{"of one age, the first by name wins", []any{web(called("b")), web(called("a"))}, "Service ns/b spec.clusterIPs[0]", "ns/a"},
-		{"another port of the address is no conflict", []any{web(called("a")), web(called("b"), ports(model.ServicePort{Protocol: model.TCP, Port: 81}))}, "", ""},
-		{"another protocol is no conflict", []any{web(called("a")), web(called("b"), ports(model.ServicePort{Protocol: model.UDP, Port: 80}))}, "", ""},
+		{"another port of the address is no conflict",
+			[]any{web(called("a")), web(called("b"), ports(model.ServicePort{Protocol: model.TCP, Port: 81}))}, "", ""},
+		{"another protocol is no conflict", []any{web(called("a")), web(called("b"), ports(model.ServicePort{Protocol: model.UDP, Port: 80}))},
+			"", ""},
 		{"a NodePort of another protocol is no conflict", []any{web(called("a"), nodePort(30080)),
 			web(called("b"), clusterIPs("10.96.0.2"), ports(model.ServicePort{Protocol: model.UDP, Port: 80, NodePort: 30080}))}, "", ""},
-		{"a NodePort of another family is no conflict", []any{web(called("a"), nodePort(30080)), web(called("b"), clusterIPs("fd00::1"), nodePort(30080))}, "", ""},
-		{"an externalIP never takes a clusterIP, however old", []any{web(called("a"), born(2)), web(called("b"), born(1), clusterIPs("10.96.0.2"), externalIPs("10.96.0.1"))},
+		{"a NodePort of another family is no conflict",
+			[]any{web(called("a"), nodePort(30080)), web(called("b"), clusterIPs("fd00::1"), nodePort(30080))}, "", ""},
+		{"an externalIP never takes a clusterIP, however old",
+			[]any{web(called("a"), born(2)), web(called("b"), born(1), clusterIPs("10.96.0.2"), externalIPs("10.96.0.1"))},
 			"Service ns/b spec.externalIPs[0]", "ns/a"},
-		{"an externalIP and a LoadBalancer IP are one address", []any{web(called("a"), born(1), externalIPs("192.0.2.1")), web(called("b"), born(2), clusterIPs("10.96.0.2"), loadBalancer("192.0.2.1"))},
+		{"an externalIP and a LoadBalancer IP are one address",
+			[]any{web(called("a"), born(1), externalIPs("192.0.2.1")),
+				web(called("b"), born(2), clusterIPs("10.96.0.2"), loadBalancer("192.0.2.1"))},
 			"Service ns/a spec.externalIPs[0]", "ns/b"},
-		{"a LoadBalancer IP never takes a clusterIP, however old", []any{web(called("a"), born(2)), web(called("b"), born(1), clusterIPs("10.96.0.2"), loadBalancer("10.96.0.1"))},
+		{"a LoadBalancer IP never takes a clusterIP, however old",
+			[]any{web(called("a"), born(2)), web(called("b"), born(1), clusterIPs("10.96.0.2"), loadBalancer("10.96.0.1"))},
 			"Service ns/b status.loadBalancer.ingress", "ns/a"},
-		{"of two LoadBalancer IPs the older wins", []any{web(called("a"), born(2), loadBalancer("192.0.2.1")), web(called("b"), born(1), clusterIPs("10.96.0.2"), loadBalancer("192.0.2.1"))},
+		{"of two LoadBalancer IPs the older wins", []any{web(called("a"), born(2), loadBalancer("192.0.2.1")),
+			web(called("b"), born(1), clusterIPs("10.96.0.2"), loadBalancer("192.0.2.1"))},
 			"Service ns/a status.loadBalancer.ingress", "ns/b"},
-		{"two ports of one Service may conflict", []any{web(called("a"), twoPorts)}, "Service ns/a spec.ports[1].nodePort", `port "a" of the same Service`},
-		{"a Service of another proxy claims nothing", []any{web(called("b")), web(called("a"), func(s *model.Service) { s.ProxyName = "other" })}, "", ""},
+		{"two ports of one Service may conflict", []any{web(called("a"), twoPorts)}, "Service ns/a spec.ports[1].nodePort",
+			`port "a" of the same Service`},
+		{"a Service of another proxy claims nothing",
+			[]any{web(called("b")), web(called("a"), func(s *model.Service) { s.ProxyName = "other" })}, "", ""},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
@@ -226,7 +240,8 @@ func TestMovesNameBothPorts(t *testing.T) {
 	}{
 		{"its first Service", delta(younger), nil},
 		{"endpoints", delta(ofService(sliceOf("s", at("10.1.0.1", there)), "younger")), nil},
-		{"an older Service with its address", delta(web(called("older"), born(1), clusterIPs("10.96.0.7"), taken)), []Move{{id("younger", ""), id("older", "")}}},
+		{"an older Service with its address", delta(web(called("older"), born(1), clusterIPs("10.96.0.7"), taken)),
+			[]Move{{id("younger", ""), id("older", "")}}},
 		{"another name of the port", delta(renamed), []Move{{id("younger", ""), id("younger", "new")}}},
 		{"no older Service", withoutService("older"), nil},
 	} {

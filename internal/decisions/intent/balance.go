@@ -58,12 +58,15 @@ func (c *Config) balanceOf(svc *model.Service, complain func(field, what string)
 	b := Balance(max(slices.Index(balanceNames, name), 0))
 	switch {
 	case set && name != b.String():
-		complain(field, fmt.Sprintf("%q is not a way to choose endpoints, and random is used; use %s or %s", name, strings.Join(balanceNames, ", "), weighted))
+		complain(field, fmt.Sprintf("%q is not a way to choose endpoints, and random is used; use %s or %s", name,
+			strings.Join(balanceNames, ", "), weighted))
 	case b.ByLoad() && !c.BalanceByLoad:
-		complain(field, fmt.Sprintf("%s has no effect on this node, and random is used: its agent needs --proxy-mode ebpf and --balance-by-load", b))
+		complain(field, fmt.Sprintf("%s has no effect on this node, and random is used: its agent needs --proxy-mode ebpf and --balance-by-load",
+			b))
 		return Random, nil
 	case b.ByLoad() && svc.Affinity > 0:
-		complain(field, fmt.Sprintf("%s has no effect with spec.sessionAffinity, and random is used: clients return to their endpoint; remove one of the two", b))
+		complain(field, fmt.Sprintf("%s has no effect with spec.sessionAffinity, and random is used: clients return to their endpoint; "+
+			"remove one of the two", b))
 		return Random, nil
 	}
 	return b, nil
@@ -76,7 +79,8 @@ func (c *Config) maglevOf(svc *model.Service, complain func(field, what string))
 	case c.MaglevSize == 0:
 		complain(field, "maglev has no effect on this node, and random is used: its agent needs --proxy-mode ebpf")
 	case svc.Affinity > 0:
-		complain(field, "maglev has no effect with spec.sessionAffinity, and random is used: clients return to their endpoint; remove one of the two")
+		complain(field, "maglev has no effect with spec.sessionAffinity, and random is used: clients return to their endpoint; remove one "+
+			"of the two")
 	default:
 		return Maglev
 	}

@@ -56,7 +56,8 @@ const (
 // The names of resources in Problems, and the fields that ask for them.
 var (
 	resourceNames = [resources]string{
-		"addresses times ports", "endpoints times ports", "shares of endpoints by weights, policies or maglev's tables", "source ranges times ports",
+		"addresses times ports", "endpoints times ports", "shares of endpoints by weights, policies or maglev's tables",
+		"source ranges times ports",
 		"source ranges times ports that another dataplane carries (FTP, SCTP)",
 		"addresses times ports times endpoints that nftables carries", "endpoints times ports with session affinity",
 	}
@@ -207,8 +208,9 @@ type refusal struct {
 func newBudget(c Capacity, entriesOf func(*service) *entries) budget {
 	return budget{
 		entriesOf: entriesOf,
-		capacity:  entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges, fallbackRangeEntries: c.FallbackRanges, frontendSlotEntries: c.FrontendSlots, affinityEndpointEntries: c.AffinityEndpoints},
-		of:        map[string]*entries{},
+		capacity: entries{frontendEntries: c.Frontends, endpointEntries: c.Endpoints, slotEntries: c.Slots, rangeEntries: c.SourceRanges,
+			fallbackRangeEntries: c.FallbackRanges, frontendSlotEntries: c.FrontendSlots, affinityEndpointEntries: c.AffinityEndpoints},
+		of: map[string]*entries{},
 	}
 }
 
@@ -352,7 +354,8 @@ func (b *budget) problem(e *service) (p model.Problem, refused bool) {
 		return p, false
 	}
 	return model.ServiceProblem(e.name, resourceFields[why.what], fmt.Sprintf(
-		"is not served: it asks for %d %s, and all Services of namespace %s may have %d of the %d that a node has room for: as many stay free for other namespaces; "+
+		"is not served: it asks for %d %s, and all Services of namespace %s may have %d of the %d that a node has room for: as many stay "+
+			"free for other namespaces; "+
 			"the oldest that fit are served: ask for fewer, or delete Services of the namespace",
 		b.entriesOf(e)[why.what], resourceNames[why.what], e.name.Namespace, why.share, b.capacity[why.what])), true
 }

@@ -55,7 +55,8 @@ func (c *cluster) put(namespace, name string, created int64, ports, ranges int, 
 	if c.cfg.Capacity.AffinityEndpoints > 0 {
 		s.Affinity = time.Hour
 	}
-	return c.Apply(model.Delta{Services: map[model.Name]*model.Service{s.Name: s}, Slices: map[model.Name]*model.EndpointSlice{slice.Name: slice}})
+	return c.Apply(model.Delta{Services: map[model.Name]*model.Service{s.Name: s},
+		Slices: map[model.Name]*model.EndpointSlice{slice.Name: slice}})
 }
 
 func (c *cluster) remove(namespace, name string) Changes {
@@ -143,7 +144,8 @@ func TestOneNamespaceCannotFillTheNode(t *testing.T) {
 func TestServicesThatDoNotFitAreNotDecided(t *testing.T) {
 	const ports, endpoints, services = 200, 50, 20
 	for resource, capacity := range map[string]Capacity{
-		"Endpoints": {Endpoints: ports*endpoints*3 - 1}, "Frontends": {Frontends: ports*2*3 - 1}, "SourceRanges": {SourceRanges: ports*3 - 1}, "Slots": {Slots: 251*ports*3 - 1},
+		"Endpoints": {Endpoints: ports*endpoints*3 - 1}, "Frontends": {Frontends: ports*2*3 - 1}, "SourceRanges": {SourceRanges: ports*3 - 1},
+		"Slots": {Slots: 251*ports*3 - 1},
 	} {
 		for _, family := range []model.Family{model.IPv4, model.IPv6} {
 			c := newCluster(t, capacity)
@@ -229,7 +231,8 @@ func TestServicesThatDoNotFitRequestNoAddress(t *testing.T) {
 		// An annotation of it changes no request, and concerns no other Service.
 		ejecting := wide("s0", 100)
 		ejecting.Annotations = map[string]string{OutlierEjectionAnnotation: "true"}
-		honest := &model.Service{Name: model.Name{Namespace: "honest", Name: "web"}, Created: time.Unix(1000, 0), ClusterIPs: ejecting.ClusterIPs, Ports: ejecting.Ports[:1]}
+		honest := &model.Service{Name: model.Name{Namespace: "honest", Name: "web"}, Created: time.Unix(1000, 0), ClusterIPs: ejecting.ClusterIPs,
+			Ports: ejecting.Ports[:1]}
 		honest.ClusterIPs = []netip.Addr{ejecting.ClusterIPs[0].Next()}
 		honest.ExternalIPs = ejecting.ExternalIPs[:1]
 		c.Apply(model.Delta{Services: map[model.Name]*model.Service{honest.Name: honest}})
@@ -237,7 +240,8 @@ func TestServicesThatDoNotFitRequestNoAddress(t *testing.T) {
 		c.divideMost()
 		c.planDirty()
 		if len(c.addresses.before) > 0 || c.services[honest.Name].dirty {
-			t.Errorf("%s: an annotation requests %d addresses anew, and concerns the other Service: %v", family, len(c.addresses.before), c.services[honest.Name].dirty)
+			t.Errorf("%s: an annotation requests %d addresses anew, and concerns the other Service: %v", family, len(c.addresses.before),
+				c.services[honest.Name].dirty)
 		}
 		c.Changes()
 
@@ -285,7 +289,8 @@ func TestEndpointsThatDrainCount(t *testing.T) {
 	s, slice := tenant("ns", "s", 100, 1, 1, model.IPv4)
 	s.Ports[0].Protocol, slice.Ports[0].Protocol = model.UDP, model.UDP
 	for i := range 9 {
-		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: addr(fmt.Sprintf("9.1.1.%d", 1+i)), Serving: true, Terminating: true, Node: there})
+		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: addr(fmt.Sprintf("9.1.1.%d", 1+i)), Serving: true,
+			Terminating: true, Node: there})
 	}
 	c.Apply(model.Delta{Services: map[model.Name]*model.Service{s.Name: s}, Slices: map[model.Name]*model.EndpointSlice{s.Name: slice}})
 	if got := c.services[s.Name].entries[endpointEntries]; got != 10 {

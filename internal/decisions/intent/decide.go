@@ -93,7 +93,8 @@ func portOf(ports []*ServicePort, id PortID) *ServicePort {
 
 // decidePort decides one Service port; nil if it has no frontend left. allZero says that
 // all of its endpoints have weight 0.
-func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, from, near *serviceSlices, before starts) (sp *ServicePort, allZero bool) {
+func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, from, near *serviceSlices,
+	before starts) (sp *ServicePort, allZero bool) {
 	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
 	t.candidates = cs
 	for i := range cs {

@@ -31,7 +31,8 @@ func (c *Config) ejectsOutliers(svc *model.Service, complain func(field, what st
 		complain(annotationField(OutlierEjectionAnnotation), fmt.Sprintf("%q is neither true nor false, and no endpoint is ejected", text))
 	}
 	if on && !c.OutlierEjection {
-		complain(annotationField(OutlierEjectionAnnotation), "has no effect on this node: its agent needs --outlier-ejection, and --proxy-mode ebpf or nftables")
+		complain(annotationField(OutlierEjectionAnnotation),
+			"has no effect on this node: its agent needs --outlier-ejection, and --proxy-mode ebpf or nftables")
 	}
 	return on && c.OutlierEjection
 }

@@ -85,7 +85,8 @@ func TestOutlierEjectionOff(t *testing.T) {
 		tr := New(Config{NodeName: here, OutlierEjection: test.cfg})
 		tr.Apply(delta(web(ejecting(test.value)), sliceOf("s", at("10.1.0.1", here))))
 		problems := tr.Problems()
-		if test.problem == "" && len(problems) > 0 || test.problem != "" && (len(problems) != 1 || !strings.Contains(problems[0].What, test.problem)) {
+		if test.problem == "" && len(problems) > 0 || test.problem != "" &&
+			(len(problems) != 1 || !strings.Contains(problems[0].What, test.problem)) {
 			t.Errorf("%q: problems %v, want %q", test.value, problems, test.problem)
 		}
 		if got := tr.State().Ports[0].Endpoints[0].Watched; got != test.watch || tr.Watching() != test.watch {

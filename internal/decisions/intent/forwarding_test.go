@@ -32,7 +32,8 @@ func TestDSRForwarding(t *testing.T) {
 		{"hybrid for UDP alone", can, "maglev", "hybrid only UDP", false, "has no TCP port; use dsr"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Name: "web", Protocol: model.TCP, Port: 80}, model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}))
+			svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Name: "web", Protocol: model.TCP, Port: 80},
+				model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}))
 			svc.Annotations = map[string]string{}
 			if c.balance != "" {
 				svc.Annotations[BalanceAnnotation] = c.balance

@@ -157,7 +157,8 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 		}
 		if !slices.Contains(families, model.FamilyOf(addr)) {
 			if kind == ExternalIP {
-				complain(fieldOf(kind, index), fmt.Sprintf("%s is %s, but the Service has no clusterIP of that family; remove it or make the Service dual-stack",
+				complain(fieldOf(kind, index), fmt.Sprintf("%s is %s, but the Service has no clusterIP of that family; remove it or make the "+
+					"Service dual-stack",
 					addr, model.FamilyOf(addr)))
 			}
 			return // a load balancer may translate between the families
@@ -201,7 +202,8 @@ func unfit(kind FrontendKind, a netip.Addr) string {
 	return ""
 }
 
-func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAddr, apiServer netip.AddrPort, complain func(field, what string)) portPlan {
+func planPort(id PortID, spec *model.ServicePort, index int, addrs []frontendAddr, apiServer netip.AddrPort,
+	complain func(field, what string)) portPlan {
 	p := portPlan{id: id}
 	for _, a := range addrs {
 		if model.FamilyOf(a.addr) != id.Family {

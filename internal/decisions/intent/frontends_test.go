@@ -62,23 +62,27 @@ func TestFrontends(t *testing.T) {
 			ns/web:80/TCP/IPv4
 			ClusterIP 10.96.0.1:80 outside reject inside reject
 			NodePort *:30080 outside reject inside reject`},
-		{"endpoints that do not serve are as none", []any{full(externalLocal), sliceOf("s", at("10.1.0.1", here, notReady), at("10.1.0.2", there, gone))}, `
+		{"endpoints that do not serve are as none", []any{full(externalLocal),
+			sliceOf("s", at("10.1.0.1", here, notReady), at("10.1.0.2", there, gone))}, `
 			ns/web:80/TCP/IPv4
 			ClusterIP 10.96.0.1:80 outside reject inside reject
 			NodePort *:30080 outside reject inside reject
 			ExternalIP 198.51.100.1:80 outside reject inside reject
 			LoadBalancerIP 192.0.2.1:80 outside reject inside reject`},
-		{"externalTrafficPolicy Local without an endpoint here drops clients outside only", []any{full(externalLocal), sliceOf("s", at("10.1.0.2", there))}, `
+		{"externalTrafficPolicy Local without an endpoint here drops clients outside only",
+			[]any{full(externalLocal), sliceOf("s", at("10.1.0.2", there))}, `
 			ns/web:80/TCP/IPv4
 			ClusterIP 10.96.0.1:80 outside cluster inside cluster
 			NodePort *:30080 outside drop inside cluster
 			ExternalIP 198.51.100.1:80 outside drop inside cluster
 			LoadBalancerIP 192.0.2.1:80 outside drop inside cluster
 			-> 10.1.0.2:8080 cluster`},
-		{"internalTrafficPolicy Local without an endpoint here drops everybody at the ClusterIP", []any{web(internalLocal), sliceOf("s", at("10.1.0.2", there))}, `
+		{"internalTrafficPolicy Local without an endpoint here drops everybody at the ClusterIP",
+			[]any{web(internalLocal), sliceOf("s", at("10.1.0.2", there))}, `
 			ns/web:80/TCP/IPv4
 			ClusterIP 10.96.0.1:80 outside drop inside drop`},
-		{"endpoints elsewhere that terminate make a Local policy drop, not refuse", []any{web(internalLocal), sliceOf("s", at("10.1.0.2", there, draining))}, `
+		{"endpoints elsewhere that terminate make a Local policy drop, not refuse",
+			[]any{web(internalLocal), sliceOf("s", at("10.1.0.2", there, draining))}, `
 			ns/web:80/TCP/IPv4
 			ClusterIP 10.96.0.1:80 outside drop inside drop`},
 		{"source ranges stand on LoadBalancer frontends only", []any{full(from("203.0.113.7/24", "10.0.0.0/8", "10.0.0.0/8")), two}, `
@@ -127,7 +131,8 @@ func TestFrontends(t *testing.T) {
 			-> 10.1.0.2:8080 cluster
 			ns/web:80/TCP/IPv6
 			ClusterIP [fd00::1]:80 outside reject inside reject`},
-		{"a family without a clusterIP is not served at all", []any{web(nodePort(30080), loadBalancer("2001:db8::1"), externalIPs("2001:db8::2")), two, two6}, `
+		{"a family without a clusterIP is not served at all",
+			[]any{web(nodePort(30080), loadBalancer("2001:db8::1"), externalIPs("2001:db8::2")), two, two6}, `
 			ns/web:80/TCP/IPv4
 			ClusterIP 10.96.0.1:80 outside cluster inside cluster
 			NodePort *:30080 outside cluster inside cluster
@@ -161,7 +166,8 @@ func TestFrontends(t *testing.T) {
 			-> 10.1.0.1:8443 cluster here`},
 		{"one target port may stand behind two Service ports", []any{
 			web(ports(model.ServicePort{Name: "a", Protocol: model.TCP, Port: 80}, model.ServicePort{Name: "b", Protocol: model.TCP, Port: 81})),
-			withPorts(sliceOf("s", at("10.1.0.1", here)), model.EndpointPort{Name: "a", Protocol: model.TCP, Port: 8080}, model.EndpointPort{Name: "b", Protocol: model.TCP, Port: 8080})}, `
+			withPorts(sliceOf("s", at("10.1.0.1", here)), model.EndpointPort{Name: "a", Protocol: model.TCP, Port: 8080},
+				model.EndpointPort{Name: "b", Protocol: model.TCP, Port: 8080})}, `
 			ns/web:a/TCP/IPv4
 			ClusterIP 10.96.0.1:80 outside cluster inside cluster
 			-> 10.1.0.1:8080 cluster here
@@ -198,21 +204,28 @@ func TestUnfitAddressesAreLeftOutAndReported(t *testing.T) {
 		what    string
 	}{
 		{"an unspecified externalIP", web(externalIPs("0.0.0.0")), "spec.externalIPs[0]", "0.0.0.0 is the unspecified address; remove it"},
-		{"a loopback externalIP", web(externalIPs("192.0.2.1", "127.0.0.1")), "spec.externalIPs[1]", "127.0.0.1 is a loopback address; remove it"},
-		{"a mapped loopback externalIP", web(externalIPs("::ffff:127.0.0.1")), "spec.externalIPs[0]", "127.0.0.1 is a loopback address; remove it"},
+		{"a loopback externalIP", web(externalIPs("192.0.2.1", "127.0.0.1")), "spec.externalIPs[1]",
+			"127.0.0.1 is a loopback address; remove it"},
+		{"a mapped loopback externalIP", web(externalIPs("::ffff:127.0.0.1")), "spec.externalIPs[0]",
+			"127.0.0.1 is a loopback address; remove it"},
 		{"a multicast externalIP", web(externalIPs("224.0.0.251")), "spec.externalIPs[0]", "224.0.0.251 is a multicast address; remove it"},
-		{"a link-local externalIP", web(externalIPs("169.254.169.254")), "spec.externalIPs[0]", "169.254.169.254 is a link-local address; remove it"},
-		{"a loopback LoadBalancer IP", web(loadBalancer("127.0.0.2")), "status.loadBalancer.ingress", "127.0.0.2 is a loopback address; remove it"},
-		{"a loopback clusterIP", web(clusterIPs("127.0.0.3"), nodePort(30000)), "spec.clusterIPs[0]", "127.0.0.3 is a loopback address; remove it"},
+		{"a link-local externalIP", web(externalIPs("169.254.169.254")), "spec.externalIPs[0]",
+			"169.254.169.254 is a link-local address; remove it"},
+		{"a loopback LoadBalancer IP", web(loadBalancer("127.0.0.2")), "status.loadBalancer.ingress",
+			"127.0.0.2 is a loopback address; remove it"},
+		{"a loopback clusterIP", web(clusterIPs("127.0.0.3"), nodePort(30000)), "spec.clusterIPs[0]",
+			"127.0.0.3 is a loopback address; remove it"},
 		{"an externalIP of a family that the Service has not", web(externalIPs("2001:db8::1")), "spec.externalIPs[0]",
 			"2001:db8::1 is IPv6, but the Service has no clusterIP of that family; remove it or make the Service dual-stack"},
-		{"a port that is there twice", web(ports(model.ServicePort{Protocol: model.TCP, Port: 80}, model.ServicePort{Protocol: model.TCP, Port: 80})),
+		{"a port that is there twice", web(ports(model.ServicePort{Protocol: model.TCP, Port: 80},
+			model.ServicePort{Protocol: model.TCP, Port: 80})),
 			"spec.ports[1]", "repeats an earlier port; remove one of the two"},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			tr := newTracker(row.service)
-			want := model.Problem{Object: model.ObjectRef{Kind: model.KindService, Name: model.Name{Namespace: "ns", Name: "web"}}, Where: "Service ns/web", Field: row.field, What: row.what}
+			want := model.Problem{Object: model.ObjectRef{Kind: model.KindService, Name: model.Name{Namespace: "ns", Name: "web"}},
+				Where: "Service ns/web", Field: row.field, What: row.what}
 			if got := tr.Problems(); len(got) != 1 || got[0] != want {
 				t.Errorf("problems %v, want %v", got, want)
 			}

@@ -92,7 +92,8 @@ func helpersOf(svc *model.Service, complain func(field, what string)) []Helper {
 			continue // appProtocol names another protocol
 		}
 		if p.Protocol != h.protocol() {
-			complain(fmt.Sprintf("spec.ports[%d].appProtocol", i), fmt.Sprintf("%s is spoken over %s, and the port is %s: change one of the two", h, h.protocol(), p.Protocol))
+			complain(fmt.Sprintf("spec.ports[%d].appProtocol", i),
+				fmt.Sprintf("%s is spoken over %s, and the port is %s: change one of the two", h, h.protocol(), p.Protocol))
 			continue
 		}
 		out[i] = h

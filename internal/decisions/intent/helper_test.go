@@ -26,12 +26,16 @@ func TestHelpers(t *testing.T) {
 		{"the other protocol's are not", "", []model.ServicePort{udp(21, ""), tcp(69, "")}, []Helper{NoHelper, NoHelper}, ""},
 		{"appProtocol names it on any port", "", []model.ServicePort{udp(1069, "tftp"), tcp(2121, "FTP")}, []Helper{TFTP, FTP}, ""},
 		{"appProtocol names something else", "", []model.ServicePort{udp(69, "dns"), tcp(21, "http")}, []Helper{NoHelper, NoHelper}, ""},
-		{"appProtocol of the wrong protocol", "", []model.ServicePort{tcp(69, "tftp")}, []Helper{NoHelper}, "spec.ports[0].appProtocol: tftp is spoken over UDP"},
+		{"appProtocol of the wrong protocol", "", []model.ServicePort{tcp(69, "tftp")}, []Helper{NoHelper},
+			"spec.ports[0].appProtocol: tftp is spoken over UDP"},
 		{"none takes it away", "none", []model.ServicePort{udp(69, ""), tcp(21, "ftp")}, []Helper{NoHelper, NoHelper}, ""},
-		{"tftp means every UDP port and no TCP port", "tftp", []model.ServicePort{udp(4000, "dns"), udp(69, ""), tcp(21, "")}, []Helper{TFTP, TFTP, NoHelper}, ""},
+		{"tftp means every UDP port and no TCP port", "tftp", []model.ServicePort{udp(4000, "dns"), udp(69, ""), tcp(21, "")},
+			[]Helper{TFTP, TFTP, NoHelper}, ""},
 		{"ftp means every TCP port", " ftp ", []model.ServicePort{udp(69, ""), tcp(8021, "")}, []Helper{NoHelper, FTP}, ""},
-		{"no port that could have it", "ftp", []model.ServicePort{udp(69, "")}, []Helper{NoHelper}, "metadata.annotations[spillway.dev/helper]: ftp needs a TCP port"},
-		{"a bad value is one problem and changes nothing", "irc", []model.ServicePort{udp(69, ""), tcp(21, "")}, []Helper{TFTP, FTP}, `metadata.annotations[spillway.dev/helper]: "irc" is not a helper`},
+		{"no port that could have it", "ftp", []model.ServicePort{udp(69, "")}, []Helper{NoHelper},
+			"metadata.annotations[spillway.dev/helper]: ftp needs a TCP port"},
+		{"a bad value is one problem and changes nothing", "irc", []model.ServicePort{udp(69, ""), tcp(21, "")}, []Helper{TFTP, FTP},
+			`metadata.annotations[spillway.dev/helper]: "irc" is not a helper`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			svc := web(ports(c.ports...), clusterIPs("10.96.0.1", "fd00::1"))

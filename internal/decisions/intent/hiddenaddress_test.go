@@ -29,15 +29,20 @@ func TestAnAddressThatHidesSomethingIsServedAndReported(t *testing.T) {
 		want    string // field and words, "" for no Problem
 	}{
 		{"a NodePort at the node's address", []any{web(nodePort(30080)), hides("192.168.0.1")},
-			"spec.externalIPs[0]: 192.168.0.1:30080/TCP is an address of this node, where it hides NodePort 30080/TCP (IPv4) of Service ns/web; change one of the two"},
-		{"by a LoadBalancer IP", []any{web(nodePort(30080)), hides("192.0.2.1", func(s *model.Service) { s.ExternalIPs = nil }, loadBalancer("192.168.0.1"))},
+			"spec.externalIPs[0]: 192.168.0.1:30080/TCP is an address of this node, where it hides NodePort 30080/TCP (IPv4) of Service " +
+				"ns/web; change one of the two"},
+		{"by a LoadBalancer IP", []any{web(nodePort(30080)),
+			hides("192.0.2.1", func(s *model.Service) { s.ExternalIPs = nil }, loadBalancer("192.168.0.1"))},
 			"status.loadBalancer.ingress: 192.168.0.1:30080/TCP is an address of this node"},
 		{"a healthCheckNodePort", []any{web(hc), hides("192.168.0.1")}, "hides healthCheckNodePort 30080 of Service ns/web"},
 		{"a NodePort of the Service's other port", []any{hides("192.168.0.1", ports(
-			model.ServicePort{Name: "a", Protocol: model.TCP, Port: 30080}, model.ServicePort{Name: "b", Protocol: model.TCP, Port: 80, NodePort: 30080}))},
+			model.ServicePort{Name: "a", Protocol: model.TCP, Port: 30080},
+			model.ServicePort{Name: "b", Protocol: model.TCP, Port: 80, NodePort: 30080}))},
 			"of Service ns/hider"},
-		{"an endpoint, by a LoadBalancer IP", append(endpoint, hides("192.0.2.1", portNumber(8080), func(s *model.Service) { s.ExternalIPs = nil }, loadBalancer("10.1.0.1"))),
-			"status.loadBalancer.ingress: 10.1.0.1:8080/TCP hides an endpoint of Service ns/web, which has this address and port; change one of the two"},
+		{"an endpoint, by a LoadBalancer IP", append(endpoint,
+			hides("192.0.2.1", portNumber(8080), func(s *model.Service) { s.ExternalIPs = nil }, loadBalancer("10.1.0.1"))),
+			"status.loadBalancer.ingress: 10.1.0.1:8080/TCP hides an endpoint of Service ns/web, which has this address and port; change one " +
+				"of the two"},
 
 		{"a node's address alone is no conflict", []any{web(nodePort(30081)), hides("192.168.0.1")}, ""},
 		{"another protocol is no conflict", []any{web(nodePort(30080)), hides("192.168.0.1", udp)}, ""},
@@ -46,7 +51,8 @@ func TestAnAddressThatHidesSomethingIsServedAndReported(t *testing.T) {
 		{"its own NodePort is no conflict", []any{hides("192.168.0.1", nodePort(30080))}, ""},
 		{"an endpoint's other port is no conflict", append(endpoint, hides("10.1.0.1", portNumber(8081))), ""},
 		{"an endpoint's other protocol is no conflict", append(endpoint, hides("10.1.0.1", portNumber(8080), udp)), ""},
-		{"its own endpoint is no conflict", []any{ofService(sliceOf("s", at("192.168.0.1", here)), "hider"), hides("192.168.0.1", portNumber(8080))}, ""},
+		{"its own endpoint is no conflict", []any{ofService(sliceOf("s", at("192.168.0.1", here)), "hider"),
+			hides("192.168.0.1", portNumber(8080))}, ""},
 		{"only the Service that holds the address reports", []any{web(nodePort(30080)), hides("192.168.0.1"),
 			web(called("z"), born(2000), clusterIPs("10.96.0.8"), externalIPs("192.168.0.1"), portNumber(30080))}, "ns/hider"},
 	}

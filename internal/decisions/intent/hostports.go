@@ -76,7 +76,8 @@ func (t *Tracker) hostPortsOf(p *model.Pod) *hostPorts {
 				continue
 			}
 			if known[id] {
-				h.plan.problems = append(h.plan.problems, model.ServiceProblem(service, hostPortField(port.Host, port.Protocol), "repeats an earlier port; remove one of the two"))
+				h.plan.problems = append(h.plan.problems, model.ServiceProblem(service, hostPortField(port.Host, port.Protocol),
+					"repeats an earlier port; remove one of the two"))
 				break
 			}
 			known[id] = true
@@ -102,7 +103,8 @@ func hostPortRequest(port model.HostPort, id PortID) addressRequest {
 // hostPortSlice has the Pod's address, and no port yet.
 func hostPortSlice(p *model.Pod, service model.Name, addr netip.Addr) *store.Slice {
 	s := &model.EndpointSlice{
-		Name: model.Name{Namespace: service.Namespace, Name: fmt.Sprintf("%s-%s", service.Name, model.FamilyOf(addr))}, Service: service, Family: model.FamilyOf(addr),
+		Name: model.Name{Namespace: service.Namespace, Name: fmt.Sprintf("%s-%s", service.Name, model.FamilyOf(addr))}, Service: service,
+		Family:    model.FamilyOf(addr),
 		Endpoints: []model.Endpoint{{Addr: addr, Node: p.Node, Pod: p.Name, Ready: true, Serving: true}},
 	}
 	return &store.Slice{Object: s, MayBeOnNode: true}
@@ -121,7 +123,8 @@ func (t *Tracker) hostPortConflicts(e *service, c addressRequest) (out []model.P
 		addrs = t.own.addrs
 	} else if !t.own.has(c.key.Addr) {
 		return []model.Problem{model.ServiceProblem(e.name, c.field(),
-			fmt.Sprintf("hostIP %s is not an address of this node, and is not served; use one that other machines reach, or none", c.key.Addr))}, false
+				fmt.Sprintf("hostIP %s is not an address of this node, and is not served; use one that other machines reach, or none", c.key.Addr))},
+			false
 	}
 	if holder := t.nodePortHolder(c.key); holder != (PortID{}) {
 		return []model.Problem{conflict(e.name, c, holder)}, false

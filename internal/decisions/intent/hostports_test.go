@@ -71,7 +71,8 @@ func newHostPortTracker() *Tracker {
 
 func TestHostPorts(t *testing.T) {
 	tr := newHostPortTracker()
-	tr.Apply(delta(withHostPorts("dns", model.HostPort{Protocol: model.UDP, Host: 53}, model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.168.0.1")})))
+	tr.Apply(delta(withHostPorts("dns", model.HostPort{Protocol: model.UDP, Host: 53},
+		model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.168.0.1")})))
 	both := []string{
 		"ns/pod/dns:53/UDP/IPv4 node:53 local/cluster 10.1.0.5:1053",
 		"ns/pod/dns:53/UDP/IPv6 node:53 local/cluster [fd00:1::5]:1053",
@@ -124,14 +125,16 @@ func TestHostPortsAreNotOnLoopback(t *testing.T) {
 	tr.Apply(withoutService("web"))
 	wantServed(t, "the Service has gone", tr, both[0], third, both[1])
 
-	elsewhere := New(Config{NodeName: here, HostPorts: true, LocalhostNodePorts: true, NodePortAddresses: prefixes("192.168.0.0/24", "::1/128")})
+	elsewhere := New(Config{NodeName: here, HostPorts: true, LocalhostNodePorts: true,
+		NodePortAddresses: prefixes("192.168.0.0/24", "::1/128")})
 	elsewhere.SetNodeAddrs(addrs("192.168.0.1", "10.0.0.1", "fd00:2::1"))
 	elsewhere.Apply(whole(delta(pod)))
 	wantServed(t, "loopback of one family", elsewhere, "ns/pod/web:10257/TCP/IPv4 node:10257 local/cluster 10.1.0.5:11257")
 
 	primary := New(Config{NodeName: here, HostPorts: true, LocalhostNodePorts: true, NodePortPrimary: true})
 	primary.Apply(whole(delta(&model.Node{Name: here, Addresses: addrs("192.168.0.1")}, pod)))
-	wantServed(t, "at primary addresses", primary, "ns/pod/web:10257/TCP/IPv4 node:10257 local/cluster 10.1.0.5:11257", "ns/pod/web:10257/TCP/IPv6 node:10257 local/cluster [fd00:1::5]:11257")
+	wantServed(t, "at primary addresses", primary, "ns/pod/web:10257/TCP/IPv4 node:10257 local/cluster 10.1.0.5:11257",
+		"ns/pod/web:10257/TCP/IPv6 node:10257 local/cluster [fd00:1::5]:11257")
 }
 
 func TestHostPortConflicts(t *testing.T) {
@@ -145,14 +148,17 @@ func TestHostPortConflicts(t *testing.T) {
 	other.IPs = addrs("10.1.0.6")
 	tr.Apply(delta(other))
 	wantServed(t, "another Pod wants the port", tr, alone)
-	wantProblem(t, "another Pod wants the port", tr, "Pod ns/web-2: hostPort 30080/TCP: NodePort 30080/TCP (IPv4) is already taken by the hostPort of Pod ns/web")
+	wantProblem(t, "another Pod wants the port", tr,
+		"Pod ns/web-2: hostPort 30080/TCP: NodePort 30080/TCP (IPv4) is already taken by the hostPort of Pod ns/web")
 	tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{other.Name: nil}})
 
 	svc := web()
 	svc.Type, svc.Ports[0].NodePort = model.NodePort, 30080
 	tr.Apply(delta(svc, sliceOf("s", at("10.2.0.1", there))))
-	wantServed(t, "a Service wants the port", tr, "ns/web:80/TCP/IPv4 10.96.0.1:80 cluster/cluster 10.2.0.1:8080", "ns/web:80/TCP/IPv4 node:30080 cluster/cluster 10.2.0.1:8080")
-	wantProblem(t, "a Service wants the port", tr, "Pod ns/web: hostPort 30080/TCP: NodePort 30080/TCP (IPv4) is already taken by Service ns/web")
+	wantServed(t, "a Service wants the port", tr, "ns/web:80/TCP/IPv4 10.96.0.1:80 cluster/cluster 10.2.0.1:8080",
+		"ns/web:80/TCP/IPv4 node:30080 cluster/cluster 10.2.0.1:8080")
+	wantProblem(t, "a Service wants the port", tr,
+		"Pod ns/web: hostPort 30080/TCP: NodePort 30080/TCP (IPv4) is already taken by Service ns/web")
 	tr.Apply(model.Delta{Services: map[model.Name]*model.Service{svc.Name: nil}})
 	wantServed(t, "the Service has gone", tr, alone)
 	wantProblem(t, "the Service has gone", tr)
@@ -167,8 +173,10 @@ func TestHostPortsThatAreNotServed(t *testing.T) {
 		{model.HostPort{Protocol: model.TCP, Host: 10250}, false, "is the port of the kubelet at a node's address, and is not served"},
 		{model.HostPort{Protocol: model.UDP, Host: 8472}, false, "is the port of VXLAN at a node's address, and is not served"},
 		{model.HostPort{Protocol: model.TCP, Host: 22}, true, "is the port of SSH at a node's address"},
-		{model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.0.2.9")}, false, "hostIP 192.0.2.9 is not an address of this node, and is not served"},
-		{model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("127.0.0.1")}, false, "hostIP 127.0.0.1 is not an address of this node"},
+		{model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.0.2.9")}, false,
+			"hostIP 192.0.2.9 is not an address of this node, and is not served"},
+		{model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("127.0.0.1")}, false,
+			"hostIP 127.0.0.1 is not an address of this node"},
 		{model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("0.0.0.0")}, true, ""},
 	} {
 		tr := newHostPortTracker()
@@ -190,10 +198,12 @@ func TestHostPortsThatAreNotServed(t *testing.T) {
 	tr.Apply(delta(twice))
 	wantProblem(t, "twice", tr, "Pod ns/web: hostPort 80/TCP: repeats an earlier port")
 	each := newHostPortTracker()
-	byFamily := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.168.0.1")}, model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("fd00:2::1")})
+	byFamily := withHostPorts("web", model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("192.168.0.1")},
+		model.HostPort{Protocol: model.TCP, Host: 80, IP: netip.MustParseAddr("fd00:2::1")})
 	byFamily.HostPorts[1].Port = 9090
 	each.Apply(delta(byFamily))
-	wantServed(t, "another container for each family", each, "ns/pod/web:80/TCP/IPv4 192.168.0.1:80 local/cluster 10.1.0.5:1080", "ns/pod/web:80/TCP/IPv6 fd00:2::1:80 local/cluster [fd00:1::5]:9090")
+	wantServed(t, "another container for each family", each, "ns/pod/web:80/TCP/IPv4 192.168.0.1:80 local/cluster 10.1.0.5:1080",
+		"ns/pod/web:80/TCP/IPv6 fd00:2::1:80 local/cluster [fd00:1::5]:9090")
 	long := newHostPortTracker()
 	long.Apply(delta(withHostPorts(strings.Repeat("a", 64), model.HostPort{Protocol: model.TCP, Host: 80})))
 	wantServed(t, "a long name", long)
@@ -211,14 +221,17 @@ func TestHostPortsThatAreNotServed(t *testing.T) {
 func TestAHostIPTakesNoNodePort(t *testing.T) {
 	tr := newHostPortTracker()
 	at := netip.MustParseAddr("192.168.0.1")
-	tr.Apply(delta(withHostPorts("p", model.HostPort{Protocol: model.TCP, Host: 30080, IP: at}, model.HostPort{Protocol: model.TCP, Host: 32000, IP: at})))
-	pod := []string{"ns/pod/p:30080/TCP/IPv4 192.168.0.1:30080 local/cluster 10.1.0.5:31080", "ns/pod/p:32000/TCP/IPv4 192.168.0.1:32000 local/cluster 10.1.0.5:33000"}
+	tr.Apply(delta(withHostPorts("p", model.HostPort{Protocol: model.TCP, Host: 30080, IP: at},
+		model.HostPort{Protocol: model.TCP, Host: 32000, IP: at})))
+	pod := []string{"ns/pod/p:30080/TCP/IPv4 192.168.0.1:30080 local/cluster 10.1.0.5:31080",
+		"ns/pod/p:32000/TCP/IPv4 192.168.0.1:32000 local/cluster 10.1.0.5:33000"}
 	wantServed(t, "without a Service", tr, pod...)
 
 	s := web()
 	s.Type, s.Ports[0].NodePort = model.NodePort, 30080
 	tr.Apply(delta(s))
-	wantServed(t, "with a NodePort", tr, pod[1], "ns/web:80/TCP/IPv4 10.96.0.1:80 reject/reject", "ns/web:80/TCP/IPv4 node:30080 reject/reject")
+	wantServed(t, "with a NodePort", tr, pod[1], "ns/web:80/TCP/IPv4 10.96.0.1:80 reject/reject",
+		"ns/web:80/TCP/IPv4 node:30080 reject/reject")
 	wantProblem(t, "with a NodePort", tr, "192.168.0.1:30080/TCP is already taken by Service ns/web")
 
 	s = web()
@@ -236,7 +249,8 @@ func TestAHostPortTakesNoHealthCheckNodePort(t *testing.T) {
 	p := withHostPorts("p", model.HostPort{Protocol: model.TCP, Host: 32000}, model.HostPort{Protocol: model.UDP, Host: 32001})
 	p.IPs = p.IPs[:1]
 	tr.Apply(delta(p))
-	pod := []string{"ns/pod/p:32000/TCP/IPv4 node:32000 local/cluster 10.1.0.5:33000", "ns/pod/p:32001/UDP/IPv4 node:32001 local/cluster 10.1.0.5:33001"}
+	pod := []string{"ns/pod/p:32000/TCP/IPv4 node:32000 local/cluster 10.1.0.5:33000",
+		"ns/pod/p:32001/UDP/IPv4 node:32001 local/cluster 10.1.0.5:33001"}
 	wantServed(t, "without a Service", tr, pod...)
 	for _, port := range []uint16{32000, 32001} {
 		s := web()
@@ -245,9 +259,11 @@ func TestAHostPortTakesNoHealthCheckNodePort(t *testing.T) {
 		left := pod
 		if port == 32000 {
 			left = pod[1:]
-			wantProblem(t, "with a healthCheckNodePort", tr, "Pod ns/p: hostPort 32000/TCP: NodePort 32000/TCP (IPv4) is already taken by Service ns/web")
+			wantProblem(t, "with a healthCheckNodePort", tr,
+				"Pod ns/p: hostPort 32000/TCP: NodePort 32000/TCP (IPv4) is already taken by Service ns/web")
 		}
-		wantServed(t, fmt.Sprint("with healthCheckNodePort ", port), tr, append(slices.Clone(left), "ns/web:80/TCP/IPv4 10.96.0.1:80 reject/reject")...)
+		wantServed(t, fmt.Sprint("with healthCheckNodePort ", port), tr,
+			append(slices.Clone(left), "ns/web:80/TCP/IPv4 10.96.0.1:80 reject/reject")...)
 		tr.Apply(withoutService("web"))
 		wantServed(t, "without the Service", tr, pod...)
 	}

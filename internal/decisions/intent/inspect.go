@@ -91,7 +91,8 @@ func (t *Tracker) PortAt(proto model.Protocol, at netip.AddrPort) PortID {
 	}
 	node := t.own.node
 	_, peer := slices.BinarySearchFunc(node.Peers, addr, netip.Addr.Compare)
-	if peer || slices.Contains(node.NodePortAddrs, addr) || addr.IsLoopback() && slices.Contains(node.LoopbackNodePorts, model.FamilyOf(addr)) {
+	if peer || slices.Contains(node.NodePortAddrs, addr) || addr.IsLoopback() &&
+		slices.Contains(node.LoopbackNodePorts, model.FamilyOf(addr)) {
 		return t.addresses.holder(addressKey{Family: model.FamilyOf(addr), Protocol: proto, Port: at.Port()})
 	}
 	return PortID{}

@@ -104,7 +104,8 @@ func TestPortAt(t *testing.T) {
 
 func TestEndpointOf(t *testing.T) {
 	tr := newTracker(web(), web(called("api"), clusterIPs("10.96.0.2")), web(called("lost"), born(9999)),
-		sliceOf("s1", at("10.1.0.1", here)), sliceOf("s2", at("10.1.0.1", here), at("10.1.0.2", there)), ofService(sliceOf("a", at("10.1.0.1", here)), "api"))
+		sliceOf("s1", at("10.1.0.1", here)), sliceOf("s2", at("10.1.0.1", here), at("10.1.0.2", there)),
+		ofService(sliceOf("a", at("10.1.0.1", here)), "api"))
 	for _, row := range []struct {
 		at    string
 		proto model.Protocol
@@ -141,7 +142,8 @@ func TestPodAt(t *testing.T) {
 	again.Pod, again.Node = model.Name{Namespace: "tenant", Name: "mine"}, ""
 	tenant := sliceOf("t", again)
 	tenant.Namespace, tenant.Service.Namespace = "tenant", "tenant"
-	tr := newTracker(web(), pod("one", here, "10.1.0.1"), pod("host-a", here, "192.0.2.1"), pod("host-b", here, "192.0.2.1"), sliceOf("s", named, foreign, disputed), tenant)
+	tr := newTracker(web(), pod("one", here, "10.1.0.1"), pod("host-a", here, "192.0.2.1"), pod("host-b", here, "192.0.2.1"),
+		sliceOf("s", named, foreign, disputed), tenant)
 	for at, want := range map[string][2]string{
 		"10.1.0.1":        {"ns/one", here},
 		"::ffff:10.1.0.1": {"ns/one", here},

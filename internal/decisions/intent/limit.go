@@ -22,7 +22,8 @@ const (
 
 func tooManyEndpoints(name model.Name, served int) model.Problem {
 	return model.ServiceProblem(name, "spec.ports",
-		fmt.Sprintf("only the first %d are served: all ports together have more than %d endpoints, shares by weight or entries of maglev's tables; make it several Services", served, maxEndpoints))
+		fmt.Sprintf("only the first %d are served: all ports together have more than %d endpoints, shares by weight or entries of maglev's "+
+			"tables; make it several Services", served, maxEndpoints))
 }
 
 // capProblems keeps the first Problems of a Service and adds that there are more.

@@ -32,7 +32,8 @@ func manyEndpoints(n int) (out []model.Endpoint) {
 func TestAServiceOfManyPortsFindsEachOfASlice(t *testing.T) {
 	svcPorts, slicePorts := manyPortsOf(manyPorts + 8)
 	s := withPorts(sliceOf("s", at("10.1.0.1", there)), slicePorts...)
-	s.Ports = append(s.Ports, model.EndpointPort{Name: "p3", Protocol: model.UDP, Port: 9}, model.EndpointPort{Name: "p4", Protocol: model.TCP})
+	s.Ports = append(s.Ports, model.EndpointPort{Name: "p3", Protocol: model.UDP, Port: 9},
+		model.EndpointPort{Name: "p4", Protocol: model.TCP})
 	tr := newTracker(web(ports(svcPorts...)), s)
 	got := tr.State().Ports
 	if len(got) != len(svcPorts) {
@@ -148,7 +149,8 @@ func TestPortsShareTheirSourceRanges(t *testing.T) {
 
 func TestTheProblemsOfOneServiceAreBounded(t *testing.T) {
 	svcPorts, _ := manyPortsOf(100)
-	tr := newTracker(web(ports(svcPorts...)), web(called("younger"), born(2000), clusterIPs("10.96.0.9"), externalIPs("10.96.0.1", "fd00::1"), ports(svcPorts...)))
+	tr := newTracker(web(ports(svcPorts...)), web(called("younger"), born(2000), clusterIPs("10.96.0.9"),
+		externalIPs("10.96.0.1", "fd00::1"), ports(svcPorts...)))
 	ps := tr.Problems()
 	if len(ps) != maxProblems+1 || !strings.Contains(fmt.Sprint(ps), "ns/younger: has more problems than these 16") {
 		t.Errorf("%d problems: %v", len(ps), ps)

@@ -110,7 +110,8 @@ func (t *Tracker) checkNode() bool {
 	own := t.facts.ThisNode()
 	if mode := t.localByNode(); mode != "" && own != nil && len(own.PodCIDRs) == 0 {
 		p := model.ClusterProblem(model.KindNode, t.cfg.NodeName, "spec.podCIDRs",
-			"has none, so --detect-local-mode "+mode+" cannot tell this node's pods from other clients; give another mode, "+t.orRanges()+"or have the Node get its range (kube-controller-manager --allocate-node-cidrs)")
+			"has none, so --detect-local-mode "+mode+" cannot tell this node's pods from other clients; give another mode, "+t.orRanges()+
+				"or have the Node get its range (kube-controller-manager --allocate-node-cidrs)")
 		t.own.problem = &p
 	}
 	if names := t.facts.NodeNames(); own == nil && len(names) > 0 {
@@ -413,10 +414,14 @@ func (t *Tracker) peers() []netip.Addr {
 
 func sameNode(a, b Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
-		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) && slices.Equal(a.LoopbackNodePorts, b.LoopbackNodePorts) &&
+		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePortAddrs, b.NodePortAddrs) &&
+		slices.Equal(a.LoopbackNodePorts, b.LoopbackNodePorts) &&
 		slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
-		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.MustTraverseNetfilter, b.MustTraverseNetfilter) && slices.Equal(a.DenyRuleOnlyPods, b.DenyRuleOnlyPods) &&
-		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist && slices.Equal(a.KnownPods, b.KnownPods) && a.Leaving == b.Leaving &&
-		slices.Equal(a.UnhookedPods, b.UnhookedPods) && slices.Equal(a.OtherPods, b.OtherPods) && slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
+		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) && slices.Equal(a.MustTraverseNetfilter, b.MustTraverseNetfilter) &&
+		slices.Equal(a.DenyRuleOnlyPods, b.DenyRuleOnlyPods) &&
+		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist &&
+		slices.Equal(a.KnownPods, b.KnownPods) && a.Leaving == b.Leaving &&
+		slices.Equal(a.UnhookedPods, b.UnhookedPods) && slices.Equal(a.OtherPods, b.OtherPods) &&
+		slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

@@ -49,7 +49,8 @@ func TestASliceCannotTakeAPodOutOfItsPolicy(t *testing.T) {
 	other := networkPolicy("other", labels{"app": "db"})
 	other.Namespace = "victim"
 	rows = append(rows,
-		decision{"a policy that selects another pod", []any{web(), sliceOf("s", at("10.1.0.1", "", pod("mine"))), victim, mine, other}, lines + " here"},
+		decision{"a policy that selects another pod",
+			[]any{web(), sliceOf("s", at("10.1.0.1", "", pod("mine"))), victim, mine, other}, lines + " here"},
 		decision{"another namespace's slice, and no policy", []any{web(), sliceOf("s", at("10.1.0.1", here)), mine}, lines + " here"},
 		decision{"a Local policy goes by nodeName alone", []any{web(internalLocal), sliceOf("s", at("10.1.0.1", there)), victim},
 			"ns/web:80/TCP/IPv4\nClusterIP 10.96.0.1:80 outside drop inside drop"},
@@ -71,7 +72,8 @@ func TestTheNodesAddressIsHereWhateverASliceSays(t *testing.T) {
 // have meant that one.
 func TestAnAddressOfTwoPodsIsNotOpen(t *testing.T) {
 	tr := newTracker(web(), sliceOf("s", at("10.1.0.1", here)), podObject("old", here, nil, "10.1.0.1"))
-	setTraversal(tr, donottrack.Traversal{AllowsAny: []donottrack.Target{{Addr: addr("10.1.0.1"), Protocol: model.TCP, First: 8080, Last: 8080}}})
+	setTraversal(tr, donottrack.Traversal{AllowsAny: []donottrack.Target{{Addr: addr("10.1.0.1"), Protocol: model.TCP,
+		First: 8080, Last: 8080}}})
 	for _, step := range []struct {
 		name string
 		d    model.Delta
@@ -102,7 +104,8 @@ func TestClaimedPods(t *testing.T) {
 		{"it gets two", delta(podObject("p", here, nil, "fd00::1", "10.1.0.2")), []string{"10.1.0.2", "fd00::1"}},
 		{"its labels change nothing", delta(podObject("p", here, labels{"a": "b"}, "fd00::1", "10.1.0.2")), nil},
 		{"a pod of another node", delta(podObject("q", there, nil, "10.1.0.3")), []string{"10.1.0.2", "fd00::1"}},
-		{"a pod with the node's address", delta(podObject("h", here, nil, "192.168.0.1"), &model.Node{Name: here, Addresses: addrs("192.168.0.1")}), []string{"10.1.0.2", "fd00::1"}},
+		{"a pod with the node's address", delta(podObject("h", here, nil, "192.168.0.1"),
+			&model.Node{Name: here, Addresses: addrs("192.168.0.1")}), []string{"10.1.0.2", "fd00::1"}},
 		{"another gets the address of one that is not gone yet", delta(podObject("r", here, nil, "10.1.0.2")), nil},
 		{"the first is gone", gone("p"), []string{"10.1.0.2"}},
 		{"the other gets another address", delta(podObject("r", here, nil, "10.1.0.4")), []string{"10.1.0.4"}},

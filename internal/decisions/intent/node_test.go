@@ -21,7 +21,8 @@ func stringsOf[T fmt.Stringer](list []T) []string {
 func equalStrings(a, b []string) bool { return slices.Equal(a, b) }
 
 func TestNodeAddrs(t *testing.T) {
-	kernel := []string{"192.168.0.1", "127.0.0.1", "::1", "fe80::1%eth0", "fe80::1", "169.254.1.1", "2001:db8::1", "0.0.0.0", "224.0.0.1", "192.168.0.1", "::ffff:10.0.0.5"}
+	kernel := []string{"192.168.0.1", "127.0.0.1", "::1", "fe80::1%eth0", "fe80::1", "169.254.1.1", "2001:db8::1", "0.0.0.0", "224.0.0.1",
+		"192.168.0.1", "::ffff:10.0.0.5"}
 	object := &model.Node{Name: here, Addresses: addrs("192.168.0.1", "203.0.113.1")}
 	rows := []struct {
 		name   string
@@ -102,7 +103,8 @@ func TestLoopbackNodePorts(t *testing.T) {
 		{"off, although the ranges have loopback", Config{NodePortAddresses: prefixes("127.0.0.0/8", "::1/128")}, nil},
 		{"without ranges", Config{LocalhostNodePorts: true}, both},
 		{"the ranges have all addresses", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("0.0.0.0/0", "::/0")}, both},
-		{"the ranges have other addresses", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("192.168.0.0/16", "2001:db8::/32")}, nil},
+		{"the ranges have other addresses", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("192.168.0.0/16", "2001:db8::/32")},
+			nil},
 		{"the ranges have 127.0.0.0/8", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("192.168.0.0/16", "127.0.0.0/8")}, v4},
 		{"the ranges have 127.0.0.1", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("127.0.0.1/32")}, v4},
 		{"the ranges have another loopback address", Config{LocalhostNodePorts: true, NodePortAddresses: prefixes("127.0.0.2/32")}, nil},
@@ -229,14 +231,16 @@ func TestANodeThatNobodyKnowsIsReportedWithThoseThatAreKnown(t *testing.T) {
 	if c := tr.Apply(delta(web())); len(c.Problems) > 0 {
 		t.Errorf("no Node is known, and yet: %v", c.Problems)
 	}
-	want := "Node node-a: is not among the Nodes known (n1, n2, n3, n4, n5 and 2 more), so that no endpoint is taken for one of this node; give --hostname-override"
+	want := "Node node-a: is not among the Nodes known (n1, n2, n3, n4, n5 and 2 more), so that no endpoint is taken for one of this " +
+		"node; give --hostname-override"
 	if c := tr.Apply(nodes("n7", "n6", "n5", "n4", "n3", "n2", "n1")); len(c.Problems) != 1 || c.Problems[0].String() != want {
 		t.Errorf("problems %v, want %s", c.Problems, want)
 	}
 	if c := tr.Apply(nodes("n7")); c.Problems != nil {
 		t.Errorf("the same Nodes again: %v", c.Problems)
 	}
-	if c := tr.Apply(model.Delta{Nodes: map[string]*model.Node{"n7": nil, "n6": nil}}); len(c.Problems) != 1 || !strings.Contains(c.Problems[0].What, "(n1, n2, n3, n4, n5),") {
+	if c := tr.Apply(model.Delta{Nodes: map[string]*model.Node{"n7": nil, "n6": nil}}); len(c.Problems) != 1 ||
+		!strings.Contains(c.Problems[0].What, "(n1, n2, n3, n4, n5),") {
 		t.Errorf("after two Nodes went: %v", c.Problems)
 	}
 	if c := tr.Apply(nodes(here)); c.Problems == nil || len(c.Problems) > 0 {

@@ -25,8 +25,11 @@ func (t *Tracker) leavesToNode(c addressRequest) bool {
 
 // leftToNode returns the Problem of a request for which leavesToNode is true.
 func leftToNode(service model.Name, c addressRequest) model.Problem {
-	return model.ServiceProblem(service, c.field(), fmt.Sprintf("%s is an address of a device of this node, and the Service is not served there: its packets get to the node's own programs, such as NodeLocal DNSCache; "+
-		"a cache that is a Service needs no such address, and loses no query when it restarts: remove the address, and annotate this Service with %s", c.key.Addr, LocalRedirectAnnotation))
+	return model.ServiceProblem(service, c.field(),
+		fmt.Sprintf("%s is an address of a device of this node, and the Service is not served there: its packets get to the node's own "+
+			"programs, such as NodeLocal DNSCache; "+
+			"a cache that is a Service needs no such address, and loses no query when it restarts: remove the address, and annotate this "+
+			"Service with %s", c.key.Addr, LocalRedirectAnnotation))
 }
 
 // markClusterIPsDirty marks the Services dirty that have one of the addresses as their cluster IP. The

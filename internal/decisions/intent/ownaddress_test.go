@@ -25,7 +25,8 @@ func servedAt(tr *Tracker) (out []string) {
 // rules of NodeLocal DNSCache: KEP-1024).
 func TestAClusterIPOfTheNodesDeviceIsLeftToIt(t *testing.T) {
 	dns := web(clusterIPs("10.96.0.10", "fd00::10"), nodePort(30053), externalIPs("192.0.2.7"), ports(
-		model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53, NodePort: 30053}, model.ServicePort{Name: "tcp", Protocol: model.TCP, Port: 53, NodePort: 30053}))
+		model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53, NodePort: 30053},
+		model.ServicePort{Name: "tcp", Protocol: model.TCP, Port: 53, NodePort: 30053}))
 	rest := []string{"192.0.2.7", "invalid IP"}
 	all := []string{"10.96.0.10", "192.0.2.7", "fd00::10", "invalid IP"}
 	tr := newTracker(dns, &model.Node{Name: here, Addresses: addrs("192.168.0.1", "10.96.0.10")}, sliceOf("s", at("10.1.0.1", here)))
@@ -52,7 +53,8 @@ func TestAClusterIPOfTheNodesDeviceIsLeftToIt(t *testing.T) {
 				problems = append(problems, p.String())
 			}
 		}
-		if len(problems) != step.problems || len(problems) > 0 && !strings.Contains(problems[0], "spec.clusterIPs[0]: 10.96.0.10 is an address of a device of this node") {
+		if len(problems) != step.problems || len(problems) > 0 &&
+			!strings.Contains(problems[0], "spec.clusterIPs[0]: 10.96.0.10 is an address of a device of this node") {
 			t.Errorf("%s: problems %q, want %d", step.name, problems, step.problems)
 		}
 	}

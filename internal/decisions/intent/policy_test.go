@@ -35,7 +35,8 @@ func TestSelectors(t *testing.T) {
 		{"DoesNotExist", expr("DoesNotExist"), app, false},
 		{"DoesNotExist of a missing key", expr("DoesNotExist"), nil, true},
 		{"an unknown operator may select", expr("Matches", "x"), nil, true},
-		{"labels and expressions must both hold", model.Selector{MatchLabels: labels{"app": "web"}, Expressions: expr("NotIn", "web").Expressions}, app, false},
+		{"labels and expressions must both hold", model.Selector{MatchLabels: labels{"app": "web"},
+			Expressions: expr("NotIn", "web").Expressions}, app, false},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
@@ -61,15 +62,18 @@ func TestPolicedEndpoints(t *testing.T) {
 		{"without policies none is", []any{web(), ep}, free},
 		{"a policy that selects the pod", []any{web(), ep, podObject("p", there, isWeb), networkPolicy("np", isWeb)}, policed},
 		{"a policy that selects another pod", []any{web(), ep, podObject("p", there, isWeb), networkPolicy("np", isDB)}, free},
-		{"one of several policies is enough", []any{web(), ep, podObject("p", there, isWeb), networkPolicy("a", isDB), networkPolicy("b", isWeb)}, policed},
+		{"one of several policies is enough", []any{web(), ep, podObject("p", there, isWeb), networkPolicy("a", isDB), networkPolicy("b", isWeb)},
+			policed},
 		{"an empty selector selects every pod", []any{web(), ep, podObject("p", there, nil), networkPolicy("np", nil)}, policed},
 		{"a policy for egress alone counts too", []any{web(), ep, podObject("p", there, nil), egress}, policed},
 		{"a policy of no direction does not count", []any{web(), ep, podObject("p", there, nil), idle}, free},
 		{"a policy of another namespace does not count", []any{web(), ep, podObject("p", there, nil), elsewhere}, free},
 		{"an unknown pod may be selected", []any{web(), ep, networkPolicy("np", isDB)}, policed},
 		{"an unknown pod is selected by an empty selector", []any{web(), ep, networkPolicy("np", nil)}, policed},
-		{"an endpoint that names no pod is found by address", []any{web(), bare, podObject("p", there, isWeb, "10.1.0.1"), networkPolicy("np", isWeb)}, policed},
-		{"an endpoint that names no pod is found by address and is free", []any{web(), bare, podObject("p", there, isWeb, "10.1.0.1"), networkPolicy("np", isDB)}, free},
+		{"an endpoint that names no pod is found by address",
+			[]any{web(), bare, podObject("p", there, isWeb, "10.1.0.1"), networkPolicy("np", isWeb)}, policed},
+		{"an endpoint that names no pod is found by address and is free",
+			[]any{web(), bare, podObject("p", there, isWeb, "10.1.0.1"), networkPolicy("np", isDB)}, free},
 		{"an endpoint that names no pod but a node may be an unknown pod", []any{web(), bare, networkPolicy("np", isDB)}, policed},
 		{"a manual endpoint outside the cluster is free", []any{web(), manual, networkPolicy("np", nil)}, free},
 	})
@@ -94,7 +98,8 @@ func TestPolicyChangesUpdateJustThePortsConcerned(t *testing.T) {
 		{"the pod's labels change", delta(podObject("p", here, nil, "10.1.0.1")), []string{"bare", "web"}, []string{}},
 		{"and change back", delta(podObject("p", here, isWeb, "10.1.0.1")), []string{"bare", "web"}, []string{"10.1.0.1"}},
 		{"the policy selects all", delta(networkPolicy("np", nil)), []string{"db"}, []string{"10.1.0.1", "10.1.0.2"}},
-		{"the other pod goes, but may be there unseen", model.Delta{Pods: map[model.Name]*model.Pod{name("q"): nil}}, nil, []string{"10.1.0.1", "10.1.0.2"}},
+		{"the other pod goes, but may be there unseen", model.Delta{Pods: map[model.Name]*model.Pod{name("q"): nil}}, nil,
+			[]string{"10.1.0.1", "10.1.0.2"}},
 		{"the policy goes", noPolicy, []string{"bare", "db", "web"}, []string{}},
 		{"it is gone", noPolicy, nil, nil},
 	} {
@@ -121,13 +126,18 @@ func TestPolicedPods(t *testing.T) {
 		objects []any
 		want    []string
 	}{
-		{"a pod here without any Service", []any{podObject("p", here, isWeb, "10.1.0.1", "fd00::1"), networkPolicy("np", isWeb)}, []string{"10.1.0.1", "fd00::1"}},
+		{"a pod here without any Service", []any{podObject("p", here, isWeb, "10.1.0.1", "fd00::1"), networkPolicy("np", isWeb)},
+			[]string{"10.1.0.1", "fd00::1"}},
 		{"a pod elsewhere does not count", []any{podObject("p", there, isWeb, "10.1.0.1"), networkPolicy("np", isWeb)}, nil},
 		{"a pod that is not selected does not count", []any{podObject("p", here, nil, "10.1.0.1"), networkPolicy("np", isWeb)}, nil},
-		{"an endpoint here whose pod is not known", []any{sliceOf("s", at("10.1.0.1", here, pod("p"))), networkPolicy("np", isWeb)}, []string{"10.1.0.1"}},
-		{"an endpoint here that is not ready either", []any{web(), sliceOf("s", at("10.1.0.1", here, pod("p"), notReady)), networkPolicy("np", isWeb)}, []string{"10.1.0.1"}},
-		{"a pod and its endpoint are one address", []any{web(), sliceOf("s", at("10.1.0.1", here, pod("p"))), podObject("p", here, isWeb, "10.1.0.1"), networkPolicy("np", isWeb)}, []string{"10.1.0.1"}},
-		{"the node's own address is never one", []any{&model.Node{Name: here, Addresses: addrs("192.168.0.1")}, podObject("p", here, isWeb, "192.168.0.1"), networkPolicy("np", isWeb)}, nil},
+		{"an endpoint here whose pod is not known", []any{sliceOf("s", at("10.1.0.1", here, pod("p"))), networkPolicy("np", isWeb)},
+			[]string{"10.1.0.1"}},
+		{"an endpoint here that is not ready either",
+			[]any{web(), sliceOf("s", at("10.1.0.1", here, pod("p"), notReady)), networkPolicy("np", isWeb)}, []string{"10.1.0.1"}},
+		{"a pod and its endpoint are one address", []any{web(), sliceOf("s", at("10.1.0.1", here, pod("p"))),
+			podObject("p", here, isWeb, "10.1.0.1"), networkPolicy("np", isWeb)}, []string{"10.1.0.1"}},
+		{"the node's own address is never one", []any{&model.Node{Name: here, Addresses: addrs("192.168.0.1")},
+			podObject("p", here, isWeb, "192.168.0.1"), networkPolicy("np", isWeb)}, nil},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {

@@ -45,7 +45,8 @@ func some[T any](d dice, list ...T) []T {
 
 // The names and addresses are few, so that random objects meet each other.
 var (
-	someNames  = []model.Name{{Namespace: "ns", Name: "a"}, {Namespace: "ns", Name: "b"}, {Namespace: "ns", Name: "c"}, {Namespace: "om", Name: "a"}}
+	someNames = []model.Name{{Namespace: "ns", Name: "a"}, {Namespace: "ns", Name: "b"}, {Namespace: "ns", Name: "c"},
+		{Namespace: "om", Name: "a"}}
 	someNodes  = []string{here, there, ""}
 	someZones  = []string{"zone-1", "zone-2", ""}
 	podIPs     = addrs("10.1.0.1", "10.1.0.2", "192.168.0.1", "fd00:1::1", "fd00:1::2")
@@ -73,7 +74,8 @@ func randomService(d dice, n model.Name) *model.Service {
 		s.SourceRanges = some(d, prefixes("10.0.0.0/8", "fd00::/8")...)
 	}
 	if d.upTo(3) == 0 {
-		s.Annotations = map[string]string{BalanceAnnotation: pick(d, "weighted", "weighted", "random", "least", "maglev", "odd"), WeightsAnnotation: pick(d, "", "a=3", "b=0 10.1.0.1=2,*=7", "10.0.0.0/8=0"), SlowStartAnnotation: pick(d, "", "30s")}
+		s.Annotations = map[string]string{BalanceAnnotation: pick(d, "weighted", "weighted", "random", "least", "maglev", "odd"),
+			WeightsAnnotation: pick(d, "", "a=3", "b=0 10.1.0.1=2,*=7", "10.0.0.0/8=0"), SlowStartAnnotation: pick(d, "", "30s")}
 		if to := pick(d, "", "a", "b"); to != "" {
 			s.Annotations[LocalRedirectAnnotation] = to
 		}
@@ -81,7 +83,8 @@ func randomService(d dice, n model.Name) *model.Service {
 	for _, p := range []model.ServicePort{
 		{Name: "x", Protocol: model.TCP, Port: 80}, {Name: "y", Protocol: model.UDP, Port: 80}, {Name: "x", Protocol: model.TCP, Port: 81},
 		// These numbers meet NodePorts, healthCheckNodePorts and endpoints.
-		{Name: "n", Protocol: model.TCP, Port: 30000}, {Name: "h", Protocol: model.TCP, Port: 31000}, {Name: "e", Protocol: model.UDP, Port: 8080},
+		{Name: "n", Protocol: model.TCP, Port: 30000}, {Name: "h", Protocol: model.TCP, Port: 31000},
+		{Name: "e", Protocol: model.UDP, Port: 8080},
 		{Name: "v", Protocol: model.UDP, Port: 8472}, // reserved at a node's address
 	} {
 		if d.upTo(4) > 0 {
@@ -446,7 +449,8 @@ func live(t *testing.T, d dice, steps int) {
 	t.Helper()
 	cfg := Config{
 		NodeName: here, MaglevSize: 31, NodePortAddresses: some(d, prefixes("192.168.0.0/16", "fd00::/8")...),
-		HostPorts: d.upTo(2) == 0, LocalhostNodePorts: d.upTo(2) == 0, ClusterCIDRs: some(d, prefixes("10.1.0.0/30", "192.0.2.0/24", "fd00:1::/64")...),
+		HostPorts: d.upTo(2) == 0, LocalhostNodePorts: d.upTo(2) == 0,
+		ClusterCIDRs: some(d, prefixes("10.1.0.0/30", "192.0.2.0/24", "fd00:1::/64")...),
 	}
 	if d.upTo(3) == 0 {
 		cfg.Capacity = Capacity{Frontends: 5 + d.upTo(40), Endpoints: 5 + d.upTo(40), SourceRanges: d.upTo(20)}
@@ -546,8 +550,10 @@ func TestAnEmptiedTrackerHoldsNothing(t *testing.T) {
 		}
 		tr.Apply(whole(model.Delta{}))
 		setNodeAddrs(tr, nil)
-		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) + len(tr.problemsOf) + len(tr.problems) +
-			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) + len(tr.own.otherNodesPods) + len(tr.own.nodeAddrs) + len(tr.own.addrs) +
+		left := len(tr.services) + len(tr.addresses.requesters) + len(tr.addresses.before) + len(tr.conflictable) +
+			len(tr.problemsOf) + len(tr.problems) +
+			len(tr.own.mustTraverse) + len(tr.own.mustTraverseOfPod) + len(tr.own.mustTraverseOfSlice) + len(tr.own.knownPods) +
+			len(tr.own.otherNodesPods) + len(tr.own.nodeAddrs) + len(tr.own.addrs) +
 			len(tr.ranges.nodes) + len(tr.ranges.lengths) + tr.ranges.cluster[0].nodes + len(tr.podsWithHostPorts)
 		if left > 0 {
 			t.Errorf("seed %d: %d entries are left: %+v", seed, left, tr.own)

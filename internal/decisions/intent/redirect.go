@@ -38,7 +38,8 @@ func (t *Tracker) redirectProblems(e *service) []model.Problem {
 		return nil
 	}
 	return []model.Problem{model.ServiceProblem(e.name, annotationField(LocalRedirectAnnotation),
-		fmt.Sprintf("names %q, which is no Service of this namespace with a cluster IP, and nothing is redirected; create it, or name another", to.Name))}
+		fmt.Sprintf("names %q, which is no Service of this namespace with a cluster IP, and nothing is redirected; create it, or name another",
+			to.Name))}
 }
 
 // slicesNear returns the slices of the Service that a Service redirects to; nil if none has an

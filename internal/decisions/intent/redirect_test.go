@@ -98,7 +98,8 @@ func TestLocalRedirectKeepsFlowsOfTheServiceOnly(t *testing.T) {
 
 func TestLocalRedirectComplains(t *testing.T) {
 	for value, problem := range map[string]string{
-		"web": "names this Service itself", "a/\x1b": `names "a/\x1b", which is no Service of this namespace`, "": `names "", which is no Service`,
+		"web": "names this Service itself", "a/\x1b": `names "a/\x1b", which is no Service of this namespace`,
+		"": `names "", which is no Service`,
 	} {
 		svc := web()
 		svc.Annotations = map[string]string{LocalRedirectAnnotation: value}

@@ -79,10 +79,12 @@ func (t *Tracker) reserved(k addressKey) string {
 // for nothing, and whether it is served.
 func (t *Tracker) reservedConflict(c addressRequest) (what string, served bool) {
 	if user := t.reserved(c.key); user != "" {
-		return fmt.Sprintf("%s is the port of %s at a node's address, and is not served; change the port, or remove the address", c.key, user), false
+		return fmt.Sprintf("%s is the port of %s at a node's address, and is not served; change the port, or remove the address", c.key, user),
+			false
 	}
 	if (socket{c.key.Protocol, c.key.Port}) == sshPort && t.own.nodeAddrs[c.key.Addr] > 0 {
-		return fmt.Sprintf("%s is the port of SSH at a node's address, where it hides the node's SSH server; change the port, unless you want that", c.key), true
+		return fmt.Sprintf("%s is the port of SSH at a node's address, where it hides the node's SSH server; change the port, unless you "+
+			"want that", c.key), true
 	}
 	return "", true
 }

@@ -28,7 +28,8 @@ func TestPortsOfNodesAreNotServedAtTheirAddresses(t *testing.T) {
 		problem string // field and words, "" for none
 	}{
 		{"the kubelet", taker(10250, externalIPs("192.168.0.1")), false,
-			"spec.externalIPs[0]: 192.168.0.1:10250/TCP is the port of the kubelet at a node's address, and is not served; change the port, or remove the address"},
+			"spec.externalIPs[0]: 192.168.0.1:10250/TCP is the port of the kubelet at a node's address, and is not served; change the port, or " +
+				"remove the address"},
 		{"by a LoadBalancer IP", taker(10250, loadBalancer("192.168.0.1")), false,
 			"status.loadBalancer.ingress: 192.168.0.1:10250/TCP is the port of the kubelet"},
 		{"of another node", taker(10250, externalIPs("192.168.0.2")), false, "192.168.0.2:10250/TCP is the port of the kubelet"},
@@ -38,12 +39,14 @@ func TestPortsOfNodesAreNotServedAtTheirAddresses(t *testing.T) {
 		{"VXLAN", taker(8472, udp, externalIPs("192.168.0.1")), false, "192.168.0.1:8472/UDP is the port of VXLAN"},
 		{"VXLAN by its registered port", taker(4789, udp, externalIPs("192.168.0.1")), false, "the port of VXLAN"},
 		{"WireGuard", taker(51820, udp, externalIPs("192.168.0.1")), false, "the port of WireGuard"},
-		{"the API server", taker(6443, externalIPs("192.168.0.2")), false, "192.168.0.2:6443/TCP is the port of the API server at a node's address"},
+		{"the API server", taker(6443, externalIPs("192.168.0.2")), false,
+			"192.168.0.2:6443/TCP is the port of the API server at a node's address"},
 		{"the API server, by a LoadBalancer IP", taker(6443, loadBalancer("192.168.0.2")), false, "the port of the API server"},
 		{"the agent's health checks", taker(10256, externalIPs("192.168.0.2")), false, "192.168.0.2:10256/TCP is the port of this agent"},
 		{"the agent's metrics at one address", taker(9100, externalIPs("192.168.0.1")), false, "192.168.0.1:9100/TCP is the port of this agent"},
 		{"SSH is served and reported", taker(22, externalIPs("192.168.0.1")), true,
-			"192.168.0.1:22/TCP is the port of SSH at a node's address, where it hides the node's SSH server; change the port, unless you want that"},
+			"192.168.0.1:22/TCP is the port of SSH at a node's address, where it hides the node's SSH server; change the port, unless you want " +
+				"that"},
 
 		{"no API server is at this node", taker(6443, loadBalancer("192.168.0.1")), true, ""},
 		{"an API server that is no node", taker(6443, loadBalancer("192.0.2.9")), true, "hides an endpoint of Service default/kubernetes"},
@@ -94,7 +97,8 @@ func TestReservedPortsFollowTheNodes(t *testing.T) {
 	}
 	for i, step := range steps {
 		tr.Apply(model.Delta{Nodes: map[string]*model.Node{there: step.node}})
-		if served := strings.Contains(describe(tr.State().Ports), "ExternalIP"); served != step.served || (len(tr.Problems()) == 0) != step.served {
+		if served := strings.Contains(describe(tr.State().Ports), "ExternalIP"); served != step.served ||
+			(len(tr.Problems()) == 0) != step.served {
 			t.Errorf("step %d: served: %v, want %v; problems %v", i, served, step.served, tr.Problems())
 		}
 	}

@@ -190,7 +190,8 @@ func whole(d model.Delta) model.Delta {
 
 var (
 	routeNames = map[Route]string{Reject: "reject", Drop: "drop", ToCluster: "cluster", ToLocal: "local"}
-	kindNames  = map[FrontendKind]string{ClusterIP: "ClusterIP", NodePort: "NodePort", ExternalIP: "ExternalIP", LoadBalancerIP: "LoadBalancerIP"}
+	kindNames  = map[FrontendKind]string{ClusterIP: "ClusterIP", NodePort: "NodePort", ExternalIP: "ExternalIP",
+		LoadBalancerIP: "LoadBalancerIP"}
 )
 
 // lines describes a Service port, a line an item:
@@ -223,7 +224,8 @@ func lines(sp *ServicePort) []string {
 		for _, flag := range []struct {
 			set  bool
 			name string
-		}{{e.ClusterPolicy, "cluster"}, {e.LocalPolicy, "local"}, {e.OnThisNode, "here"}, {e.HostNetwork, "host"}, {e.MustTraverseNetfilter, "policed"}} {
+		}{{e.ClusterPolicy, "cluster"}, {e.LocalPolicy, "local"}, {e.OnThisNode, "here"}, {e.HostNetwork, "host"},
+			{e.MustTraverseNetfilter, "policed"}} {
 			if flag.set {
 				line += " " + flag.name
 			}

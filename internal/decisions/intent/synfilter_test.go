@@ -26,7 +26,8 @@ func TestSYNFilter(t *testing.T) {
 		{"on a node that cannot", cannot, "1000", 0, "needs --proxy-mode ebpf and --xdp auto"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Name: "web", Protocol: model.TCP, Port: 80}, model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}))
+			svc := web(clusterIPs("10.96.0.1"), ports(model.ServicePort{Name: "web", Protocol: model.TCP, Port: 80},
+				model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}))
 			svc.Annotations = map[string]string{SYNFilterAnnotation: c.value}
 			tr := New(c.cfg)
 			tr.Apply(delta(svc, sliceOf("s", at("10.1.0.1", there))))

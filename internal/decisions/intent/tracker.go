@@ -363,7 +363,8 @@ func comparedWith(before, after []*ServicePort, c *Changes) []*ServicePort {
 
 // Equal compares two decisions without the time that caused them.
 func (p *ServicePort) Equal(q *ServicePort) bool {
-	return p.ID == q.ID && p.Affinity == q.Affinity && p.Balance == q.Balance && p.DSR == q.DSR && p.SYNLimit == q.SYNLimit && p.Helper == q.Helper && p.OfFTP == q.OfFTP &&
+	return p.ID == q.ID && p.Affinity == q.Affinity && p.Balance == q.Balance && p.DSR == q.DSR && p.SYNLimit == q.SYNLimit &&
+		p.Helper == q.Helper && p.OfFTP == q.OfFTP &&
 		slices.Equal(p.Endpoints, q.Endpoints) && slices.Equal(p.Weights, q.Weights) && slices.Equal(p.Table, q.Table) &&
 		slices.Equal(p.ServingUnselected, q.ServingUnselected) && slices.Equal(p.Lingering, q.Lingering) &&
 		slices.EqualFunc(p.Frontends, q.Frontends, sameFrontend)

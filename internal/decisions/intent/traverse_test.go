@@ -16,8 +16,9 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 	name := model.Name{Namespace: "n", Name: "cache"}
 	tr := New(Config{NodeName: "here"})
 	tr.Apply(model.Delta{Full: true,
-		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-			Ports: []model.ServicePort{{Name: "a", Protocol: model.TCP, Port: 1}, {Name: "b", Protocol: model.TCP, Port: 2}}}},
+		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP,
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports:      []model.ServicePort{{Name: "a", Protocol: model.TCP, Port: 1}, {Name: "b", Protocol: model.TCP, Port: 2}}}},
 		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
 			Ports:     []model.EndpointPort{{Name: "a", Protocol: model.TCP, Port: 11211}, {Name: "b", Protocol: model.TCP, Port: 80}},
 			Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: "here"}}}},
@@ -41,7 +42,8 @@ func TestPodsOfPoliciesGoThroughTheStackOrNeedNot(t *testing.T) {
 	denied := donottrack.Traversal{DenyRulePods: []netip.Addr{pod}}
 	check("guarded", setTraversal(tr, denied), 2, true, false)
 	check("guarded again", setTraversal(tr, denied), 0, true, false)
-	ports := []donottrack.Target{{Addr: pod, Protocol: model.TCP, First: 11200, Last: 11220}, {Addr: pod, Protocol: model.UDP, First: 80, Last: 80}}
+	ports := []donottrack.Target{{Addr: pod, Protocol: model.TCP, First: 11200, Last: 11220},
+		{Addr: pod, Protocol: model.UDP, First: 80, Last: 80}}
 	both := donottrack.Traversal{DenyRulePods: []netip.Addr{pod}, AllowsAny: ports}
 	check("opened too", setTraversal(tr, both), 1, true, true)
 	check("opened again", setTraversal(tr, both), 0, true, true)
@@ -72,8 +74,9 @@ func TestSelectorsOfANamespaceAreBounded(t *testing.T) {
 		}
 		tr := New(Config{NodeName: "here"})
 		tr.Apply(model.Delta{Full: true,
-			Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-				Ports: []model.ServicePort{{Name: "a", Protocol: model.TCP, Port: 1}}}},
+			Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP,
+				ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				Ports:      []model.ServicePort{{Name: "a", Protocol: model.TCP, Port: 1}}}},
 			Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
 				Ports:     []model.EndpointPort{{Name: "a", Protocol: model.TCP, Port: 11211}},
 				Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: "here", Pod: name}}}},
@@ -96,8 +99,9 @@ func TestIgnoredNetworkPoliciesLeavePodsGuarded(t *testing.T) {
 	unknown := true
 	tr := New(Config{NodeName: "here", IgnoreNetworkPolicies: true})
 	tr.Apply(model.Delta{Full: true, NetworkPoliciesUnknown: &unknown,
-		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}},
+		Services: map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP,
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports:      []model.ServicePort{{Protocol: model.TCP, Port: 1}}}},
 		Slices: map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
 			Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 11211}},
 			Endpoints: []model.Endpoint{{Addr: guarded, Ready: true, Serving: true, Node: "here"},
@@ -127,9 +131,11 @@ func TestGuardedPodsThatANetworkPolicySelects(t *testing.T) {
 		tr := New(Config{NodeName: "here"})
 		d := model.Delta{Full: true, Pods: map[model.Name]*model.Pod{name: {Name: name, Node: "here", IPs: []netip.Addr{pod}}}}
 		if endpoint {
-			d.Services = map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-				Ports: []model.ServicePort{{Protocol: model.TCP, Port: 1}}}}
-			d.Slices = map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4, Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
+			d.Services = map[model.Name]*model.Service{name: {Name: name, Type: model.ClusterIP,
+				ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				Ports:      []model.ServicePort{{Protocol: model.TCP, Port: 1}}}}
+			d.Slices = map[model.Name]*model.EndpointSlice{name: {Name: name, Service: name, Family: model.IPv4,
+				Ports:     []model.EndpointPort{{Protocol: model.TCP, Port: 80}},
 				Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: "here"}}}}
 		}
 		tr.Apply(d)

@@ -153,7 +153,8 @@ func (t *Tracker) weights(e *service, id PortID, cs []candidate, known *weightsK
 // allWeightsZero returns the Problem of a port whose endpoints all have weight 0.
 func allWeightsZero(service model.Name, id PortID) model.Problem {
 	return model.ServiceProblem(service, annotationField(WeightsAnnotation),
-		fmt.Sprintf("gives every %s endpoint of port %d/%s weight 0, and they get equal shares; give one a weight, or remove endpoints from the Service to refuse clients",
+		fmt.Sprintf("gives every %s endpoint of port %d/%s weight 0, and they get equal shares; give one a weight, or remove endpoints from "+
+			"the Service to refuse clients",
 			id.Family, id.Number, id.Protocol))
 }
 

@@ -74,7 +74,8 @@ func TestSharesAreBounded(t *testing.T) {
 }
 
 func TestSharesOfARoute(t *testing.T) {
-	p := &ServicePort{Weights: []uint16{3, 0, 2}, Endpoints: []Endpoint{{ClusterPolicy: true}, {ClusterPolicy: true, LocalPolicy: true}, {ClusterPolicy: true}}}
+	p := &ServicePort{Weights: []uint16{3, 0, 2},
+		Endpoints: []Endpoint{{ClusterPolicy: true}, {ClusterPolicy: true, LocalPolicy: true}, {ClusterPolicy: true}}}
 	if got := p.Shares(ToCluster); !slices.Equal(got, []int{3, 0, 2}) {
 		t.Errorf("shares of the cluster's route %v, want 3, 0, 2", got)
 	}
@@ -91,7 +92,8 @@ func TestSharesOfARoute(t *testing.T) {
 func TestWeightsApplyWithinTopologyHints(t *testing.T) {
 	svc := web(clusterIPs("10.96.0.1"))
 	svc.Annotations = map[string]string{BalanceAnnotation: "weighted", WeightsAnnotation: "10.1.0.1=9 10.1.0.2=3 10.1.0.3=50"}
-	s := sliceOf("s", at("10.1.0.1", there, forZones("zone-1")), at("10.1.0.2", here, forZones("zone-1")), at("10.1.0.3", there, forZones("zone-2")))
+	s := sliceOf("s", at("10.1.0.1", there, forZones("zone-1")), at("10.1.0.2", here, forZones("zone-1")),
+		at("10.1.0.3", there, forZones("zone-2")))
 	for zone, want := range map[string][]int{"zone-1": {3, 1}, "zone-2": {1}, "zone-3": {9, 3, 50}} {
 		p := newTracker(svc, inZone(zone), s).State().Ports[0]
 		if got := p.Shares(ToCluster); !slices.Equal(got, want) {

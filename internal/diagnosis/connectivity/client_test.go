@@ -141,10 +141,12 @@ func TestASeriesFindsWhatOneTryMisses(t *testing.T) {
 	if got := (Ask{Proto: "tcp", To: balance(t, a, b), Expect: Spread, Servers: both}).run(t.Context(), time.Now()); got != "" {
 		t.Errorf("two servers: %q", got)
 	}
-	if got := (Ask{Proto: "tcp", To: balance(t, a, b), Expect: Sticky, Servers: both}).run(t.Context(), time.Now()); got != "answers of a and b" {
+	if got := (Ask{Proto: "tcp", To: balance(t, a, b), Expect: Sticky, Servers: both}).run(t.Context(),
+		time.Now()); got != "answers of a and b" {
 		t.Errorf("affinity: %q", got)
 	}
-	if got := (Ask{Proto: "tcp", To: balance(t, a, b, netip.AddrPort{}), Expect: Spread, Servers: both}).run(t.Context(), time.Now()); !strings.HasSuffix(got, ", after 2 correct") {
+	if got := (Ask{Proto: "tcp", To: balance(t, a, b, netip.AddrPort{}), Expect: Spread, Servers: both}).run(t.Context(),
+		time.Now()); !strings.HasSuffix(got, ", after 2 correct") {
 		t.Errorf("one endpoint of three is dead: %q", got)
 	}
 }

@@ -231,7 +231,9 @@ func (r *run) startServers(ctx context.Context) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, startTimeout)
 	defer stop()
-	pods, err := r.waitFor(ctx, roleServer, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && len(p.Status.PodIPs) > 0 })
+	pods, err := r.waitFor(ctx, roleServer, func(p *corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodRunning && len(p.Status.PodIPs) > 0
+	})
 	if err != nil {
 		return fmt.Errorf("start servers: %w", err)
 	}
@@ -331,7 +333,8 @@ func (r *run) startClients(ctx context.Context) error {
 		return nil
 	}
 	patch := rangesPatch(pods, r.clients)
-	if _, err := r.Client.CoreV1().Services(r.namespace).Patch(ctx, allowedService, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	_, err := r.Client.CoreV1().Services(r.namespace).Patch(ctx, allowedService, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
 		return fmt.Errorf("set source ranges of Service %s: %w", allowedService, err)
 	}
 	return nil

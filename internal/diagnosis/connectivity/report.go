@@ -233,7 +233,8 @@ func (r *Report) hints() (list []string) {
 	}
 	if len(nodes) == 1 && len(r.Nodes) > 1 {
 		for node := range nodes {
-			list = append(list, fmt.Sprintf("All failures are of clients on %s: look at its agent, and run 'spillway doctor' and 'spillway drops' there.", node))
+			list = append(list, fmt.Sprintf("All failures are of clients on %s: look at its agent, and run 'spillway doctor' and 'spillway "+
+				"drops' there.", node))
 		}
 	}
 	return list

@@ -278,7 +278,8 @@ func TestALeftNamespaceIsNamed(t *testing.T) {
 	c.forbid("delete", "namespaces", "", nil)
 	report, err := c.runTest(t, t.Context(), Config{}, asExpected)
 	var left *NotRemovedError
-	if report == nil || !errors.As(err, &left) || !strings.HasSuffix(err.Error(), "remove it with 'kubectl delete namespace spillway-test-abcde'") {
+	if report == nil || !errors.As(err, &left) ||
+		!strings.HasSuffix(err.Error(), "remove it with 'kubectl delete namespace spillway-test-abcde'") {
 		t.Errorf("%v, %v", report, err)
 	}
 	report, err = newCluster(1).runTest(t, t.Context(), Config{Keep: true}, asExpected)

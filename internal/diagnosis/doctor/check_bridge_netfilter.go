@@ -34,8 +34,10 @@ func (bridgeNetfilter) Find(n *Node) []Finding {
 		case translates && !ns.Bridged["ip"]:
 			f.ID, f.Severity = "bridge-netfilter-off", Warning
 			f.Title = "connections to a Service hang when the endpoint is on the client's bridge: replies bypass the NAT rules"
-			f.Packets = "The connection hangs: the client gets the reply from the endpoint's own address and rejects it. Endpoints outside this bridge work."
-			f.Remedy = "Enable it, and add it to /etc/modules-load.d and /etc/sysctl.d to keep it. Frames between ports then traverse the FORWARD chain too: check that it accepts them. Not needed where sockets are translated (spillway agent with ebpf)."
+			f.Packets = "The connection hangs: the client gets the reply from the endpoint's own address and rejects it. Endpoints outside " +
+				"this bridge work."
+			f.Remedy = "Enable it, and add it to /etc/modules-load.d and /etc/sysctl.d to keep it. Frames between ports then traverse the " +
+				"FORWARD chain too: check that it accepts them. Not needed where sockets are translated (spillway agent with ebpf)."
 			if ns.Bridged == nil {
 				f.Commands = append(f.Commands, "modprobe br_netfilter")
 			}
@@ -43,7 +45,8 @@ func (bridgeNetfilter) Find(n *Node) []Finding {
 		case !translates && ns.Bridged["ip"] && ns.Entries > 0:
 			f.ID, f.Severity = "bridge-netfilter-on", Info
 			f.Title = "bridged frames fill the conntrack table, although no rule translates them"
-			f.Packets = "Every connection across the bridge traverses iptables and takes a conntrack entry. A FORWARD chain that drops also drops its packets."
+			f.Packets = "Every connection across the bridge traverses iptables and takes a conntrack entry. A FORWARD chain that drops also " +
+				"drops its packets."
 			f.Remedy = "Disable it if no rule needs to see bridged packets (kube-proxy and NetworkPolicies in iptables do)."
 			f.Commands = append(f.Commands, sysctl(ns.Namespace, bridgeCall["ip"], 0))
 		default:

@@ -26,12 +26,16 @@ func (conntrackBucketsFew) Find(n *Node) []Finding {
 			ID: "conntrack-buckets-few", Severity: Info, Namespace: ns.Namespace.String(),
 			Title: "tracked packets are slow, and new connections may be dropped: the conntrack table has few hash buckets for its size",
 			Evidence: []string{
-				fmt.Sprintf("nf_conntrack_max %d, nf_conntrack_buckets %d: %.1f entries a bucket when full", ns.Limits.Max, ns.Limits.Buckets, float64(ns.Limits.Max)/float64(max(ns.Limits.Buckets, 1))),
+				fmt.Sprintf("nf_conntrack_max %d, nf_conntrack_buckets %d: %.1f entries a bucket when full", ns.Limits.Max, ns.Limits.Buckets,
+					float64(ns.Limits.Max)/float64(max(ns.Limits.Buckets, 1))),
 				grew("chaintoolong", ns.Counters.ChainTooLong, ns.Grown.ChainTooLong, n),
 			},
-			Numbers: map[string]float64{"max": float64(ns.Limits.Max), "buckets": float64(ns.Limits.Buckets), "chaintoolong": float64(ns.Counters.ChainTooLong)},
-			Packets: "The kernel searches a bucket for every packet of a tracked connection, and drops a new connection whose bucket is too long (insert_failed, chaintoolong).",
-			Remedy:  "Configure as many buckets as entries (8 bytes each). To keep it: options nf_conntrack hashsize=... in /etc/modprobe.d, or /etc/sysctl.d.",
+			Numbers: map[string]float64{"max": float64(ns.Limits.Max), "buckets": float64(ns.Limits.Buckets),
+				"chaintoolong": float64(ns.Counters.ChainTooLong)},
+			Packets: "The kernel searches a bucket for every packet of a tracked connection, and drops a new connection whose bucket is too " +
+				"long (insert_failed, chaintoolong).",
+			Remedy: "Configure as many buckets as entries (8 bytes each). To keep it: options nf_conntrack hashsize=... in /etc/modprobe.d, or " +
+				"/etc/sysctl.d.",
 		}
 		if ns.Grown.ChainTooLong > 0 {
 			f.Severity = Warning
@@ -40,7 +44,8 @@ func (conntrackBucketsFew) Find(n *Node) []Finding {
 			f.Commands = []string{shared(conntrackBuckets, ns.Limits.Max)}
 			f = f.with(raiseShared(conntrackBuckets, ns.Limits.Max))
 		} else {
-			f.Remedy = "The number of buckets is right, but many entries have the same hash. Serve the busiest Service without conntrack (spillway agent)."
+			f.Remedy = "The number of buckets is right, but many entries have the same hash. Serve the busiest Service without conntrack " +
+				"(spillway agent)."
 		}
 		out = append(out, f)
 	}

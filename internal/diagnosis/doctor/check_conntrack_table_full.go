@@ -58,8 +58,10 @@ func (conntrackTableFull) Find(n *Node) []Finding {
 			},
 			Numbers: map[string]float64{"entries": float64(ns.Entries), "max": float64(ns.Limits.Max),
 				"drop": float64(ns.Counters.Drop), "early_drop": float64(ns.Counters.EarlyDrop)},
-			Packets: "A full table drops the first packet of every new connection. Before that, the kernel evicts unreplied and closing connections.",
-			Remedy: fmt.Sprintf("Raise the limit and the buckets (a full table then takes %d MiB); add both to /etc/sysctl.d to keep them. `spillway plan --live --netns %s` shows the load that fits.",
+			Packets: "A full table drops the first packet of every new connection. Before that, the kernel evicts unreplied and closing " +
+				"connections.",
+			Remedy: fmt.Sprintf("Raise the limit and the buckets (a full table then takes %d MiB); add both to /etc/sysctl.d to keep them. "+
+				"`spillway plan --live --netns %s` shows the load that fits.",
 				capacity.Memory(want, want, 0)>>20, ns.Namespace),
 			Commands: []string{shared(conntrackMax, want)},
 		}
@@ -71,7 +73,9 @@ func (conntrackTableFull) Find(n *Node) []Finding {
 		out = append(out, f.with(fixes...))
 	}
 	if !found && n.someNamespace(hasDropped) {
-		out = append(out, wasFull(n, conntrack.TableFull, "conntrack-table-was-full", "new connections were dropped: the conntrack table was full", "The kernel dropped the first packet of new connections.", "Raise nf_conntrack_max before the next peak; `spillway plan` calculates the value.")...)
+		out = append(out, wasFull(n, conntrack.TableFull, "conntrack-table-was-full",
+			"new connections were dropped: the conntrack table was full", "The kernel dropped the first packet of new connections.",
+			"Raise nf_conntrack_max before the next peak; `spillway plan` calculates the value.")...)
 	}
 	return out
 }
@@ -122,9 +126,10 @@ func wasFull(n *Node, kind conntrack.LogKind, id, title, packets, remedy string)
 	}
 	return []Finding{{
 		ID: id, Severity: Info, Title: title,
-		Evidence: []string{fmt.Sprintf("%s in the kernel's log (it writes at most 10 in 5 s), the last %v ago", plural(c.Lines, "line"), (n.Up - c.Last).Round(time.Second))},
-		Numbers:  map[string]float64{"log_lines": float64(c.Lines), "seconds_ago": (n.Up - c.Last).Seconds()},
-		Packets:  packets, Remedy: remedy,
+		Evidence: []string{fmt.Sprintf("%s in the kernel's log (it writes at most 10 in 5 s), the last %v ago", plural(c.Lines, "line"),
+			(n.Up - c.Last).Round(time.Second))},
+		Numbers: map[string]float64{"log_lines": float64(c.Lines), "seconds_ago": (n.Up - c.Last).Seconds()},
+		Packets: packets, Remedy: remedy,
 	}}
 }
 

@@ -27,7 +27,8 @@ func (dsrCarriers) Find(n *Node) (found []Finding) {
 			Evidence: append(e.evidence(), fmt.Sprintf("the longest packet that arrives has %d bytes", d.MTU)),
 			Numbers:  map[string]float64{"endpoints": float64(e.Count), "probed_endpoints": float64(d.Probed), "mtu": float64(d.MTU)},
 			Packets: "All packets of DSR connections to these endpoints travel within datagrams of UDP (--dsr-port). " +
-				"They are 48 bytes longer (IPv4) or 80 (IPv6): a client that sends longer ones than fit gets an ICMP error with the MTU. XDP does not forward them.",
+				"They are 48 bytes longer (IPv4) or 80 (IPv6): a client that sends longer ones than fit gets an ICMP error with the MTU. XDP does " +
+				"not forward them.",
 			Remedy: network + "Nothing is lost without it.",
 		})
 	}
@@ -37,8 +38,10 @@ func (dsrCarriers) Find(n *Node) (found []Finding) {
 			Title:    fmt.Sprintf("%s of %d cannot answer clients directly", plural(e.Count, "endpoint"), d.Probed),
 			Evidence: e.evidence(),
 			Numbers:  map[string]float64{"endpoints": float64(e.Count), "probed_endpoints": float64(d.Probed)},
-			Packets:  "The endpoint's node answers no probe of this node. So new connections get this node's address: clients are served, and the endpoint does not see their addresses.",
-			Remedy: "Look at the endpoint's node: it needs an agent with --proxy-mode ebpf, and --dsr-key-file and --dsr-port as here (spillway_ebpf_drops_total{reason=\"dsr\"} grows there, if the secret differs). " +
+			Packets: "The endpoint's node answers no probe of this node. So new connections get this node's address: clients are served, and " +
+				"the endpoint does not see their addresses.",
+			Remedy: "Look at the endpoint's node: it needs an agent with --proxy-mode ebpf, and --dsr-key-file and --dsr-port as here " +
+				"(spillway_ebpf_drops_total{reason=\"dsr\"} grows there, if the secret differs). " +
 				network + "Or have it forward UDP to --dsr-port of pods.",
 		})
 	}

@@ -37,9 +37,11 @@ func (dsrRepliesMissing) Find(n *Node) []Finding {
 	}
 	f := Finding{
 		ID: "dsr-replies-missing", Severity: Warning,
-		Title:   fmt.Sprintf("new clients wait for a second: %d of the last %d got no direct reply", d.Unanswered, d.Announced),
-		Numbers: map[string]float64{"endpoints": float64(len(broken)), "working_endpoints": float64(d.Working), "announced": float64(d.Announced), "unanswered": float64(d.Unanswered)},
-		Packets: "Such a client repeats its SYN after a second. This node then forwards it with its own address: the client is served, and the endpoint does not see the client's address. " +
+		Title: fmt.Sprintf("new clients wait for a second: %d of the last %d got no direct reply", d.Unanswered, d.Announced),
+		Numbers: map[string]float64{"endpoints": float64(len(broken)), "working_endpoints": float64(d.Working), "announced": float64(d.Announced),
+			"unanswered": float64(d.Unanswered)},
+		Packets: "Such a client repeats its SYN after a second. This node then forwards it with its own address: the client is served, and " +
+			"the endpoint does not see the client's address. " +
 			"After five such clients in a row, all clients of the endpoint get this node's address for a minute.",
 		Remedy: d.remedy(broken),
 	}
@@ -71,7 +73,8 @@ func (d *DSRReplies) describe(f *Finding, broken []DSREndpoint) {
 		if e.Answered > 0 {
 			last = fmt.Sprintf("the last direct reply arrived %.0f s ago", e.Answered.Seconds())
 		}
-		f.Evidence = append(f.Evidence, fmt.Sprintf("%s of Service %s: clients repeated %s in a row, the last %.0f s ago; %s", e.name(), e.Service, plural(e.Failures, "SYN"), e.Failed.Seconds(), last))
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%s of Service %s: clients repeated %s in a row, the last %.0f s ago; %s", e.name(),
+			e.Service, plural(e.Failures, "SYN"), e.Failed.Seconds(), last))
 		command := fmt.Sprintf("spillway drops --address %s --port %d --for 10s", e.Endpoint.Addr(), e.Endpoint.Port())
 		if e.Node != "" {
 			command += " # on node " + escape.Text(e.Node)
@@ -83,15 +86,18 @@ func (d *DSRReplies) describe(f *Finding, broken []DSREndpoint) {
 	}
 	f.Evidence = append(f.Evidence, plural(d.Working, "other endpoint")+" answered clients directly within the last 5 minutes")
 	if d.Window > 0 {
-		f.Evidence = append(f.Evidence, fmt.Sprintf("%d of %s in the last %.0f s had no reply after a second", d.Unanswered, plural(int(d.Announced), "DSR connection"), d.Window.Seconds()))
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%d of %s in the last %.0f s had no reply after a second", d.Unanswered,
+			plural(int(d.Announced), "DSR connection"), d.Window.Seconds()))
 	}
 }
 
 // remedy names the likely causes.
 func (d *DSRReplies) remedy(broken []DSREndpoint) string {
 	const (
-		node    = "Look at the endpoint's node: its agent has no --dsr-key-file or another secret (spillway_ebpf_drops_total{reason=\"dsr\"} grows there), or a NetworkPolicy or rp_filter drops the packets (rp-filter-strict). "
-		network = "Look at the network: it must forward SYNs with IP options, and packets of a node with the Service's address as source (AWS: source/destination check, Azure: IP forwarding, GCP: canIpForward). " +
+		node = "Look at the endpoint's node: its agent has no --dsr-key-file or another secret " +
+			"(spillway_ebpf_drops_total{reason=\"dsr\"} grows there), or a NetworkPolicy or rp_filter drops the packets (rp-filter-strict). "
+		network = "Look at the network: it must forward SYNs with IP options, and packets of a node with the Service's address as source " +
+			"(AWS: source/destination check, Azure: IP forwarding, GCP: canIpForward). " +
 			"A stateful firewall or NAT between clients and nodes must not need both directions to pass the same node. "
 		until = "Until then, spillway.dev/forwarding: snat on the Service avoids the wait."
 	)

@@ -19,11 +19,14 @@ func (endpointRefuses) Find(n *Node) (out []Finding) {
 			ID: "endpoint-refuses", Severity: Critical,
 			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s refuses them", u.Service, u.name()),
 			Evidence: []string{
-				fmt.Sprintf("%s of %s in the last %.0f s were answered with an RST, from %s", plural(u.Flows, "connection"), u.Protocol, u.Window.Seconds(), mostClients(u.Clients)),
+				fmt.Sprintf("%s of %s in the last %.0f s were answered with an RST, from %s", plural(u.Flows, "connection"), u.Protocol,
+					u.Window.Seconds(), mostClients(u.Clients)),
 				fmt.Sprintf("the newest of them began about %.0f s ago; the endpoint has accepted no later one", u.Latest.Seconds()),
 			},
-			Packets: "The endpoint answers the first packet of each connection with an RST: no process listens on this port, or a firewall rejects. Each client that gets this endpoint fails at once.",
-			Remedy:  "Look at the pod: does its process run, and does it listen on this port (the targetPort of the Service), on all addresses rather than on 127.0.0.1? A readiness probe takes such a pod out of the Service.",
+			Packets: "The endpoint answers the first packet of each connection with an RST: no process listens on this port, or a firewall " +
+				"rejects. Each client that gets this endpoint fails at once.",
+			Remedy: "Look at the pod: does its process run, and does it listen on this port (the targetPort of the Service), on all addresses " +
+				"rather than on 127.0.0.1? A readiness probe takes such a pod out of the Service.",
 		}))
 	}
 	return out

@@ -29,11 +29,16 @@ func (endpointUnanswered) Find(n *Node) (out []Finding) {
 			ID: "endpoint-unanswered", Severity: Critical,
 			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s does not answer", u.Service, u.name()),
 			Evidence: []string{
-				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol, u.Window.Seconds(), mostClients(u.Clients)),
-				fmt.Sprintf("the oldest of them began about %.0f s ago, the newest %.0f s ago; the endpoint has answered no later one", u.Longest.Seconds(), u.Latest.Seconds()),
+				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol, u.Window.Seconds(),
+					mostClients(u.Clients)),
+				fmt.Sprintf("the oldest of them began about %.0f s ago, the newest %.0f s ago; the endpoint has answered no later one",
+					u.Longest.Seconds(), u.Latest.Seconds()),
 			},
-			Packets: "The node sends the first packets of connections to this endpoint, and no packet comes back. Each client that gets this endpoint waits and fails.",
-			Remedy:  "Compare the address with that of the pod, and look at the pod and its node: is it stuck, unreachable, or behind a NetworkPolicy or firewall that drops? Delete the pod, or give it a readiness probe that fails in this state: the Service then uses other endpoints.",
+			Packets: "The node sends the first packets of connections to this endpoint, and no packet comes back. Each client that gets this " +
+				"endpoint waits and fails.",
+			Remedy: "Compare the address with that of the pod, and look at the pod and its node: is it stuck, unreachable, or behind a " +
+				"NetworkPolicy or firewall that drops? Delete the pod, or give it a readiness probe that fails in this state: the Service then " +
+				"uses other endpoints.",
 		}))
 	}
 	return out
@@ -49,7 +54,8 @@ func (u *FailingEndpoint) name() string {
 
 // finding completes a finding about the endpoint.
 func (u *FailingEndpoint) finding(f Finding) Finding {
-	f.Numbers = map[string]float64{"connections": float64(u.Flows), "clients": float64(len(u.Clients)), "longest_seconds": u.Longest.Seconds(), "latest_seconds": u.Latest.Seconds()}
+	f.Numbers = map[string]float64{"connections": float64(u.Flows), "clients": float64(len(u.Clients)), "longest_seconds": u.Longest.Seconds(),
+		"latest_seconds": u.Latest.Seconds()}
 	if u.Node != "" {
 		f.Evidence = append(f.Evidence, "the endpoint is on node "+u.Node)
 	}

@@ -33,11 +33,14 @@ func (expectationTableFull) Find(n *Node) []Finding {
 		want := 2 * ns.Limits.ExpectMax
 		out = append(out, Finding{
 			ID: "expectation-table-full", Severity: severity, Namespace: ns.Namespace.String(),
-			Title:    fmt.Sprintf("TFTP and FTP transfers may fail: the expectation table is %s full", percent(total, ns.Limits.ExpectMax)),
-			Evidence: []string{fmt.Sprintf("%d expectations of %d (nf_conntrack_expect_max): %s", total, ns.Limits.ExpectMax, strings.Join(by, ", "))},
-			Numbers:  map[string]float64{"expectations": float64(total), "max": float64(ns.Limits.ExpectMax)},
-			Packets:  "When the table is full, the kernel drops the packet that requests a second connection: a TFTP request, FTP's PORT or PASV. An unused TFTP expectation stays for 300 s.",
-			Remedy:   "Raise the limit; add it to /etc/sysctl.d to keep it. Many unused expectations mean that replies take another path, or that clients repeat requests.",
+			Title: fmt.Sprintf("TFTP and FTP transfers may fail: the expectation table is %s full", percent(total, ns.Limits.ExpectMax)),
+			Evidence: []string{fmt.Sprintf("%d expectations of %d (nf_conntrack_expect_max): %s", total, ns.Limits.ExpectMax,
+				strings.Join(by, ", "))},
+			Numbers: map[string]float64{"expectations": float64(total), "max": float64(ns.Limits.ExpectMax)},
+			Packets: "When the table is full, the kernel drops the packet that requests a second connection: a TFTP request, FTP's PORT or " +
+				"PASV. An unused TFTP expectation stays for 300 s.",
+			Remedy: "Raise the limit; add it to /etc/sysctl.d to keep it. Many unused expectations mean that replies take another path, or " +
+				"that clients repeat requests.",
 			Commands: []string{shared(expectMax, want)},
 		}.with(raiseShared(expectMax, want)))
 	}

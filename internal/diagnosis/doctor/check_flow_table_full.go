@@ -26,8 +26,10 @@ func (flowTableFull) Find(n *Node) []Finding {
 		Title:    fmt.Sprintf(title, percent(t.Used, t.Size)),
 		Evidence: []string{fmt.Sprintf("%d of %d flows at the last sweep", t.Used, t.Size)},
 		Numbers:  map[string]float64{"used": float64(t.Used), "size": float64(t.Size)},
-		Packets:  "In a full table, the kernel evicts the flows that were silent for the longest time. Their next packets are not translated, and the connections break. Connections of pods to a cluster IP are no flows.",
-		Remedy:   "Give the agent a larger table (--conntrack-min or --conntrack-max-per-core): a flow takes 570 bytes, and a restart keeps all flows. Or shorten --conntrack-tcp-timeout-established if most flows are idle.",
+		Packets: "In a full table, the kernel evicts the flows that were silent for the longest time. Their next packets are not " +
+			"translated, and the connections break. Connections of pods to a cluster IP are no flows.",
+		Remedy: "Give the agent a larger table (--conntrack-min or --conntrack-max-per-core): a flow takes 570 bytes, and a restart keeps " +
+			"all flows. Or shorten --conntrack-tcp-timeout-established if most flows are idle.",
 		Commands: []string{"spillway top --view sources"},
 	}}
 }

@@ -19,8 +19,10 @@ var helperProtocols = []struct {
 	helper, protocol, packets string
 	port                      int
 }{
-	{"tftp", "udp", "Every transfer times out: the server sends the data from another port, which belongs to no connection and is not translated back.", 69},
-	{"ftp", "tcp", "Login works, but every listing and transfer hangs: the server announces its own address in PASV, which external clients cannot reach.", 21},
+	{"tftp", "udp", "Every transfer times out: the server sends the data from another port, which belongs to no connection and is not " +
+		"translated back.", 69},
+	{"ftp", "tcp", "Login works, but every listing and transfer hangs: the server announces its own address in PASV, which external " +
+		"clients cannot reach.", 21},
 }
 
 func (helperMissing) Find(n *Node) []Finding {
@@ -42,7 +44,8 @@ func (helperMissing) Find(n *Node) []Finding {
 				Title:   fmt.Sprintf("%s transfers fail: its ports are translated without the conntrack helper", strings.ToUpper(h.helper)),
 				Numbers: map[string]float64{"port": float64(h.port), "frontends": float64(len(missing))},
 				Packets: h.packets,
-				Remedy:  "Assign the helper to connections to these ports; the kernel no longer does this automatically since Linux 6.0. A restart of the machine removes the rules: add them to your firewall's configuration.",
+				Remedy: "Assign the helper to connections to these ports; the kernel no longer does this automatically since Linux 6.0. A " +
+					"restart of the machine removes the rules: add them to your firewall's configuration.",
 			}
 			for _, m := range missing {
 				f.Evidence = append(f.Evidence, fmt.Sprintf("%s translates %s port %d to an endpoint's port %d", m.Command, h.protocol, m.Port, h.port))

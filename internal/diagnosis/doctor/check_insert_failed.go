@@ -38,14 +38,17 @@ func (insertFailed) Find(n *Node) []Finding {
 			Title: "new connections lost their first packet: their conntrack entry could not be inserted",
 			Evidence: []string{
 				grew("insert_failed", ns.Counters.InsertFailed, ns.Grown.InsertFailed, n),
-				fmt.Sprintf("of them chains too long: %d; races that cost no packet (clash_resolve): %d", ns.Counters.ChainTooLong, ns.Counters.ClashResolve),
+				fmt.Sprintf("of them chains too long: %d; races that cost no packet (clash_resolve): %d", ns.Counters.ChainTooLong,
+					ns.Counters.ClashResolve),
 				fmt.Sprintf("ports found in use while translating (found): %d", ns.Counters.Found),
 				"likely cause: " + cause,
 			},
 			Numbers: map[string]float64{"insert_failed": float64(ns.Counters.InsertFailed), "insert_failed_grown": float64(ns.Grown.InsertFailed),
-				"chaintoolong": float64(ns.Counters.ChainTooLong), "clash_resolve": float64(ns.Counters.ClashResolve), "found": float64(ns.Counters.Found)},
-			Packets: "New connections stall: the kernel drops the first packet. TCP retries after 1 s, 2 s and 3 s (before Linux 6.5: 1 s and 3 s); a DNS client after 5 s.",
-			Remedy:  remedy,
+				"chaintoolong": float64(ns.Counters.ChainTooLong), "clash_resolve": float64(ns.Counters.ClashResolve),
+				"found": float64(ns.Counters.Found)},
+			Packets: "New connections stall: the kernel drops the first packet. TCP retries after 1 s, 2 s and 3 s (before Linux 6.5: 1 s and " +
+				"3 s); a DNS client after 5 s.",
+			Remedy: remedy,
 		})
 	}
 	return out
@@ -70,9 +73,11 @@ func causeOf(ns *Namespace) (cause, remedy string, present bool) {
 			"Make every masquerade rule choose random ports: see masquerade-not-random.", true
 	case destNAT(ns) && ns.Counters.ClashResolve > 0:
 		return "the DNAT race: one UDP socket sends two first packets at the same time (A and AAAA), and the rules choose different endpoints",
-			"Make clients send one query after the other (resolv.conf: options single-request-reopen), run a DNS cache on the node, or serve UDP Services without conntrack (spillway agent).", false
+			"Make clients send one query after the other (resolv.conf: options single-request-reopen), run a DNS cache on the node, or serve " +
+				"UDP Services without conntrack (spillway agent).", false
 	case destNAT(ns):
-		return "two first packets of one connection at the same time, such as retransmitted SYNs, or one UDP socket that sends two packets before the first reply",
+		return "two first packets of one connection at the same time, such as retransmitted SYNs, or one UDP socket that sends two packets " +
+				"before the first reply",
 			"Nothing, while the counter does not grow. If it grows, serve Services without conntrack (spillway agent).", false
 	}
 	return "two equal first packets at the same time, or entries deleted during insertion",

@@ -24,12 +24,15 @@ func (ipsecWithEBPF) Find(n *Node) []Finding {
 		}
 		f := Finding{
 			ID: "ipsec-with-ebpf", Severity: Warning, Namespace: ns.Namespace.String(),
-			Title:    fmt.Sprintf("connections that this node forwards to other nodes are dropped if one of %d IPsec policies selects them", len(ns.IPsec)),
+			Title: fmt.Sprintf("connections that this node forwards to other nodes are dropped if one of %d IPsec policies selects them",
+				len(ns.IPsec)),
 			Evidence: []string{"programs of Spillway's eBPF dataplane are attached here"},
 			Numbers:  map[string]float64{"policies": float64(len(ns.IPsec))},
-			Packets: "NodePort, LoadBalancer and externalIP connections to an endpoint on another node are dropped if a policy selects them: eBPF programs would send them unencrypted. " +
+			Packets: "NodePort, LoadBalancer and externalIP connections to an endpoint on another node are dropped if a policy selects them: " +
+				"eBPF programs would send them unencrypted. " +
 				"Packets between pods that a policy selects traverse the stack, which encrypts or blocks them, and are slower than on the direct path.",
-			Remedy: "Run the agent with --proxy-mode nftables on nodes with IPsec, or exclude the addresses of nodes and pods from the policies (ip xfrm policy lists them).",
+			Remedy: "Run the agent with --proxy-mode nftables on nodes with IPsec, or exclude the addresses of nodes and pods from the " +
+				"policies (ip xfrm policy lists them).",
 		}
 		for i, p := range ns.IPsec {
 			if i == shownPolicies {

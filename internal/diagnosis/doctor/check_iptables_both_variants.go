@@ -34,8 +34,10 @@ func (iptablesBothVariants) Find(n *Node) []Finding {
 				Title:    "packets traverse two rule sets: both variants of " + tool + " have rules",
 				Evidence: []string{holds(ns, more, counts[more]), holds(ns, less, counts[less])},
 				Numbers:  map[string]float64{"legacy": float64(counts[legacy]), "nft": float64(counts[nft])},
-				Packets:  "One variant may drop packets that the other accepts or translates, since every packet traverses both. Each tool shows only its own rules.",
-				Remedy: fmt.Sprintf("Make the owners of the smaller rule set use %s (update-alternatives --set %s /usr/sbin/%s, or a newer image), stop them, save a copy, and remove their rules; or restart the machine.",
+				Packets: "One variant may drop packets that the other accepts or translates, since every packet traverses both. Each tool shows " +
+					"only its own rules.",
+				Remedy: fmt.Sprintf("Make the owners of the smaller rule set use %s (update-alternatives --set %s /usr/sbin/%s, or a newer "+
+					"image), stop them, save a copy, and remove their rules; or restart the machine.",
 					more, tool, more),
 			}
 			enter := ns.Namespace.EnterCommand()

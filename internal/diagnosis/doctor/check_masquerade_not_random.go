@@ -42,8 +42,9 @@ func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Findi
 		ID: "masquerade-not-random", Severity: Info, Namespace: ns.Namespace.String(),
 		Title:   "new connections can lose their first packet: source ports are not chosen at random by rules of " + owner,
 		Numbers: map[string]float64{"rules": float64(len(rules)), "insert_failed": float64(ns.Counters.InsertFailed)},
-		Packets: "New connections stall for 1 s or more: two connections that start at the same time from one port to one address get the same source port, and one loses its first packet.",
-		Remedy:  "Add --random-fully (nft: fully-random) to the rule. " + howToKeep[owner],
+		Packets: "New connections stall for 1 s or more: two connections that start at the same time from one port to one address get the " +
+			"same source port, and one loses its first packet.",
+		Remedy: "Add --random-fully (nft: fully-random) to the rule. " + howToKeep[owner],
 	}
 	if owner == "" {
 		f.Title = "new connections can lose their first packet: source ports are not chosen at random by rules of an unknown owner"
@@ -70,12 +71,17 @@ func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Findi
 // howToKeep tells, by owner, how to make the program itself write the rule with
 // random ports. The command alone lasts until the program rewrites its rules.
 var howToKeep = map[string]string{
-	"kube-proxy":                     "kube-proxy does this if the iptables in its image is 1.6.2 or newer: use a newer image, or replace kube-proxy by spillway agent.",
-	"flannel":                        "flanneld does this if its iptables knows the option: use a newer image. The command lasts until flanneld rewrites its rules.",
-	"Docker":                         "Docker has no setting for this: run the command after dockerd starts (a drop-in with ExecStartPost), or disable its masquerading (--ip-masq=false) and write the rule yourself.",
-	"Calico":                         "Calico does this if its iptables knows the option (FelixConfiguration featureDetectOverride: MASQFullyRandom=true).",
-	"ip-masq-agent":                  "Start ip-masq-agent with --random-fully=true.",
-	"AWS VPC CNI":                    "Set AWS_VPC_K8S_CNI_RANDOMIZESNAT=prng in the DaemonSet aws-node.",
-	"Cilium":                         "Use Cilium's own masquerading (bpf.masquerade=true), or iptablesRandomFully=true in its Helm values.",
-	"a CNI plugin (bridge, portmap)": "Plugins since 0.8.0 do this if iptables knows the option. Rules of running pods stay until the pods are recreated.",
+	"kube-proxy": "kube-proxy does this if the iptables in its image is 1.6.2 or newer: use a newer image, or " +
+		"replace kube-proxy by spillway agent.",
+	"flannel": "flanneld does this if its iptables knows the option: use a newer image. The command lasts until " +
+		"flanneld rewrites its rules.",
+	"Docker": "Docker has no setting for this: run the command after dockerd starts (a drop-in with " +
+		"ExecStartPost), or disable its masquerading (--ip-masq=false) and write the rule yourself.",
+	"Calico": "Calico does this if its iptables knows the option (FelixConfiguration featureDetectOverride: " +
+		"MASQFullyRandom=true).",
+	"ip-masq-agent": "Start ip-masq-agent with --random-fully=true.",
+	"AWS VPC CNI":   "Set AWS_VPC_K8S_CNI_RANDOMIZESNAT=prng in the DaemonSet aws-node.",
+	"Cilium":        "Use Cilium's own masquerading (bpf.masquerade=true), or iptablesRandomFully=true in its Helm values.",
+	"a CNI plugin (bridge, portmap)": "Plugins since 0.8.0 do this if iptables knows the option. Rules of running pods stay until the " +
+		"pods are recreated.",
 }

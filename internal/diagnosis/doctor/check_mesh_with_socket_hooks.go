@@ -20,9 +20,11 @@ func (meshWithSocketHooks) Find(n *Node) (out []Finding) {
 		}
 		f := Finding{
 			ID: "mesh-with-socket-hooks", Severity: Warning, Namespace: ns.Namespace.String(),
-			Title:   "rules for Services of a mesh are not applied: socket hooks hide the Services from a sidecar",
-			Packets: "The sidecar gets connections to an endpoint's address, not to the Service's. It applies no routes, retries or policies of the Service.",
-			Remedy:  "Exclude the Pod from socket hooks: its packets are translated one by one then. For all Pods: --socket-hooks host (chart: socketHooks: host).",
+			Title: "rules for Services of a mesh are not applied: socket hooks hide the Services from a sidecar",
+			Packets: "The sidecar gets connections to an endpoint's address, not to the Service's. It applies no routes, retries or policies " +
+				"of the Service.",
+			Remedy: "Exclude the Pod from socket hooks: its packets are translated one by one then. For all Pods: --socket-hooks host (chart: " +
+				"socketHooks: host).",
 			Settings: strings.Join([]string{
 				"# Pod, or the template of its Deployment", "metadata:", "  annotations:", "    spillway.dev/socket-hooks: \"off\"", "",
 			}, "\n"),

@@ -22,8 +22,9 @@ func (nfsWithSocketHooks) Find(n *Node) []Finding {
 	}
 	f := Finding{
 		ID: "nfs-with-socket-hooks", Severity: Warning,
-		Title:   "NFS mounts will hang when their server's Pod is replaced: socket hooks translate their connections",
-		Packets: fmt.Sprintf("Linux before %d.%d forgets the Service's address. After the endpoint has gone, such a mount connects to it again and again.", keepsAddress.Major, keepsAddress.Minor),
+		Title: "NFS mounts will hang when their server's Pod is replaced: socket hooks translate their connections",
+		Packets: fmt.Sprintf("Linux before %d.%d forgets the Service's address. After the endpoint has gone, such a mount connects to it "+
+			"again and again.", keepsAddress.Major, keepsAddress.Minor),
 		Remedy: "Use Linux 6.6, or a stable release with the fix \"net: Avoid address overwrite in kernel_connect\". " +
 			"Else give these mounts an address that is no Service, or turn socket hooks off: --socket-hooks off.",
 	}

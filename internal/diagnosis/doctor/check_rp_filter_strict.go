@@ -33,13 +33,17 @@ func (rpFilterStrict) Find(n *Node) []Finding {
 	}
 	f := Finding{
 		ID: "rp-filter-strict", Severity: Warning, Namespace: ns.Namespace.String(),
-		Title:   fmt.Sprintf("DSR replies fail: the reverse path filter of %s drops clients' packets to %s", strings.Join(devices, ", "), plural(len(pods), "Pod")),
+		Title: fmt.Sprintf("DSR replies fail: the reverse path filter of %s drops clients' packets to %s", strings.Join(devices, ", "),
+			plural(len(pods), "Pod")),
 		Numbers: map[string]float64{"devices": float64(len(devices)), "pods": float64(len(pods))},
-		Evidence: []string{fmt.Sprintf("rp_filter of %s is 1 (strict), and the route to clients outside the cluster leads by another device", strings.Join(devices, ", ")),
+		Evidence: []string{fmt.Sprintf("rp_filter of %s is 1 (strict), and the route to clients outside the cluster leads by another device",
+			strings.Join(devices, ", ")),
 			"a NetworkPolicy or the agent's settings send packets to these Pods through the node's stack:"},
-		Packets: "Another node forwards a client's packet by the tunnel, with the client's address. Where it traverses the stack, the kernel drops it (IP_RPFILTER). " +
+		Packets: "Another node forwards a client's packet by the tunnel, with the client's address. Where it traverses the stack, the " +
+			"kernel drops it (IP_RPFILTER). " +
 			"The client repeats its SYN after a second, and that node then uses its own address.",
-		Remedy:   "Set rp_filter of the tunnel to 2 (loose), and add it to /etc/sysctl.d to keep it. The larger value of the device and of \"all\" counts.",
+		Remedy: "Set rp_filter of the tunnel to 2 (loose), and add it to /etc/sysctl.d to keep it. The larger value of the device and of " +
+			"\"all\" counts.",
 		Commands: commands,
 	}
 	for i := range pods[:min(len(pods), shownEndpoints)] {

@@ -25,11 +25,15 @@ func (rulesMany) Find(n *Node) []Finding {
 			}
 			f := Finding{
 				ID: "rules-many", Severity: Info, Namespace: ns.Namespace.String(),
-				Title:    fmt.Sprintf("new connections start slowly: their first packet traverses %d rules in %s %s", w.Rules, w.Chain.Table, w.Chain.Name),
-				Evidence: []string{fmt.Sprintf("%s: up to %d consecutive rules from %s %s on %s", w.Chain.Command, w.Rules, w.Chain.Table, w.Chain.Name, ownersOf(ns, w.Chain.Command))},
-				Numbers:  map[string]float64{"rules": float64(w.Rules)},
-				Packets:  "The kernel compares the first packet of each connection with them one by one before it forwards the packet. In the tables filter and mangle it does so for every packet.",
-				Remedy:   "Use a proxy that looks Services up in a map: spillway agent (ebpf or nftables), or kube-proxy --proxy-mode=nftables. Then remove the rules of the previous one (kube-proxy --cleanup).",
+				Title: fmt.Sprintf("new connections start slowly: their first packet traverses %d rules in %s %s", w.Rules,
+					w.Chain.Table, w.Chain.Name),
+				Evidence: []string{fmt.Sprintf("%s: up to %d consecutive rules from %s %s on %s", w.Chain.Command, w.Rules, w.Chain.Table, w.Chain.Name,
+					ownersOf(ns, w.Chain.Command))},
+				Numbers: map[string]float64{"rules": float64(w.Rules)},
+				Packets: "The kernel compares the first packet of each connection with them one by one before it forwards the packet. In the " +
+					"tables filter and mangle it does so for every packet.",
+				Remedy: "Use a proxy that looks Services up in a map: spillway agent (ebpf or nftables), or kube-proxy --proxy-mode=nftables. " +
+					"Then remove the rules of the previous one (kube-proxy --cleanup).",
 			}
 			if w.Rules >= tooManyRules {
 				f.Severity = Warning

@@ -21,8 +21,10 @@ func (serviceSNATPortsExhausted) Find(n *Node) (out []Finding) {
 			Title:    fmt.Sprintf("new connections to Service %s fail: this node has no free SNAT port towards %s", r.Service, towards),
 			Evidence: []string{r.packets(), "the last client asked " + r.Address.String()},
 			Numbers:  map[string]float64{"packets": float64(r.Packets), "clients": float64(len(r.Clients))},
-			Packets:  "A connection to an endpoint on another node needs a source port of this node that no other connection to this endpoint has. Without one, its packets are dropped. Open connections continue.",
-			Remedy:   "Add endpoints: each has ports of its own. Or set externalTrafficPolicy: Local, which needs no port. Or have the clients keep connections open and reuse them.",
+			Packets: "A connection to an endpoint on another node needs a source port of this node that no other connection to this endpoint " +
+				"has. Without one, its packets are dropped. Open connections continue.",
+			Remedy: "Add endpoints: each has ports of its own. Or set externalTrafficPolicy: Local, which needs no port. Or have the clients " +
+				"keep connections open and reuse them.",
 		})
 	}
 	return out

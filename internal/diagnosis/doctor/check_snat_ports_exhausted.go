@@ -40,7 +40,8 @@ func (snatPortsExhausted) Find(n *Node) []Finding {
 func portsFinding(n *Node, ns *Namespace, p *SourcePorts) Finding {
 	f := Finding{
 		ID: "snat-ports-exhausted", Severity: Warning, Namespace: ns.Namespace.String(),
-		Title: fmt.Sprintf("new connections to %s may fail soon: %s of the SNAT ports are in use", p.destination(), percent(p.Used, p.Range.Size())),
+		Title: fmt.Sprintf("new connections to %s may fail soon: %s of the SNAT ports are in use", p.destination(),
+			percent(p.Used, p.Range.Size())),
 		Evidence: []string{
 			fmt.Sprintf("%d of %d ports (%s) in use from %s to %s", p.Used, p.Range.Size(), p.Range, p.From, p.destination()),
 			"most by " + p.clients(),
@@ -48,12 +49,15 @@ func portsFinding(n *Node, ns *Namespace, p *SourcePorts) Finding {
 		},
 		Numbers: map[string]float64{"used": float64(p.Used), "ports": float64(p.Range.Size()),
 			"insert_failed": float64(ns.Counters.InsertFailed), "insert_failed_grown": float64(ns.Grown.InsertFailed)},
-		Packets: "A new connection to this destination needs a source port that no other connection to it has. Without one, the kernel drops its first packets (insert_failed). Other destinations are not concerned.",
-		Remedy:  "Open fewer connections to this destination: reuse them (keep-alive, a pool), or spread them over several addresses of the destination or of this node. --random-fully does not help.",
+		Packets: "A new connection to this destination needs a source port that no other connection to it has. Without one, the kernel " +
+			"drops its first packets (insert_failed). Other destinations are not concerned.",
+		Remedy: "Open fewer connections to this destination: reuse them (keep-alive, a pool), or spread them over several addresses of the " +
+			"destination or of this node. --random-fully does not help.",
 	}
 	if ns.exhausted(p) && minus(ns.Counters.InsertFailed, ns.Counters.ChainTooLong) > 0 {
 		f.Severity = Critical
-		f.Title = fmt.Sprintf("new connections to %s fail: %s of the SNAT ports are in use (SNAT port exhaustion)", p.destination(), percent(p.Used, p.Range.Size()))
+		f.Title = fmt.Sprintf("new connections to %s fail: %s of the SNAT ports are in use (SNAT port exhaustion)", p.destination(),
+			percent(p.Used, p.Range.Size()))
 	}
 	p.addRemedies(&f, ns)
 	return f
@@ -64,7 +68,8 @@ func portsFinding(n *Node, ns *Namespace, p *SourcePorts) Finding {
 func (p *SourcePorts) addRemedies(f *Finding, ns *Namespace) {
 	shorter := map[string]time.Duration{}
 	for _, name := range slices.Sorted(maps.Keys(p.Silent)) {
-		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s of flows that were silent for more than %v; the timeout is %v", name, plural(p.Silent[name], "port"), pauses[name], ns.Limits.Timeouts[name]))
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s of flows that were silent for more than %v; the timeout is %v", name,
+			plural(p.Silent[name], "port"), pauses[name], ns.Limits.Timeouts[name]))
 		f.Numbers[name+"_silent"] = float64(p.Silent[name])
 		if 4*p.Silent[name] >= p.Used {
 			shorter[name] = pauses[name]
@@ -81,7 +86,8 @@ func (p *SourcePorts) addRemedies(f *Finding, ns *Namespace) {
 		}
 	}
 	if len(f.Commands) > 0 {
-		f.Remedy = fmt.Sprintf("Let the rule use all %d ports (%s). Change it in the configuration of its owner too. --random-fully does not help.", ruleset.AllPorts.Size(), ruleset.AllPorts)
+		f.Remedy = fmt.Sprintf("Let the rule use all %d ports (%s). Change it in the configuration of its owner too. --random-fully does "+
+			"not help.", ruleset.AllPorts.Size(), ruleset.AllPorts)
 	}
 	if len(shorter) > 0 {
 		f.Remedy += " Connections that have ended keep their port until the timeout: a shorter one frees it earlier."
@@ -249,7 +255,8 @@ func (c *portCounter) scarce() []*SourcePorts {
 		}
 	}
 	slices.SortFunc(out, func(a, b *SourcePorts) int {
-		return cmp.Or(cmp.Compare(a.Range.Size()-a.Used, b.Range.Size()-b.Used), a.To.Compare(b.To), a.From.Compare(b.From), cmp.Compare(a.Protocol, b.Protocol))
+		return cmp.Or(cmp.Compare(a.Range.Size()-a.Used, b.Range.Size()-b.Used), a.To.Compare(b.To), a.From.Compare(b.From),
+			cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return out
 }

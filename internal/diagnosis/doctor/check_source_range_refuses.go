@@ -21,8 +21,10 @@ func (sourceRangeRefuses) Find(n *Node) (out []Finding) {
 			Title:    fmt.Sprintf("Service %s refuses %s by loadBalancerSourceRanges", r.Service, plural(len(r.Clients), "client")),
 			Evidence: []string{r.packets(), "the last client asked " + r.Address.String()},
 			Numbers:  map[string]float64{"packets": float64(r.Packets), "clients": float64(len(r.Clients))},
-			Packets:  "Packets from these clients to the Service are dropped, and the clients wait until they give up. Clients in the ranges are served.",
-			Remedy:   "If the clients should be served, add their addresses to loadBalancerSourceRanges. The address of a client may be that of a proxy or NAT before this node.",
+			Packets: "Packets from these clients to the Service are dropped, and the clients wait until they give up. Clients in the ranges " +
+				"are served.",
+			Remedy: "If the clients should be served, add their addresses to loadBalancerSourceRanges. The address of a client may be that of " +
+				"a proxy or NAT before this node.",
 		}
 		if len(r.Allowed) > 0 {
 			f.Evidence = append(f.Evidence, "allowed: "+strings.Join(r.Allowed, ", "))

@@ -41,9 +41,10 @@ func (staleUDPEntries) Find(n *Node) []Finding {
 func staleIn(ns *Namespace) (Finding, bool) {
 	f := Finding{
 		ID: "stale-udp-entries", Severity: Warning, Namespace: ns.Namespace.String(),
-		Title:   "UDP clients still talk to an endpoint that no longer exists: their conntrack entries lead to it",
-		Packets: "A client that keeps its source port (DNS resolvers, syslog, QUIC) gets no reply, or one from the old endpoint, while it keeps sending: the kernel follows the entry and ignores new rules.",
-		Remedy:  "Delete the entries; the next packet creates one from the current rules. spillway agent does this when an endpoint is removed.",
+		Title: "UDP clients still talk to an endpoint that no longer exists: their conntrack entries lead to it",
+		Packets: "A client that keeps its source port (DNS resolvers, syslog, QUIC) gets no reply, or one from the old endpoint, while it " +
+			"keeps sending: the kernel follows the entry and ignores new rules.",
+		Remedy: "Delete the entries; the next packet creates one from the current rules. spillway agent does this when an endpoint is removed.",
 	}
 	// A missing rule proves nothing if not all rules were read, or if IPVS chooses.
 	allRules := ns.AllRulesRead && !ns.IPVS && destNAT(ns)
@@ -67,7 +68,8 @@ func staleIn(ns *Namespace) (Finding, bool) {
 		}
 		entries += p.Entries
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s, %s (%s)", addr, plural(p.Entries, "entry"), why, &p.Example))
-		f.Commands = append(f.Commands, fmt.Sprintf("%sconntrack -D -p udp --reply-src %s --reply-port-src %d", ns.Namespace.EnterCommand(), addr.Addr(), addr.Port()))
+		f.Commands = append(f.Commands, fmt.Sprintf("%sconntrack -D -p udp --reply-src %s --reply-port-src %d", ns.Namespace.EnterCommand(),
+			addr.Addr(), addr.Port()))
 	}
 	f.Numbers = map[string]float64{"endpoints": float64(len(addrs)), "entries": float64(entries)}
 	if !ns.AllRulesRead {

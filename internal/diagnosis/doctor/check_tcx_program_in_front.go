@@ -40,8 +40,10 @@ func (tcxProgramInFront) Find(n *Node) (out []Finding) {
 				Title:    "Services may not work on " + l.Name + ": another eBPF program processes packets before Spillway's",
 				Evidence: evidence,
 				Numbers:  map[string]float64{"programs_in_front": float64(front)},
-				Packets:  "Service packets on this device are lost or stay untranslated if the program in front accepts (TC_ACT_OK), drops or redirects them. Packets for which it returns TCX_NEXT are served.",
-				Remedy:   "Make the other program return TCX_NEXT (-1), or make its owner attach it after Spillway's. Spillway attaches at the front once and does not move later.",
+				Packets: "Service packets on this device are lost or stay untranslated if the program in front accepts (TC_ACT_OK), drops or " +
+					"redirects them. Packets for which it returns TCX_NEXT are served.",
+				Remedy: "Make the other program return TCX_NEXT (-1), or make its owner attach it after Spillway's. Spillway attaches at the " +
+					"front once and does not move later.",
 				Commands: []string{fmt.Sprintf("%sbpftool net show dev %s", ns.Namespace.EnterCommand(), escape.Shell(l.Name))},
 			})
 		}

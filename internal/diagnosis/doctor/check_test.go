@@ -53,7 +53,8 @@ func TestATableThatIsFullIsFoundAndItsLimitRaised(t *testing.T) {
 }
 
 func TestATableThatEvictsIsFoundByItsCounters(t *testing.T) {
-	n := &Node{Sampled: 1e9, Namespaces: []Namespace{{Report: conntrack.Report{Entries: 10, Limits: conntrack.Limits{Max: 1000}}, Grown: conntrack.Counters{EarlyDrop: 3}}}}
+	n := &Node{Sampled: 1e9, Namespaces: []Namespace{{Report: conntrack.Report{Entries: 10, Limits: conntrack.Limits{Max: 1000}},
+		Grown: conntrack.Counters{EarlyDrop: 3}}}}
 	if got := (conntrackTableFull{}).Find(n); len(got) != 1 || got[0].Severity != Warning {
 		t.Errorf("%+v", got)
 	}
@@ -62,7 +63,8 @@ func TestATableThatEvictsIsFoundByItsCounters(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	n = &Node{Up: 2 * recent, Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: {Lines: 3, Last: 2*recent - 60e9}}}
-	if got := (conntrackTableFull{}).Find(n); len(got) != 1 || got[0].ID != "conntrack-table-was-full" || !strings.Contains(got[0].Evidence[0], "1m0s ago") {
+	if got := (conntrackTableFull{}).Find(n); len(got) != 1 || got[0].ID != "conntrack-table-was-full" ||
+		!strings.Contains(got[0].Evidence[0], "1m0s ago") {
 		t.Errorf("%+v", got)
 	}
 	n.Up *= 3
@@ -79,10 +81,12 @@ func TestAFullTableOfADeletedNamespaceIsNoFinding(t *testing.T) {
 		return &Node{Up: recent, Namespaces: []Namespace{ns}, Problems: problems,
 			Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: was, conntrack.ExpectTableFull: was}}
 	}
-	good := Namespace{Rules: &ruleset.Ruleset{}, AllRulesRead: true, Report: conntrack.Report{Limits: conntrack.Limits{Max: 1000, ExpectMax: 10}}}
+	good := Namespace{Rules: &ruleset.Ruleset{}, AllRulesRead: true,
+		Report: conntrack.Report{Limits: conntrack.Limits{Max: 1000, ExpectMax: 10}}}
 	dropped, helped, unread := good, good, good
 	dropped.Counters = conntrack.Counters{Drop: 1}
-	helped.Rules = &ruleset.Ruleset{Rules: []*ruleset.Rule{{Command: "iptables-nft", Text: "-A PREROUTING -p udp -m udp --dport 69 -j CT --helper tftp"}}}
+	helped.Rules = &ruleset.Ruleset{Rules: []*ruleset.Rule{{Command: "iptables-nft",
+		Text: "-A PREROUTING -p udp -m udp --dport 69 -j CT --helper tftp"}}}
 	unread.Limits, unread.AllRulesRead = conntrack.Limits{}, false
 	for name, row := range map[string]struct {
 		n                   *Node
@@ -137,7 +141,8 @@ func TestFewBucketsAreFoundAndRaised(t *testing.T) {
 	f := onlyFinding(t, findings, "conntrack-buckets-few")
 	applyFixes(t, f)
 	expectNone(t, "conntrack-buckets-few", conntrack.OwnNamespace())
-	n := &Node{Namespaces: []Namespace{{Grown: conntrack.Counters{ChainTooLong: 2, InsertFailed: 2}, Report: conntrack.Report{Counters: conntrack.Counters{ChainTooLong: 2, InsertFailed: 2}}}}}
+	n := &Node{Namespaces: []Namespace{{Grown: conntrack.Counters{ChainTooLong: 2, InsertFailed: 2},
+		Report: conntrack.Report{Counters: conntrack.Counters{ChainTooLong: 2, InsertFailed: 2}}}}}
 	if got := (conntrackBucketsFew{}).Find(n); len(got) != 1 || got[0].Severity != Warning {
 		t.Errorf("chains too long: %+v", got)
 	}
@@ -155,7 +160,8 @@ func TestMasqueradeRulesWithFixedPortsAreFoundWithTheirOwner(t *testing.T) {
 		{"kube-proxy", `ip6tables-legacy -t nat -N KUBE-POSTROUTING; ip6tables-legacy -t nat -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE`, "ip6tables-legacy nat KUBE-POSTROUTING 1"},
 		{"kube-proxy", `nft 'add table ip kube-proxy; add chain ip kube-proxy masquerading { type nat hook postrouting priority 100; }; add rule ip kube-proxy masquerading meta mark & 0x4000 != 0 masquerade random'`, "nft ip kube-proxy masquerading handle 2"},
 		{"Docker", `nft 'add table ip docker-bridges; add chain ip docker-bridges nat { type nat hook postrouting priority 100; }; add rule ip docker-bridges nat oifname != "docker0" ip saddr 172.17.0.0/16 counter masquerade'`, "nft ip docker-bridges nat handle 2"},
-		{"an unknown owner", `iptables-nft -t nat -A POSTROUTING -s 10.0.0.0/8 -o eth0 -j SNAT --to-source 192.0.2.1`, "iptables-nft nat POSTROUTING 1"},
+		{"an unknown owner", `iptables-nft -t nat -A POSTROUTING -s 10.0.0.0/8 -o eth0 -j SNAT --to-source 192.0.2.1`,
+			"iptables-nft nat POSTROUTING 1"},
 	} {
 		ns := newNamespace(t, fmt.Sprintf("masq%d", i))
 		inside(t, ns, row.rules)
@@ -200,10 +206,12 @@ func TestTimeoutsOfPodsThatAreNotTheNodesAreFound(t *testing.T) {
 	inside(t, idle, "sysctl -w net.netfilter.nf_conntrack_udp_timeout=19")
 	_, findings := examine(t, node, one, two, idle)
 	f := onlyFinding(t, findings, "timeouts-differ")
-	if f.Numbers["namespaces"] != 2 || len(f.Evidence) != 2 || !strings.Contains(f.Evidence[1], "udp: 30s here, 17s in "+one.String()+", "+two.String()) {
+	if f.Numbers["namespaces"] != 2 || len(f.Evidence) != 2 ||
+		!strings.Contains(f.Evidence[1], "udp: 30s here, 17s in "+one.String()+", "+two.String()) {
 		t.Errorf("%+v", f)
 	}
-	if !strings.Contains(f.Settings, "allowedUnsafeSysctls") || !strings.Contains(f.Settings, "- name: net.netfilter.nf_conntrack_tcp_timeout_time_wait\n      value: \"120\"") {
+	if !strings.Contains(f.Settings, "allowedUnsafeSysctls") ||
+		!strings.Contains(f.Settings, "- name: net.netfilter.nf_conntrack_tcp_timeout_time_wait\n      value: \"120\"") {
 		t.Errorf("settings:\n%s", f.Settings)
 	}
 	shell(t, strings.Join(f.Commands, "\n"))
@@ -279,7 +287,8 @@ EOF`
 		ports              []int
 	}{
 		// A rule for another port assigns no helper to these.
-		{"iptables-nft", strings.ReplaceAll("IPT"+proxy, "IPT", "iptables-nft") + "\niptables-nft -t raw -A PREROUTING -p udp --dport 69 -j CT --helper tftp", "10.96.0.5:6969", []int{6969, 30069}},
+		{"iptables-nft", strings.ReplaceAll("IPT"+proxy, "IPT", "iptables-nft") +
+			"\niptables-nft -t raw -A PREROUTING -p udp --dport 69 -j CT --helper tftp", "10.96.0.5:6969", []int{6969, 30069}},
 		{"iptables-legacy", strings.ReplaceAll("IPT"+proxy, "IPT", "iptables-legacy"), "10.96.0.5:6969", []int{6969, 30069}},
 		{"nft", nft, "10.96.0.5:69", []int{69, 30069}},
 		{"iptables, port 69 to another", `iptables-nft -t nat -A OUTPUT -d 10.96.0.5/32 -p udp -m udp --dport 69 -j DNAT --to-destination 10.244.0.2:1069`, "10.96.0.5:69", []int{69}},
@@ -338,7 +347,8 @@ iptables-nft -N KUBE-FORWARD; iptables-nft -A KUBE-FORWARD -j ACCEPT; iptables-n
 ip6tables-nft -A FORWARD -j ACCEPT`)
 	_, findings := examine(t, ns)
 	f := onlyFinding(t, findings, "iptables-both-variants")
-	if !strings.Contains(f.Evidence[0], "iptables-nft has 3 rules (kube-proxy 2, unknown 1)") || !strings.Contains(f.Evidence[1], "iptables-legacy has 1 rule (Docker 1)") {
+	if !strings.Contains(f.Evidence[0], "iptables-nft has 3 rules (kube-proxy 2, unknown 1)") ||
+		!strings.Contains(f.Evidence[1], "iptables-legacy has 1 rule (Docker 1)") {
 		t.Errorf("%q", f.Evidence)
 	}
 	f.Commands = slices.Clone(f.Commands)
@@ -350,9 +360,11 @@ ip6tables-nft -A FORWARD -j ACCEPT`)
 func TestManyRulesBeforeTheFirstPacketAreFound(t *testing.T) {
 	ns := newNamespace(t, "rules")
 	var b strings.Builder
-	b.WriteString("*nat\n:KUBE-SERVICES - [0:0]\n:ELSEWHERE - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n-A OUTPUT -d 10.0.0.1/32 -j ELSEWHERE\n")
+	b.WriteString("*nat\n:KUBE-SERVICES - [0:0]\n:ELSEWHERE - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" " +
+		"-j KUBE-SERVICES\n-A OUTPUT -d 10.0.0.1/32 -j ELSEWHERE\n")
 	for i := range manyRules {
-		fmt.Fprintf(&b, "-A KUBE-SERVICES -d 10.96.%d.%d/32 -p tcp -m tcp --dport 80 -j RETURN\n-A ELSEWHERE -s 10.0.0.1/32 -j RETURN\n", i/256, i%256)
+		fmt.Fprintf(&b, "-A KUBE-SERVICES -d 10.96.%d.%d/32 -p tcp -m tcp --dport 80 -j RETURN\n-A ELSEWHERE -s 10.0.0.1/32 -j RETURN\n", i/256,
+			i%256)
 	}
 	inside(t, ns, "iptables-nft-restore -n <<'EOF'\n"+b.String()+"COMMIT\nEOF")
 	_, findings := examine(t, ns)
@@ -379,11 +391,13 @@ EOF`)
 	}
 	expectNone(t, "stale-udp-entries", ns)
 	// The endpoint moves.
-	inside(t, ns, "nft 'flush chain ip kube-proxy endpoint; add rule ip kube-proxy endpoint udp dport { 53, 54 } dnat to 10.244.0.3; add rule ip kube-proxy endpoint udp dport 55 dnat to 10.244.0.8-10.244.0.9'")
+	inside(t, ns, "nft 'flush chain ip kube-proxy endpoint; add rule ip kube-proxy endpoint udp dport { 53, 54 } dnat to 10.244.0.3; add "+
+		"rule ip kube-proxy endpoint udp dport 55 dnat to 10.244.0.8-10.244.0.9'")
 	send(t, ns, "10.96.0.10:53")
 	_, findings := examine(t, ns)
 	f := onlyFinding(t, findings, "stale-udp-entries")
-	if f.Numbers["endpoints"] != 2 || f.Numbers["entries"] != 2 || !strings.Contains(f.Evidence[0], "10.244.0.2:53: 1 entry, no rule translates to it") {
+	if f.Numbers["endpoints"] != 2 || f.Numbers["entries"] != 2 ||
+		!strings.Contains(f.Evidence[0], "10.244.0.2:53: 1 entry, no rule translates to it") {
 		t.Errorf("%+v", f)
 	}
 	// The printed command does the same as --fix.
@@ -432,7 +446,8 @@ EOF`)
 		asked += len(addrs)
 		return uses, nil
 	}
-	n, err := Load(t.Context(), Config{Uses: uses, Namespaces: func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{ns}, nil }})
+	n, err := Load(t.Context(), Config{Uses: uses,
+		Namespaces: func() ([]conntrack.Namespace, error) { return []conntrack.Namespace{ns}, nil }})
 	if err != nil || asked != 6 {
 		t.Fatalf("%v, %d addresses were asked for", err, asked)
 	}

@@ -52,15 +52,19 @@ func (timeoutsLong) Find(n *Node) []Finding {
 			}
 			set[name] = pauses[name]
 			freed += s.Silent
-			f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %d entries, %d of them silent for more than %v; the timeout is %v", name, s.Entries, s.Silent, pauses[name], timeout))
-			f.Numbers[name+"_entries"], f.Numbers[name+"_silent"], f.Numbers[name+"_timeout_seconds"] = float64(s.Entries), float64(s.Silent), timeout.Seconds()
+			f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %d entries, %d of them silent for more than %v; the timeout is %v", name, s.Entries,
+				s.Silent, pauses[name], timeout))
+			f.Numbers[name+"_entries"], f.Numbers[name+"_silent"], f.Numbers[name+"_timeout_seconds"] = float64(s.Entries),
+				float64(s.Silent), timeout.Seconds()
 		}
 		if len(set) == 0 {
 			continue
 		}
-		f.Title = fmt.Sprintf("the table carries fewer connections than it could: %s of it holds flows that have ended", percent(freed, ns.Limits.Max))
+		f.Title = fmt.Sprintf("the table carries fewer connections than it could: %s of it holds flows that have ended",
+			percent(freed, ns.Limits.Max))
 		f.Packets = "A full table drops new connections, and idle entries take their space (spillway plan shows the rate that the table carries)."
-		f.Remedy = fmt.Sprintf("Shorten the timeouts: the same load then takes about %d entries fewer. Existing entries keep their deadline until their next packet. --fix never shortens one: only you know the flows that pause for longer.", freed)
+		f.Remedy = fmt.Sprintf("Shorten the timeouts: the same load then takes about %d entries fewer. Existing entries keep their deadline "+
+			"until their next packet. --fix never shortens one: only you know the flows that pause for longer.", freed)
 		f.Commands = []string{setTimeouts(ns.Namespace, set)}
 		if !ns.Namespace.Own {
 			f.Settings = podSettings(set)

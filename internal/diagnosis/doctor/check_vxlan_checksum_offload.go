@@ -43,8 +43,10 @@ func (vxlanChecksumOffload) Find(n *Node) []Finding {
 				Title:    "connections between nodes may stall: checksums of packets through " + l.Name + " can be wrong",
 				Evidence: []string{fmt.Sprintf("%s (%s) leaves checksums to the device below (tx-checksum-ip-generic)", l.Name, l.Kind)},
 				Numbers:  map[string]float64{"tcp_checksum_errors": float64(tcp), "udp_checksum_errors": float64(udp)},
-				Packets:  "Connections between nodes stall or take 63 s to start, while ping works: the receiver silently discards packets with a wrong checksum.",
-				Remedy:   "Let the kernel compute the checksums. This costs CPU time: compare the throughput, and check that the errors stop. To keep it: a .link file with TransmitChecksumOffload=no; Calico: featureDetectOverride ChecksumOffloadBroken=true.",
+				Packets: "Connections between nodes stall or take 63 s to start, while ping works: the receiver silently discards packets with a " +
+					"wrong checksum.",
+				Remedy: "Let the kernel compute the checksums. This costs CPU time: compare the throughput, and check that the errors stop. To " +
+					"keep it: a .link file with TransmitChecksumOffload=no; Calico: featureDetectOverride ChecksumOffloadBroken=true.",
 				Commands: []string{fmt.Sprintf("%sethtool -K %s tx-checksum-ip-generic off", ns.Namespace.EnterCommand(), escape.Shell(l.Name))},
 			}
 			if len(where) > 0 {

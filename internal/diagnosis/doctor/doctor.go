@@ -80,12 +80,14 @@ var Checks = slices.Concat(nodeChecks, agentChecks)
 var nodeChecks = []Check{
 	conntrackTableFull{}, expectationTableFull{}, snatPortsExhausted{}, insertFailed{}, conntrackBucketsFew{}, masqueradeNotRandom{},
 	timeoutsLong{}, timeoutsDiffer{}, helperMissing{}, bridgeNetfilter{}, iptablesBothVariants{},
-	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{}, meshWithSocketHooks{}, nfsWithSocketHooks{},
+	rulesMany{}, staleUDPEntries{}, tcpNotLiberal{}, vxlanChecksumOffload{}, ipsecWithEBPF{}, tcxProgramInFront{},
+	meshWithSocketHooks{}, nfsWithSocketHooks{},
 }
 
 // agentChecks are the Checks that read Node.Traffic: only a running agent knows it.
 var agentChecks = []Check{
-	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, nodePortTaken{}, flowTableFull{}, dsrRepliesMissing{}, dsrCarriers{}, rpFilterStrict{},
+	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, nodePortTaken{},
+	flowTableFull{}, dsrRepliesMissing{}, dsrCarriers{}, rpFilterStrict{},
 }
 
 // NeedAgent returns those of the ids whose findings only a running agent can report.

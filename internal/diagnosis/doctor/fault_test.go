@@ -71,7 +71,8 @@ func refuseNetfilterNetlink() error {
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	// All threads, since goroutines move. Root needs no NO_NEW_PRIVS for it.
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&program))); errno != 0 {
 		return fmt.Errorf("install seccomp filter: %w", errno)
 	}
 	return nil
@@ -170,7 +171,8 @@ ip link add cni0 type bridge; for i in 1 2; do ip link add v$i type veth peer na
 sysctl -w net.bridge.bridge-nf-call-iptables=1`)
 	send(t, ns, "127.0.0.1:9")
 	r := asChild(t, ns, []string{"PATH=/nowhere"}, "")
-	said(t, r, "rules of legacy iptables were not read: iptables-legacy-save is not installed", "rules of nftables were not read: nft is not installed")
+	said(t, r, "rules of legacy iptables were not read: iptables-legacy-save is not installed",
+		"rules of nftables were not read: nft is not installed")
 	onlyFinding(t, r.Findings, "bridge-netfilter-on")
 	// Without iptables nft still lists the rules of its variant.
 	nft, _ := exec.LookPath("nft")
@@ -222,7 +224,8 @@ func TestNothingToLookAtIsAnError(t *testing.T) {
 		t.Error("no error without a finder")
 	}
 	refused := errors.New("refused")
-	if _, err := Load(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return nil, refused }}); !errors.Is(err, refused) {
+	if _, err := Load(t.Context(), Config{Namespaces: func() ([]conntrack.Namespace, error) { return nil, refused }}); !errors.Is(err,
+		refused) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -203,8 +203,10 @@ func plant(t testing.TB, src, dst string, timeout uint32) {
 	s, d := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)
 	flow := &netlink.ConntrackFlow{
 		FamilyType: unix.AF_INET, TimeOut: timeout,
-		Forward: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.IP(s.Addr().AsSlice()), SrcPort: s.Port(), DstIP: net.IP(d.Addr().AsSlice()), DstPort: d.Port()},
-		Reverse: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.IP(d.Addr().AsSlice()), SrcPort: d.Port(), DstIP: net.IP(s.Addr().AsSlice()), DstPort: s.Port()},
+		Forward: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.IP(s.Addr().AsSlice()), SrcPort: s.Port(),
+			DstIP: net.IP(d.Addr().AsSlice()), DstPort: d.Port()},
+		Reverse: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.IP(d.Addr().AsSlice()), SrcPort: d.Port(),
+			DstIP: net.IP(s.Addr().AsSlice()), DstPort: s.Port()},
 	}
 	if err := netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, flow); err != nil {
 		t.Fatal(err)

@@ -41,8 +41,9 @@ func attachNamed(t *testing.T, name string, tcx bool) {
 		t.Fatal(err)
 	}
 	err = netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: d0.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
-		Fd:          prog.FD(), Name: name, DirectAction: true,
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: d0.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
+			Protocol: unix.ETH_P_ALL},
+		Fd: prog.FD(), Name: name, DirectAction: true,
 	})
 	if err != nil {
 		t.Fatal(err)

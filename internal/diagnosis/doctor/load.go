@@ -354,7 +354,8 @@ func leadsByDefault(ifindex int) bool {
 	list, _ := kernel.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	return slices.ContainsFunc(list, func(r netlink.Route) bool {
 		isDefault := r.Dst == nil || r.Dst.IP.IsUnspecified()
-		return isDefault && (r.LinkIndex == ifindex || slices.ContainsFunc(r.MultiPath, func(h *netlink.NexthopInfo) bool { return h.LinkIndex == ifindex }))
+		return isDefault && (r.LinkIndex == ifindex ||
+			slices.ContainsFunc(r.MultiPath, func(h *netlink.NexthopInfo) bool { return h.LinkIndex == ifindex }))
 	})
 }
 

@@ -35,7 +35,8 @@ EOF
 # And what iptables put into the same table is kept.
 iptables-nft -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE`)
 	send(t, ns, "10.96.0.10:53")
-	inside(t, ns, "nft 'add table ip other; add chain ip other o { type nat hook output priority -90; }; add rule ip other o udp dport 5353 dnat to 10.9.9.9'")
+	inside(t, ns, "nft 'add table ip other; add chain ip other o { type nat hook output priority -90; }; add rule ip other o udp dport "+
+		"5353 dnat to 10.9.9.9'")
 	expectNone(t, "stale-udp-entries", ns) // the endpoint is mentioned: the entry lives
 	netnstest.Within(t, ns.Names[0], func() { sendNothing(t) })
 	_, findings := examine(t, ns)
@@ -68,7 +69,8 @@ nft 'add table ip nat; add chain ip nat o { type nat hook output priority -100; 
 	}
 	n.Namespaces[0].AllRulesRead, n.Namespaces[0].Rules = false, &ruleset.Ruleset{}
 	f := onlyFinding(t, Examine(n), "stale-udp-entries")
-	if done := ApplyFixes(t.Context(), []Finding{f}); f.Fixable || len(done) > 0 || !strings.Contains(strings.Join(f.Evidence, "\n"), "not all rules of this namespace could be read") {
+	if done := ApplyFixes(t.Context(), []Finding{f}); f.Fixable || len(done) > 0 ||
+		!strings.Contains(strings.Join(f.Evidence, "\n"), "not all rules of this namespace could be read") {
 		t.Errorf("%+v: %+v", f, done)
 	}
 	// This is the state without nft on the node.
@@ -138,7 +140,8 @@ func TestPrintedCommandsAreSafeToPaste(t *testing.T) {
 func TestAPageHasNoControlCharacters(t *testing.T) {
 	evil := "a\x1b[2J\nb"
 	r := NewReport(&Node{Problems: []Problem{{What: evil, Namespaces: []string{evil}}}}, []Finding{
-		{ID: "x", Severity: Warning, Namespace: evil, Title: evil, Evidence: []string{evil}, Packets: evil, Remedy: evil, Commands: []string{"echo " + escape.Shell(evil)}}})
+		{ID: "x", Severity: Warning, Namespace: evil, Title: evil, Evidence: []string{evil}, Packets: evil, Remedy: evil,
+			Commands: []string{"echo " + escape.Shell(evil)}}})
 	r.Fixed = []Fixed{{Does: evil, Error: evil}}
 	if got := printed(t, r); !escape.Shown(strings.ReplaceAll(got, "\n", "")) || !strings.Contains(got, `a\x1b[2J\nb`) {
 		t.Errorf("page: %q", got)

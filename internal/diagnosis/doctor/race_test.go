@@ -25,7 +25,8 @@ iptables-nft -t nat -A POSTROUTING -s 10.9.0.0/24 -j MASQUERADE
 	race(t, ns)
 	_, findings := examine(t, ns)
 	f := onlyFinding(t, findings, "insert-failed")
-	if f.Severity != Warning || !strings.Contains(strings.Join(f.Evidence, "\n"), "the SNAT race: two connections get the same port at the same time from iptables-nft nat POSTROUTING 1") {
+	if f.Severity != Warning || !strings.Contains(strings.Join(f.Evidence, "\n"),
+		"the SNAT race: two connections get the same port at the same time from iptables-nft nat POSTROUTING 1") {
 		t.Errorf("%+v", f)
 	}
 	if got := withID(findings, "snat-ports-exhausted"); len(got) > 0 {

@@ -29,7 +29,8 @@ type Report struct {
 // NewReport returns a Report of a node and its findings, of the requested ids; of all
 // without ids.
 func NewReport(n *Node, findings []Finding, ids ...string) *Report {
-	r := &Report{Only: ids, Kernel: n.Kernel.String(), Namespaces: len(n.Namespaces), InUse: n.InUse(), Findings: findings, Problems: n.Problems}
+	r := &Report{Only: ids, Kernel: n.Kernel.String(), Namespaces: len(n.Namespaces), InUse: n.InUse(),
+		Findings: findings, Problems: n.Problems}
 	if r.Problems == nil {
 		r.Problems = []Problem{}
 	}

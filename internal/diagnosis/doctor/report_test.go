@@ -28,9 +28,11 @@ func TestAPageHasTheWorstFirstAndEndsWithASummary(t *testing.T) {
 	n := &Node{Problems: []Problem{{What: "cannot " + strings.Repeat("see ", 40), Namespaces: []string{"a", "b", "c", "d", "e", "f"}}}}
 	long := "nsenter --net=/run/netns/x sysctl -w " + strings.Repeat("net.netfilter.nf_conntrack_udp_timeout=10 ", 5)
 	r := NewReport(n, []Finding{
-		{ID: "bad", Severity: Critical, Title: strings.Repeat("word ", 40), Evidence: []string{strings.Repeat("1 of 2 ", 30)}, Packets: "p", Remedy: "m", Commands: []string{long}, Fixable: true},
+		{ID: "bad", Severity: Critical, Title: strings.Repeat("word ", 40), Evidence: []string{strings.Repeat("1 of 2 ", 30)}, Packets: "p",
+			Remedy: "m", Commands: []string{long}, Fixable: true},
 		{ID: "odd", Severity: Info, Settings: "# Pod\nspec:\n"},
-		{ID: "odd", Severity: Info, Namespace: "n2"}, {ID: "odd", Severity: Info, Namespace: "n3"}, {ID: "odd", Severity: Info, Namespace: "n4"}, {ID: "odd", Severity: Info, Namespace: "n5"},
+		{ID: "odd", Severity: Info, Namespace: "n2"}, {ID: "odd", Severity: Info, Namespace: "n3"}, {ID: "odd", Severity: Info, Namespace: "n4"},
+		{ID: "odd", Severity: Info, Namespace: "n5"},
 	})
 	got := printed(t, r)
 	critical, info := strings.Index(got, "CRITICAL"), strings.Index(got, "INFO")
@@ -80,7 +82,8 @@ func TestFixesAreOnThePage(t *testing.T) {
 	r := NewReport(&Node{}, []Finding{{ID: "a", Severity: Warning, Fixable: true}})
 	r.Fixed = []Fixed{{Does: "raise x", Done: true, Note: "left alone"}, {Does: "raise y", Error: "refused"}}
 	got := printed(t, r)
-	if !strings.Contains(got, "done: raise x (left alone)") || !strings.Contains(got, "failed: raise y: refused") || !strings.Contains(got, "1 of 2 fixes applied") {
+	if !strings.Contains(got, "done: raise x (left alone)") || !strings.Contains(got, "failed: raise y: refused") ||
+		!strings.Contains(got, "1 of 2 fixes applied") {
 		t.Errorf("page:\n%s", got)
 	}
 }
@@ -95,7 +98,8 @@ func TestSeveritiesAreOrdered(t *testing.T) {
 	if s := names(strings.Fields("a b c d e f")); s != "a, b, c, d and 2 more" {
 		t.Error(s)
 	}
-	if got := []string{plural(1, "entry"), plural(2, "entry"), plural(0, "fix"), plural(2, "line")}; !slices.Equal(got, []string{"1 entry", "2 entries", "0 fixes", "2 lines"}) {
+	if got := []string{plural(1, "entry"), plural(2, "entry"), plural(0, "fix"), plural(2, "line")}; !slices.Equal(got,
+		[]string{"1 entry", "2 entries", "0 fixes", "2 lines"}) {
 		t.Errorf("%q", got)
 	}
 	if fmt.Sprint(percent(1, 0), percent(1, 8)) != "-12.5 %" {

@@ -13,7 +13,8 @@ func TestTunnelsThatFilterStrictly(t *testing.T) {
 ip link add flannel.1 type vxlan id 1 dstport 8472 dev uplink local 192.0.2.1 nolearning; ip link set flannel.1 up
 ip addr add 10.244.0.0/32 dev flannel.1; ip route add 10.244.1.0/24 dev flannel.1
 sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.flannel/1.rp_filter=0 net.ipv4.conf.uplink.rp_filter=1`)
-	pods := &Traffic{DSR: DSRReplies{ThroughStack: []DSREndpoint{{Endpoint: netip.MustParseAddrPort("10.244.0.2:80"), Pod: "shop/web-0", Node: "n1", Service: "shop/web:http"}}}}
+	pods := &Traffic{DSR: DSRReplies{ThroughStack: []DSREndpoint{{Endpoint: netip.MustParseAddrPort("10.244.0.2:80"), Pod: "shop/web-0",
+		Node: "n1", Service: "shop/web:http"}}}}
 	find := func() []Finding {
 		n, _ := examine(t, ns)
 		n.Namespaces[0].Report.Namespace.Own, n.Traffic = true, pods
@@ -38,7 +39,8 @@ sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.flannel/1.rp_filter=0 net.
 	}
 	pod := &pods.DSR.ThroughStack[0]
 	f := find()[0]
-	if !strings.Contains(f.Title, "of flannel.1 drops clients' packets to 1 Pod") || !strings.Contains(strings.Join(f.Evidence, "\n"), "pod shop/web-0 (10.244.0.2:80) on node n1 of Service shop/web:http") {
+	if !strings.Contains(f.Title, "of flannel.1 drops clients' packets to 1 Pod") ||
+		!strings.Contains(strings.Join(f.Evidence, "\n"), "pod shop/web-0 (10.244.0.2:80) on node n1 of Service shop/web:http") {
 		t.Errorf("%+v", f)
 	}
 	pod.Endpoint = netip.MustParseAddrPort("[fd00::2]:80")

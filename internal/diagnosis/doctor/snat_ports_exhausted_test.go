@@ -54,8 +54,10 @@ func TestUsedUpSNATPortsAreFoundAndNotTakenForTheRace(t *testing.T) {
 		name, rule, protocol string
 		kind                 int
 	}{
-		{"iptables-nft", "iptables-nft -t nat -A POSTROUTING -s 10.9.0.0/24 -p tcp -j MASQUERADE --to-ports 40000-40009", "tcp", unix.SOCK_STREAM},
-		{"iptables-legacy", "iptables-legacy -t nat -A POSTROUTING -s 10.9.0.0/24 -p udp -m comment --comment 'to :1-2' -j SNAT --to-source 192.0.2.1:40000-40009", "udp", unix.SOCK_DGRAM},
+		{"iptables-nft", "iptables-nft -t nat -A POSTROUTING -s 10.9.0.0/24 -p tcp -j MASQUERADE --to-ports 40000-40009",
+			"tcp", unix.SOCK_STREAM},
+		{"iptables-legacy", "iptables-legacy -t nat -A POSTROUTING -s 10.9.0.0/24 -p udp -m comment --comment 'to :1-2' -j SNAT --to-source " +
+			"192.0.2.1:40000-40009", "udp", unix.SOCK_DGRAM},
 		{"nft", `nft 'add table ip n; add chain ip n p { type nat hook postrouting priority 100; }; add rule ip n p ip saddr 10.9.0.0/24 meta l4proto tcp masquerade to :40000-40009 random comment "to :1-2"'`, "tcp", unix.SOCK_STREAM},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -71,11 +73,13 @@ func TestUsedUpSNATPortsAreFoundAndNotTakenForTheRace(t *testing.T) {
 			if f.Severity != Critical || !strings.Contains(f.Title, destination) || f.Numbers["used"] != 10 || f.Numbers["ports"] != 10 {
 				t.Errorf("%+v", f)
 			}
-			if evidence := strings.Join(f.Evidence, "\n"); !strings.Contains(evidence, "10 of 10 ports (40000-40009) in use from 192.0.2.1 to "+destination) || !strings.Contains(evidence, "10.9.0.1 (10)") {
+			if evidence := strings.Join(f.Evidence, "\n"); !strings.Contains(evidence,
+				"10 of 10 ports (40000-40009) in use from 192.0.2.1 to "+destination) || !strings.Contains(evidence, "10.9.0.1 (10)") {
 				t.Errorf("%s", evidence)
 			}
 			failed := onlyFinding(t, findings, "insert-failed")
-			if evidence := strings.Join(failed.Evidence, "\n"); strings.Contains(evidence, "race: two") || !strings.Contains(evidence, "SNAT port exhaustion: new connections find no free port to "+destination) {
+			if evidence := strings.Join(failed.Evidence, "\n"); strings.Contains(evidence, "race: two") ||
+				!strings.Contains(evidence, "SNAT port exhaustion: new connections find no free port to "+destination) {
 				t.Errorf("%s", evidence)
 			}
 			if f := onlyFinding(t, findings, "masquerade-not-random"); f.Severity != Info {
@@ -88,7 +92,8 @@ func TestUsedUpSNATPortsAreFoundAndNotTakenForTheRace(t *testing.T) {
 			expectNone(t, "snat-ports-exhausted", ns)
 			start(t, ns, row.kind, 20, [4]byte{198, 51, 100, 7}, false)
 			// Of failures that have passed, the cause is not known.
-			if n, findings := examine(t, ns); !strings.Contains(strings.Join(onlyFinding(t, findings, "insert-failed").Evidence, "\n"), "or SNAT ports that were used up") || n.Namespaces[0].Entries < 30 {
+			if n, findings := examine(t, ns); !strings.Contains(strings.Join(onlyFinding(t, findings, "insert-failed").Evidence, "\n"),
+				"or SNAT ports that were used up") || n.Namespaces[0].Entries < 30 {
 				t.Errorf("%d entries after the fix, %+v", n.Namespaces[0].Entries, findings)
 			}
 		})
@@ -159,7 +164,9 @@ func TestRemediesForUsedUpPorts(t *testing.T) {
 	ports.Protocol, ports.From, ports.To = unix.IPPROTO_TCP, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddrPort("198.51.100.7:443")
 	n := &Node{Namespaces: []Namespace{{Rules: &ruleset.Ruleset{}, SourcePorts: []*SourcePorts{ports}}}}
 	f := onlyFinding(t, Examine(n), "snat-ports-exhausted")
-	if f.Severity != Warning || len(f.Commands) != 1 || !strings.HasSuffix(f.Commands[0], "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_time_wait=30") || !strings.Contains(f.Remedy, "fewer connections") {
+	if f.Severity != Warning || len(f.Commands) != 1 ||
+		!strings.HasSuffix(f.Commands[0], "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_time_wait=30") ||
+		!strings.Contains(f.Remedy, "fewer connections") {
 		t.Errorf("%+v", f)
 	}
 	ports.Range, ports.Used = ruleset.PortRange{First: 5060, Last: 5060}, 1

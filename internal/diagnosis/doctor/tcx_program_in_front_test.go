@@ -30,7 +30,8 @@ func TestAProgramInFrontIsFound(t *testing.T) {
 	front := hookProgram(t, ns, "mirror", link.Head())
 	_, findings := examine(t, ns)
 	f := onlyFinding(t, findings, id)
-	if len(f.Evidence) != 1 || !strings.Contains(f.Evidence[0], "eth0 ingress: mirror, then from_network, then policy") || f.Numbers["programs_in_front"] != 1 {
+	if len(f.Evidence) != 1 || !strings.Contains(f.Evidence[0], "eth0 ingress: mirror, then from_network, then policy") ||
+		f.Numbers["programs_in_front"] != 1 {
 		t.Errorf("evidence %q, numbers %v", f.Evidence, f.Numbers)
 	}
 	if err := front.Close(); err != nil {

@@ -137,7 +137,8 @@ func (x *explainer) noteNodePort(to party) {
 	port := uint16(x.q.Port)
 	var services, pods []string
 	for name, s := range x.store.Services {
-		has := slices.ContainsFunc(slices.Concat(s.ExternalIPs, s.LoadBalancerIPs), func(a netip.Addr) bool { return slices.Contains(to.addrs, a.Unmap()) })
+		has := slices.ContainsFunc(slices.Concat(s.ExternalIPs, s.LoadBalancerIPs),
+			func(a netip.Addr) bool { return slices.Contains(to.addrs, a.Unmap()) })
 		if slices.ContainsFunc(s.Ports, func(p model.ServicePort) bool {
 			return p.Protocol == x.proto && (p.NodePort == port || has && p.Port == port)
 		}) {
@@ -147,7 +148,8 @@ func (x *explainer) noteNodePort(to party) {
 	for name, p := range x.store.Pods {
 		for _, h := range p.HostPorts {
 			if p.Node == to.node && h.Protocol == x.proto && h.Host == port {
-				pods = append(pods, fmt.Sprintf("the hostPort of pod %s: this does not say what policies decide about it. Give the pod as --to, and --port %d", name, h.Port))
+				pods = append(pods, fmt.Sprintf("the hostPort of pod %s: this does not say what policies decide about it. Give the pod as --to, "+
+					"and --port %d", name, h.Port))
 			}
 		}
 	}
@@ -226,7 +228,8 @@ func (x *explainer) notFound(flag, text, namespace, name string) error {
 			return fmt.Errorf("%s %s: that pod could not be read: %s", flag, text, p)
 		}
 	}
-	return fmt.Errorf("%s %s: there is no such pod with an address of its own; for one on the host's network ask for its node, as node/NAME", flag, text)
+	return fmt.Errorf("%s %s: there is no such pod with an address of its own; for one on the host's network ask for its node, as node/NAME",
+		flag, text)
 }
 
 // decide returns the outcome of a flow, from the decisions of each node that has one
@@ -322,7 +325,8 @@ func (x *explainer) toService(s *model.Service, addr netip.Addr, from party) ([]
 		return nil, questionErrorf("%s, which has no endpoint for node %s at %s port %d: policies are about endpoints, name a pod",
 			is, from.node, x.proto, x.q.Port)
 	}
-	x.notes = append(x.notes, fmt.Sprintf("%s is an address of Service %s: its endpoints are judged, as node %s knows them", addr, s.Name, from.node))
+	x.notes = append(x.notes, fmt.Sprintf("%s is an address of Service %s: its endpoints are judged, as node %s knows them",
+		addr, s.Name, from.node))
 	x.assume(from)
 	return out, nil
 }

@@ -11,7 +11,8 @@ import (
 )
 
 func TestFunctionsAreNamed(t *testing.T) {
-	s, err := parseSymbols(strings.NewReader("ffffffff81000100 T ip_rcv\nffffffff81000000 t _stext\nffffffffc0000000 t nft_do_chain\t[nf_tables]\nffffffff81000180 d data\n"))
+	s, err := parseSymbols(strings.NewReader("ffffffff81000100 T ip_rcv\nffffffff81000000 t _stext\nffffffffc0000000 t " +
+		"nft_do_chain\t[nf_tables]\nffffffff81000180 d data\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +54,8 @@ func TestReasonsAreTheKernels(t *testing.T) {
 		}
 	}
 	var unknown *UnknownReasonError
-	if _, _, err := table.filter(&Config{Reasons: []string{"SOCKET_GONE"}}); !errors.As(err, &unknown) || !strings.Contains(err.Error(), "it has NO_SOCKET") {
+	if _, _, err := table.filter(&Config{Reasons: []string{"SOCKET_GONE"}}); !errors.As(err, &unknown) ||
+		!strings.Contains(err.Error(), "it has NO_SOCKET") {
 		t.Errorf("%v", err)
 	}
 	for number, want := range map[uint32]string{3: "NO_SOCKET", 99: "REASON_99", 2<<16 + 5: "SUBSYSTEM_2_5"} {

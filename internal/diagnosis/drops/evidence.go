@@ -74,7 +74,8 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 			d.Meaning = redirected
 			break
 		}
-		d.Meaning = "a netfilter hook dropped it, and conntrack's counters did not grow: a rule or policy of iptables, or NAT for a device without an address"
+		d.Meaning = "a netfilter hook dropped it, and conntrack's counters did not grow: a rule or policy of iptables, or NAT for a device " +
+			"without an address"
 	}
 	d.Meaning += ofInvalid(d)
 }

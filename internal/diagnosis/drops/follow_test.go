@@ -57,8 +57,10 @@ func TestALostPacketIsFound(t *testing.T) {
 		{name: "an INVALID packet", port: 9,
 			script: `nft "add table inet filter; add chain inet filter in { type filter hook input priority 0; }; add rule inet filter in ct state invalid drop"`,
 			send:   sendNothing, reasons: []string{"NETFILTER_DROP"}, by: "nft", hook: "INPUT", table: "filter", chain: "in", meaning: "INVALID"},
-		{name: "no TCP socket", port: 83, send: func(*testing.T) { connect("127.0.0.1:83") }, reasons: []string{"NO_SOCKET"}, meaning: "nothing listens"},
-		{name: "no UDP socket", port: 84, send: func(*testing.T) { sendUDP("127.0.0.1:84") }, reasons: []string{"NO_SOCKET"}, meaning: "nothing listens"},
+		{name: "no TCP socket", port: 83, send: func(*testing.T) { connect("127.0.0.1:83") }, reasons: []string{"NO_SOCKET"},
+			meaning: "nothing listens"},
+		{name: "no UDP socket", port: 84, send: func(*testing.T) { sendUDP("127.0.0.1:84") }, reasons: []string{"NO_SOCKET"},
+			meaning: "nothing listens"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			n := newNamespace(t, "lost", row.script)
@@ -199,7 +201,8 @@ func TestASYNToAFullListenerIsFound(t *testing.T) {
 			}
 		}
 		d := next(t, f, func(d Drop) bool { return d.DestinationPort == 89 })
-		if d.Reason != "TCP_LISTEN_OVERFLOW" || d.By != "tcp" || d.Namespace != n.Names[0] || d.Interface != "lo" || !strings.Contains(d.Meaning, "backlog") {
+		if d.Reason != "TCP_LISTEN_OVERFLOW" || d.By != "tcp" || d.Namespace != n.Names[0] || d.Interface != "lo" ||
+			!strings.Contains(d.Meaning, "backlog") {
 			t.Errorf("%+v", d)
 		}
 		if slices.Contains(taken, d.SourcePort) {

@@ -96,7 +96,8 @@ func (f *Follower) traced() bool { return len(f.links) > 3 }
 // inPod starts a process in a namespace with a host name of its own.
 func inPod(t *testing.T, n conntrack.Namespace, name string) (stop func()) {
 	t.Helper()
-	cmd := exec.Command("ip", "netns", "exec", n.Names[0], "unshare", "--uts", "sh", "-ec", "echo "+name+" >/proc/sys/kernel/hostname; echo ready; exec sleep 60")
+	cmd := exec.Command("ip", "netns", "exec", n.Names[0], "unshare", "--uts", "sh", "-ec",
+		"echo "+name+" >/proc/sys/kernel/hostname; echo ready; exec sleep 60")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

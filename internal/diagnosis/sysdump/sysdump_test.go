@@ -73,7 +73,8 @@ func TestATextRemovesNoOtherLines(t *testing.T) {
 		{"secret='", "'"},
 		{"token: |", "x"},
 	} {
-		text := fmt.Sprintf("level=WARN msg=\"the first\"\nlevel=WARN msg=%q\nlevel=WARN msg=\"the middle\"\nlevel=WARN msg=%q\nlevel=WARN msg=\"the last\"\n",
+		text := fmt.Sprintf("level=WARN msg=\"the first\"\nlevel=WARN msg=%q\nlevel=WARN msg=\"the middle\"\nlevel=WARN msg=%q\nlevel=WARN "+
+			"msg=\"the last\"\n",
 			fmt.Sprintf("team/web: %q is not a way", row[0]), fmt.Sprintf("team/web: %q is not a way", row[1]))
 		got := NewRedactor().Text(text)
 		for _, want := range []string{"the first", "the middle", "the last"} {
@@ -83,7 +84,8 @@ func TestATextRemovesNoOtherLines(t *testing.T) {
 		}
 	}
 	// A key in a log, with the time before each line.
-	const key = "2026-11-23T10:00:00.1Z stdout F -----BEGIN PRIVATE KEY-----\n2026-11-23T10:00:00.1Z stdout F PLANT+/=\n2026-11-23T10:00:00.1Z stdout F -----END PRIVATE KEY-----\n"
+	const key = "2026-11-23T10:00:00.1Z stdout F -----BEGIN PRIVATE KEY-----\n2026-11-23T10:00:00.1Z stdout F " +
+		"PLANT+/=\n2026-11-23T10:00:00.1Z stdout F -----END PRIVATE KEY-----\n"
 	for _, text := range []string{key, key[:90], key[70:]} {
 		if got := NewRedactor().Text(text); strings.Contains(got, "PLANT") {
 			t.Errorf("%q: %q", text, got)

@@ -130,7 +130,8 @@ func TestPauseKeepsThePage(t *testing.T) {
 func TestAPageFits(t *testing.T) {
 	many := Sample{Problems: []string{strings.Repeat("no permission ", 20), "more"}}
 	for i := range 300 {
-		many.Rows = append(many.Rows, Row{Name: fmt.Sprintf("tcp [fd00:10:96:0:1:2:3:%x]:65535 a-pod-with-a-long-name-%d", i, i), Entries: 1_000_000, Max: 1_000_000, Rate: 99999, Drops: 12345678})
+		many.Rows = append(many.Rows, Row{Name: fmt.Sprintf("tcp [fd00:10:96:0:1:2:3:%x]:65535 a-pod-with-a-long-name-%d", i, i),
+			Entries: 1_000_000, Max: 1_000_000, Rate: 99999, Drops: 12345678})
 	}
 	for _, size := range [][2]int{{80, 24}, {60, 8}, {200, 50}, {61, 9}} {
 		m, _ := page(t, many).Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
@@ -174,7 +175,8 @@ func TestWhatCannotBeReadIsSaidAndTheRestIsShown(t *testing.T) {
 		t.Error(all)
 	}
 	m.read = func(context.Context, View, uint64) (Sample, error) { return Sample{}, errors.New("no netlink") }
-	if all := strings.Join(answer(t, m).lines(), "\n"); !strings.Contains(all, "! no netlink") || !strings.Contains(all, "nothing could be read") {
+	if all := strings.Join(answer(t, m).lines(), "\n"); !strings.Contains(all, "! no netlink") ||
+		!strings.Contains(all, "nothing could be read") {
 		t.Error(all)
 	}
 }
@@ -217,7 +219,8 @@ func TestTheProgramRunsAndEnds(t *testing.T) {
 
 // Any user may choose names, and the first Sample has no predecessor.
 func TestNamesAndFirstSamplesAreShownAsTheyAre(t *testing.T) {
-	m := page(t, Sample{Rows: []Row{{Name: "a\x1b[2J\nb", Entries: 10}, {Name: "c", Entries: 1, Compared: true, Rate: 4}}, Problems: []string{"in a\x1b[2J: locked"}})
+	m := page(t, Sample{Rows: []Row{{Name: "a\x1b[2J\nb", Entries: 10}, {Name: "c", Entries: 1, Compared: true, Rate: 4}},
+		Problems: []string{"in a\x1b[2J: locked"}})
 	lines := m.lines()
 	if text := strings.Join(lines, "|"); strings.ContainsAny(text, "\x1b\n") || !strings.Contains(text, `a\x1b[2J\nb`) {
 		t.Errorf("%q", text)

@@ -30,7 +30,8 @@ func collector(entries map[uint64][]*conntrack.Entry, failing error) *Collector 
 		dropped: map[string]uint64{},
 		ReadAll: func(context.Context) (list []conntrack.Report, err error) {
 			for inode := range entries {
-				list = append(list, conntrack.Report{Namespace: conntrack.Namespace{Inode: inode, Names: []string{"ns" + string(rune('0'+inode))}}, Entries: len(entries[inode])})
+				list = append(list, conntrack.Report{Namespace: conntrack.Namespace{Inode: inode, Names: []string{"ns" + string(rune('0'+inode))}},
+					Entries: len(entries[inode])})
 			}
 			return list, nil
 		},
@@ -58,7 +59,8 @@ func TestEntriesAreCountedByServiceEndpointAndSource(t *testing.T) {
 		9: nil,
 	}
 	c := collector(entries, errors.New("no permission"))
-	c.count(&drops.Drop{Packet: drops.Packet{Protocol: "tcp", Source: netip.MustParseAddr("10.1.0.3"), Destination: netip.MustParseAddr("10.96.0.1"), DestinationPort: 80}})
+	c.count(&drops.Drop{Packet: drops.Packet{Protocol: "tcp", Source: netip.MustParseAddr("10.1.0.3"),
+		Destination: netip.MustParseAddr("10.96.0.1"), DestinationPort: 80}})
 	for _, row := range []struct {
 		view View
 		only uint64
@@ -217,7 +219,8 @@ func TestDropsAreCountedByAddress(t *testing.T) {
 
 func TestAnAddressOfTwoPodsNamesNone(t *testing.T) {
 	a, b := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("fd00::2")
-	got := namesOf([]drops.Pod{{Name: "web", Addresses: []netip.Addr{a}}, {Name: "forger", Addresses: []netip.Addr{b, a}}, {Name: "third", Addresses: []netip.Addr{a}}})
+	got := namesOf([]drops.Pod{{Name: "web", Addresses: []netip.Addr{a}}, {Name: "forger", Addresses: []netip.Addr{b, a}},
+		{Name: "third", Addresses: []netip.Addr{a}}})
 	if len(got) != 1 || got[b] != "forger" {
 		t.Errorf("%v", got)
 	}

@@ -30,7 +30,8 @@ func (t *tracer) withoutInstance(ctx context.Context) error {
 		t.SourcePort = freePort(func(uint16) bool { return true })
 	}
 	t.ClientPort = t.SourcePort
-	t.add(Step{Name: stepEntry, Lookup: "addresses of this node and its pods", Found: fmt.Sprintf("%s is a client of kind %s", t.From.Addr, t.client.kind), Follows: "no eBPF dataplane is pinned: netfilter decides"})
+	t.add(Step{Name: stepEntry, Lookup: "addresses of this node and its pods",
+		Found: fmt.Sprintf("%s is a client of kind %s", t.From.Addr, t.client.kind), Follows: "no eBPF dataplane is pinned: netfilter decides"})
 	if err := t.netfilterSteps(ctx); err != nil {
 		return err
 	}
@@ -91,14 +92,16 @@ func (t *tracer) netfilterSteps(ctx context.Context) error {
 	rules := t.iptablesRules()
 	if len(rules) > 0 {
 		t.Dataplane = "iptables"
-		t.add(Step{Name: stepOther, Lookup: "iptables-save -t nat", Found: strings.Join(rules, "; "), Follows: "iptables' rules translate", State: Decided})
+		t.add(Step{Name: stepOther, Lookup: "iptables-save -t nat", Found: strings.Join(rules, "; "),
+			Follows: "iptables' rules translate", State: Decided})
 		t.Decision = "rules of iptables translate: the probe shows to which endpoint"
 		return t.trackedStep()
 	}
 	if t.Dataplane == "" {
 		t.Dataplane = "none"
 	}
-	t.add(Step{Name: stepOther, Lookup: "nft table spillway, iptables-save -t nat", Found: "nothing names this address and port", Follows: "no Service proxy of this node serves it", State: Doubt})
+	t.add(Step{Name: stepOther, Lookup: "nft table spillway, iptables-save -t nat", Found: "nothing names this address and port",
+		Follows: "no Service proxy of this node serves it", State: Doubt})
 	if t.Decision == "" {
 		t.Decision = "no Service proxy of this node serves the address and port"
 	}
@@ -109,7 +112,8 @@ func (t *tracer) netfilterSteps(ctx context.Context) error {
 func (t *tracer) nftSteps(s *nftables.Serving) {
 	t.add(Step{
 		Name: stepFrontend, Lookup: fmt.Sprintf("table inet spillway[%s/%s]", t.to(), t.ProtocolName),
-		Found: fmt.Sprintf("%s, a %s; in the sets %s", s.Service, s.Kind, strings.Join(s.Sets, ", ")), Follows: "nftables' rules decide by these sets",
+		Found:   fmt.Sprintf("%s, a %s; in the sets %s", s.Service, s.Kind, strings.Join(s.Sets, ", ")),
+		Follows: "nftables' rules decide by these sets",
 	})
 	refuses := slices.ContainsFunc(s.Sets, func(name string) bool { return strings.Contains(name, "drop") })
 	step := Step{Name: stepEndpoint, Lookup: "maps of the frontend", State: Decided}
@@ -138,7 +142,8 @@ func (t *tracer) nftSteps(s *nftables.Serving) {
 // trackedStep shows conntrack's entries for the address.
 func (t *tracer) trackedStep() error {
 	entries, err := t.conntrackEntries(t.to())
-	s := Step{Name: stepNetfilter, Lookup: fmt.Sprintf("conntrack, to %s/%s", t.to(), t.ProtocolName), Found: fmt.Sprintf("%d entries", len(entries))}
+	s := Step{Name: stepNetfilter, Lookup: fmt.Sprintf("conntrack, to %s/%s", t.to(), t.ProtocolName),
+		Found: fmt.Sprintf("%d entries", len(entries))}
 	if err != nil {
 		s.Found = err.Error()
 	}

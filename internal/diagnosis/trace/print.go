@@ -32,7 +32,8 @@ func (r *Report) Write(w io.Writer) error {
 			fmt.Fprintln(out, p.Wrap(escape.Text(label+text), strings.Repeat(" ", labelWidth)))
 		}
 	}
-	line("connection", page.Strong, fmt.Sprintf("%s, %s port %d, to %s port %d", r.Source, r.ProtocolName, r.ClientPort, r.Destination, r.DestinationPort))
+	line("connection", page.Strong, fmt.Sprintf("%s, %s port %d, to %s port %d", r.Source, r.ProtocolName, r.ClientPort,
+		r.Destination, r.DestinationPort))
 	mood := page.Good
 	if r.Refused {
 		mood = page.Bad
@@ -112,7 +113,8 @@ func (p *Probe) details(line func(string, page.Mood, string)) {
 
 // hop is where in a network namespace a packet was dropped.
 func hop(d *drops.Drop) (text string) {
-	for _, part := range []struct{ word, value string }{{" from ", d.Interface}, {" at ", d.Hook}, {", ", d.By}, {" ", d.Table}, {"/", d.Chain}, {", ", d.Location}} {
+	for _, part := range []struct{ word, value string }{{" from ", d.Interface}, {" at ", d.Hook}, {", ", d.By}, {" ", d.Table},
+		{"/", d.Chain}, {", ", d.Location}} {
 		if part.value != "" {
 			text += part.word + part.value
 		}

@@ -200,7 +200,8 @@ func (t *tracer) collect(ctx context.Context, f *drops.Follower, verdicts *cause
 // readDrops reads the wanted drops that the kernel has reported, one of a kind. Those of the
 // machine's other packets are between them, and to read one may take long: it looks for the
 // place of the drop. first is the wait for the first wanted one.
-func readDrops(ctx context.Context, first time.Duration, next func(context.Context) (drops.Drop, error), wanted func(*drops.Drop) bool) (found []drops.Drop) {
+func readDrops(ctx context.Context, first time.Duration, next func(context.Context) (drops.Drop, error),
+	wanted func(*drops.Drop) bool) (found []drops.Drop) {
 	last := time.Now().Add(dropsPatience)
 	within := func() (drops.Drop, error) {
 		patience := dropsPatience
@@ -270,9 +271,11 @@ func (t *tracer) concludeProbe() {
 	case p.Flow != nil && p.Flow.State != "new":
 		p.Conclusion = fmt.Sprintf("%s answered (flow state %s), but the answer did not reach the client", at, p.Flow.State)
 	case t.Protocol == model.UDP:
-		p.Conclusion = fmt.Sprintf("the datagram went to %s, and no answer came in %v: the endpoint is dead, drops it, or does not answer unknown requests", at, t.Timeout)
+		p.Conclusion = fmt.Sprintf("the datagram went to %s, and no answer came in %v: the endpoint is dead, drops it, or does not answer "+
+			"unknown requests", at, t.Timeout)
 	default:
-		p.Conclusion = fmt.Sprintf("the SYN went to %s, and no SYN-ACK came in %v: the endpoint is dead, or its node drops the packet", at, t.Timeout)
+		p.Conclusion = fmt.Sprintf("the SYN went to %s, and no SYN-ACK came in %v: the endpoint is dead, or its node drops the packet", at,
+			t.Timeout)
 	}
 	if p.Failed() && p.Result != "refused" && len(p.Drops) == 0 && !t.Refused {
 		t.neighborHint(at)

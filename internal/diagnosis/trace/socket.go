@@ -30,8 +30,9 @@ func (t *tracer) socketSteps(dst netip.AddrPort) (to netip.AddrPort, done bool) 
 		list, contains := t.view.SourceRanges(fe.Service, t.From.Addr)
 		t.add(Step{
 			Name: stepRanges, Lookup: fmt.Sprintf("source_ranges[Service %d, %s]", fe.Service, t.From.Addr),
-			Found:   fmt.Sprintf("%s: %s", map[bool]string{true: "allowed", false: "not in"}[contains], prefixes(list)),
-			Follows: map[bool]string{true: "the hook leaves pods' sockets to the packet path", false: "for the node's own sockets, its address counts"}[t.client.kind == podClient],
+			Found: fmt.Sprintf("%s: %s", map[bool]string{true: "allowed", false: "not in"}[contains], prefixes(list)),
+			Follows: map[bool]string{true: "the hook leaves pods' sockets to the packet path",
+				false: "for the node's own sockets, its address counts"}[t.client.kind == podClient],
 		})
 	}
 	verdict, m := decisive(verdicts)
@@ -66,7 +67,8 @@ func (t *tracer) socketSteps(dst netip.AddrPort) (to netip.AddrPort, done bool) 
 func (t *tracer) hookStep() Step {
 	s := Step{Name: stepEntry, Lookup: "pods, node_addrs, cgroup"}
 	if t.client.kind == podClient {
-		s.Found = fmt.Sprintf("%s is a pod of this node, behind %s; its process %d is in a cgroup with socket hooks", t.From.Addr, t.client.device, t.client.pid)
+		s.Found = fmt.Sprintf("%s is a pod of this node, behind %s; its process %d is in a cgroup with socket hooks", t.From.Addr,
+			t.client.device, t.client.pid)
 	} else {
 		s.Found = fmt.Sprintf("%s is this node's own", t.From.Addr)
 	}

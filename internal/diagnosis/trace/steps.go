@@ -214,7 +214,8 @@ func (p *packet) programStep() (s Step, applies bool) {
 		}
 		s.State, s.Follows = Refused, "no program of this Spillway is attached: Services are not served for packets from this device"
 	case own > 0:
-		s.State, s.Follows = Doubt, fmt.Sprintf("%s runs before Spillway's: the packet gets here only if that program returns TCX_NEXT", list[0].Name)
+		s.State, s.Follows = Doubt, fmt.Sprintf("%s runs before Spillway's: the packet gets here only if that program returns TCX_NEXT",
+			list[0].Name)
 	default:
 		s.Follows = "Spillway's program runs first"
 		if list[own].Tag != p.result.Tag && list[own].Tag != "" {
@@ -294,7 +295,8 @@ func (p *packet) frontendStep() (Step, bool) {
 		s.Found, s.Follows = "an endpoint's own address", "not translated; it may bypass netfilter"
 	default:
 		s.Lookup = fmt.Sprintf("frontends[%s]", p.frontend.Key) // a NodePort's has the zero address
-		s.Found = fmt.Sprintf("Service %d, external route %s, internal route %s", p.frontend.Service, p.frontend.ExternalRoute, p.frontend.InternalRoute)
+		s.Found = fmt.Sprintf("Service %d, external route %s, internal route %s", p.frontend.Service, p.frontend.ExternalRoute,
+			p.frontend.InternalRoute)
 		if len(p.frontend.Flags) > 0 {
 			s.Found += ", " + strings.Join(p.frontend.Flags, ", ")
 		}
@@ -525,7 +527,8 @@ func (p *packet) snatStep() (Step, bool) {
 		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
 		if p.view.DSRCarrier(f.Dst.Addr()) == inspect.CarrierNone {
 			s.Lookup += ", dsr_carriers"
-			s.Follows, s.State = "probes of this endpoint's node get no answer, neither by an IP option nor within a datagram: so replies come back through this node", Doubt
+			s.Follows, s.State = "probes of this endpoint's node get no answer, neither by an IP option nor within a datagram: so replies come "+
+				"back through this node", Doubt
 			break
 		}
 		s.Follows, s.State = undirected(p.view.DSRPath(f.Backend), time.Now())
@@ -560,10 +563,12 @@ func replies(f *inspect.FlowEntry) string {
 // whether that is a fault.
 func undirected(path *inspect.DSRPath, now time.Time) (why string, state State) {
 	if path == nil || path.Trusted {
-		return "the Service has DSR replies, but not for clients in the cluster, and not while the client's port has another connection to this endpoint", Passed
+		return "the Service has DSR replies, but not for clients in the cluster, and not while the client's port has another connection to " +
+			"this endpoint", Passed
 	}
 	ago := now.Sub(path.Failed)
-	return fmt.Sprintf("DSR replies of this endpoint do not arrive: clients repeated %d SYNs, the last %.0f s ago. So replies come back through this node. It tries DSR replies again in %.0f s",
+	return fmt.Sprintf("DSR replies of this endpoint do not arrive: clients repeated %d SYNs, the last %.0f s ago. So replies come back "+
+		"through this node. It tries DSR replies again in %.0f s",
 		path.Failures, ago.Seconds(), max(inspect.DSRRetry-ago, 0).Seconds()), Doubt
 }
 
@@ -571,7 +576,8 @@ func (p *packet) ipsecStep() (Step, bool) {
 	if !slices.Contains(p.view.Settings().Flags, "xfrm") || p.known() {
 		return Step{}, false
 	}
-	return Step{Lookup: "source_ranges[IPsec policies]", Found: "the node has IPsec policies", Follows: "none selects this packet, or the stack encrypts it"}, true
+	return Step{Lookup: "source_ranges[IPsec policies]", Found: "the node has IPsec policies",
+		Follows: "none selects this packet, or the stack encrypts it"}, true
 }
 
 func (p *packet) portStep() (Step, bool) {
@@ -670,7 +676,8 @@ func (t *tracer) neighborState(ifindex int, a netip.Addr) (state string) {
 // nudNames are states of neighbors.
 var nudNames = map[int]string{
 	unix.NUD_INCOMPLETE: "incomplete: it has not answered yet", unix.NUD_REACHABLE: "reachable", unix.NUD_STALE: "stale",
-	unix.NUD_DELAY: "delay", unix.NUD_PROBE: "probe", unix.NUD_FAILED: "failed: it does not answer", unix.NUD_NOARP: "no ARP", unix.NUD_PERMANENT: "permanent",
+	unix.NUD_DELAY: "delay", unix.NUD_PROBE: "probe", unix.NUD_FAILED: "failed: it does not answer", unix.NUD_NOARP: "no ARP",
+	unix.NUD_PERMANENT: "permanent",
 }
 
 // nodeSteps are those of a packet of the node's own stack, after the socket hooks.

@@ -157,7 +157,8 @@ func (t *tracer) enter() error {
 	}
 	if owner := t.view.Netns(); owner.Cookie != 0 && owner.Cookie != own.Cookie {
 		if t.nsPath = kernel.FindNetns(owner); t.nsPath == "" {
-			return fmt.Errorf("enter network namespace %s of the agent: no process and no name shows it: run in the host's process namespace (hostPID)", owner)
+			return fmt.Errorf("enter network namespace %s of the agent: no process and no name shows it: run in the host's process namespace "+
+				"(hostPID)", owner)
 		}
 	}
 	if t.ns, err = kernel.OpenNetns(t.nsPath); err != nil {

@@ -69,7 +69,8 @@ func TestDSRRepliesInWords(t *testing.T) {
 	}
 	now := time.Now()
 	broken := &inspect.DSRPath{Failures: 6, Failed: now.Add(-20 * time.Second), Broken: true}
-	if why, state := undirected(broken, now); state != Doubt || !strings.Contains(why, "clients repeated 6 SYNs, the last 20 s ago") || !strings.Contains(why, "again in 40 s") {
+	if why, state := undirected(broken, now); state != Doubt || !strings.Contains(why, "clients repeated 6 SYNs, the last 20 s ago") ||
+		!strings.Contains(why, "again in 40 s") {
 		t.Errorf("%s: %s", state, why)
 	}
 	for _, path := range []*inspect.DSRPath{nil, {Trusted: true}} {
@@ -125,7 +126,8 @@ func example() *Report {
 		},
 		Probe: &Probe{
 			Result: "no answer", Conclusion: nasty, Counters: map[string]uint64{"drop_source_range": 1},
-			Drops: []drops.Drop{{Reason: "NETFILTER_DROP", Meaning: nasty, Place: drops.Place{Namespace: nasty, Pod: nasty, Table: nasty, Chain: "in"}}},
+			Drops: []drops.Drop{{Reason: "NETFILTER_DROP", Meaning: nasty,
+				Place: drops.Place{Namespace: nasty, Pod: nasty, Table: nasty, Chain: "in"}}},
 		},
 		Notes: []string{nasty},
 	}

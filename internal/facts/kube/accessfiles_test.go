@@ -13,7 +13,8 @@ import (
 
 // kubeconfigText is a kubeconfig with a server, a certificate authority and a user.
 func kubeconfigText(server, authority, user string) string {
-	return "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '" + server + "', certificate-authority: '" + authority + "'}}]\n" +
+	return "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '" + server +
+		"', certificate-authority: '" + authority + "'}}]\n" +
 		"users: [{name: u, user: {" + user + "}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"
 }
 

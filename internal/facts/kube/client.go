@@ -91,13 +91,15 @@ func (a Access) watchedConfig() (*rest.Config, error) {
 func (a Access) config() (*rest.Config, error) {
 	if strings.ContainsAny(a.Master, "@?#") {
 		// Not quoted: it may be a password.
-		return nil, errors.New("connect to API server: --master has more than a host, a port and a path: write credentials to a kubeconfig and set --kubeconfig")
+		return nil, errors.New("connect to API server: --master has more than a host, a port and a path: write credentials to a kubeconfig " +
+			"and set --kubeconfig")
 	}
 	if a.Kubeconfig == "" && a.Master == "" {
 		cfg, err := rest.InClusterConfig()
 		switch {
 		case errors.Is(err, rest.ErrNotInCluster):
-			return nil, errors.New("connect to API server: no kubeconfig given, and this is not a Pod of a cluster: set --kubeconfig FILE, or --manifests DIR")
+			return nil, errors.New("connect to API server: no kubeconfig given, and this is not a Pod of a cluster: set --kubeconfig FILE, or " +
+				"--manifests DIR")
 		case err != nil:
 			return nil, fmt.Errorf("connect to API server: read the Pod's account: %w: mount its token, or set --kubeconfig FILE", err)
 		}

@@ -26,11 +26,14 @@ func TestAKubeconfigThatCannotBeUsedSaysWhatToMend(t *testing.T) {
 		{"another kind", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n", []string{"another kind.yaml: not a kubeconfig: fix"}},
 		{"no cluster", head, []string{"read kubeconfig: it names no cluster: fix"}},
 		{"a context of no name", head + cluster + "current-context: other\n", []string{"a context of no name.yaml", "other"}},
-		{"a certificate without a key", head + cluster + "current-context: x\nusers: [{name: u, user: {client-certificate: /nonexistent/crt, token: " + secret + "}}]\n",
+		{"a certificate without a key", head + cluster +
+			"current-context: x\nusers: [{name: u, user: {client-certificate: /nonexistent/crt, token: " + secret + "}}]\n",
 			[]string{"a certificate without a key.yaml", "/nonexistent/crt"}},
-		{"no authority", strings.Replace(head+cluster, "6443'", "6443', certificate-authority: /nonexistent/ca", 1) + "current-context: x\nusers: [{name: u, user: {token: " + secret + "}}]\n",
+		{"no authority", strings.Replace(head+cluster, "6443'", "6443', certificate-authority: /nonexistent/ca", 1) +
+			"current-context: x\nusers: [{name: u, user: {token: " + secret + "}}]\n",
 			[]string{"no authority.yaml", "/nonexistent/ca"}},
-		{"an address that is none", strings.Replace(head+cluster, "https://192.0.2.1:6443", "https://192.0.2.1:x", 1) + "current-context: x\nusers: [{name: u, user: {token: " + secret + "}}]\n",
+		{"an address that is none", strings.Replace(head+cluster, "https://192.0.2.1:6443", "https://192.0.2.1:x", 1) +
+			"current-context: x\nusers: [{name: u, user: {token: " + secret + "}}]\n",
 			[]string{"an address that is none.yaml", "192.0.2.1:x"}},
 	} {
 		file := filepath.Join(dir, c.name+".yaml")

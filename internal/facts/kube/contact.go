@@ -153,7 +153,8 @@ func (c *Contact) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "spillway_api_server_reachable",
-			Help: "1 while the API server answers; 0 before its first answer, and when a request gets no answer for 15 seconds or more. At 0, changes have no effect on this node.",
+			Help: "1 while the API server answers; 0 before its first answer, and when a request gets no answer for 15 seconds or more. At 0, " +
+				"changes have no effect on this node.",
 		}, locked(func() float64 {
 			if c.heard && c.away == "" {
 				return 1

@@ -50,7 +50,8 @@ func TestAMissingCRDIsCalledByItsName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := Snapshot(t.Context(), client, policies); err == nil || !strings.Contains(err.Error(), "CRD donottrackpolicies.policy.spillway.dev is not installed") {
+	if _, _, err := Snapshot(t.Context(), client, policies); err == nil ||
+		!strings.Contains(err.Error(), "CRD donottrackpolicies.policy.spillway.dev is not installed") {
 		t.Errorf("a snapshot says: %v", err)
 	}
 

@@ -92,7 +92,8 @@ func (s *Source) watchNodes() {
 			s.reflect(s.ctx, s.nodes, backoff)
 			return
 		}
-		s.cfg.Logger.Info("the cluster has many Nodes: the other Nodes are read from time to time, not watched", "nodes", n, "limit", s.cfg.Nodes.Most)
+		s.cfg.Logger.Info("the cluster has many Nodes: the other Nodes are read from time to time, not watched", "nodes", n,
+			"limit", s.cfg.Nodes.Most)
 		s.others.kind = s.newNodes("other Node")
 		s.kinds = append(s.kinds, s.others.kind)
 		s.watchOwnNode()

@@ -13,7 +13,8 @@ import (
 func (s *Source) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "spillway_services_of_other_proxies",
-		Help: "Services that this agent does not serve, because their label service.kubernetes.io/service-proxy-name leaves them to another proxy. " +
+		Help: "Services that this agent does not serve, because their label service.kubernetes.io/service-proxy-name leaves them to another " +
+			"proxy. " +
 			"If no such proxy runs, remove the label: kubectl get services -A -l service.kubernetes.io/service-proxy-name",
 	}, func() float64 {
 		s.mu.Lock()
@@ -28,7 +29,8 @@ func (s *Source) logOthers() {
 	n := len(s.services.others)
 	if n > 0 && !s.othersLogged {
 		first := slices.MinFunc(slices.Collect(maps.Keys(s.services.others)), model.Name.Compare)
-		s.cfg.Logger.Info("services are not served: their label leaves them to another proxy", "label", proxyNameLabel, "services", n, "first", first.String())
+		s.cfg.Logger.Info("services are not served: their label leaves them to another proxy", "label", proxyNameLabel, "services", n,
+			"first", first.String())
 	}
 	s.othersLogged = n > 0
 }

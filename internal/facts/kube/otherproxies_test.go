@@ -21,7 +21,8 @@ func TestServicesOfOtherProxiesAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	service := func(name string, label ...string) *corev1.Service {
-		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}}
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
+			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}}
 		for _, value := range label {
 			o.Labels = map[string]string{proxyNameLabel: value}
 		}

@@ -47,10 +47,12 @@ func TestTheReporterOwnsAFalseCondition(t *testing.T) {
 		"without a reporter, old":          {"Contradiction", "", time.Hour, nil, "True", ""},
 		"without a reporter, also refused": {"Contradiction", "", time.Hour, refused, "", ""},
 	} {
-		s.own.status["cache"] = policyObject{status: v1alpha1.DoNotTrackPolicyStatus{ReportingNodeName: c.reporter, Conditions: []metav1.Condition{
-			accepted(0, nil),
-			{Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: c.reason, Message: "x", LastTransitionTime: metav1.NewTime(time.Now().Add(-c.age))},
-		}}}
+		s.own.status["cache"] = policyObject{status: v1alpha1.DoNotTrackPolicyStatus{ReportingNodeName: c.reporter,
+			Conditions: []metav1.Condition{
+				accepted(0, nil),
+				{Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: c.reason, Message: "x",
+					LastTransitionTime: metav1.NewTime(time.Now().Add(-c.age))},
+			}}}
 		p.Tell(c.refused, nil)
 		got, by := "", ""
 		if w, ok := p.wanted()["cache"]; ok {

@@ -49,14 +49,17 @@ func TestABadAddressCostsOnlyItself(t *testing.T) {
 	}{
 		{"web", []string{"10.0.0.1"}, "[10.0.0.1]", 0, ""},
 		{"web", []string{"10.0.0.2", "255.255.255.255"}, "[10.0.0.2]", 1,
-			"EndpointSlice shop/web-1: endpoints: 1 address gets no traffic: 255.255.255.255 is the broadcast address; correct the slice, or the program that writes it"},
+			"EndpointSlice shop/web-1: endpoints: 1 address gets no traffic: 255.255.255.255 is the broadcast address; correct the slice, or " +
+				"the program that writes it"},
 		{"web", []string{"255.255.255.255", "10.0.0.2", "10.0.0.3"}, "[10.0.0.2 10.0.0.3]", 1, ""}, // in another order
 		{"web", []string{"10.0.0.3"}, "[10.0.0.3]", 0, ""},
 		{"web", []string{"0.0.0.0"}, "[]", 1,
-			"EndpointSlice shop/web-1: endpoints: 1 address gets no traffic: 0.0.0.0 is the unspecified address; correct the slice, or the program that writes it"},
+			"EndpointSlice shop/web-1: endpoints: 1 address gets no traffic: 0.0.0.0 is the unspecified address; correct the slice, or the " +
+				"program that writes it"},
 		{"another-proxy", []string{"127.0.0.1"}, "[]", 0, ""},
 	} {
-		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: c.service}},
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1",
+			Labels: map[string]string{discoveryv1.LabelServiceName: c.service}},
 			AddressType: discoveryv1.AddressTypeIPv4}
 		for _, a := range c.addresses {
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})

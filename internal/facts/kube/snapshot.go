@@ -71,7 +71,8 @@ func snapshotPolicies(ctx context.Context, policies dynamic.Interface, d *model.
 			*problems = append(*problems, unreadable(list.Items[i].GetName(), err))
 			continue
 		}
-		convertAll([]v1alpha1.DoNotTrackPolicy{o}, kubeobject.DoNotTrackPolicy, func(m *model.DoNotTrackPolicy) { enter(&d.DoNotTrackPolicies, m.Name, m) }, problems)
+		convertAll([]v1alpha1.DoNotTrackPolicy{o}, kubeobject.DoNotTrackPolicy,
+			func(m *model.DoNotTrackPolicy) { enter(&d.DoNotTrackPolicies, m.Name, m) }, problems)
 	}
 	return nil
 }

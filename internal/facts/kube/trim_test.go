@@ -32,7 +32,8 @@ func TestAListKeepsOnlyTheMetadataThatIsRead(t *testing.T) {
 		m.Labels["example.com/team"] = "a"
 		return m
 	}
-	svc, slice, policy := &corev1.Service{ObjectMeta: meta()}, &discoveryv1.EndpointSlice{ObjectMeta: meta()}, &networkingv1.NetworkPolicy{ObjectMeta: meta()}
+	svc, slice, policy := &corev1.Service{ObjectMeta: meta()}, &discoveryv1.EndpointSlice{ObjectMeta: meta()},
+		&networkingv1.NetworkPolicy{ObjectMeta: meta()}
 	for _, o := range []struct {
 		object metav1.Object
 		trim   cache.TransformFunc

@@ -28,7 +28,8 @@ func parseAddr(s string) (_ netip.Addr, why, remedy string) {
 	case err != nil:
 		return netip.Addr{}, fmt.Sprintf("%q is not an IP address", s), "write one such as 192.0.2.1 or 2001:db8::1"
 	case a.Zone() != "":
-		return netip.Addr{}, fmt.Sprintf("%q has a zone, which is valid only on one machine", s), fmt.Sprintf("write the address without %q", "%"+a.Zone())
+		return netip.Addr{}, fmt.Sprintf("%q has a zone, which is valid only on one machine", s),
+			fmt.Sprintf("write the address without %q", "%"+a.Zone())
 	case a.Is4In6():
 		return netip.Addr{}, fmt.Sprintf("%q is an IPv4-mapped IPv6 address", s), fmt.Sprintf("write %q", a.Unmap())
 	}

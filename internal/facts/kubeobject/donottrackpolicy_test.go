@@ -22,7 +22,8 @@ func TestDoNotTrackPolicyLists(t *testing.T) {
 		{16, "spec.egress", "egress: [", rule, "]"},
 		{64, "spec.ingress[0].ports", "ingress: [{ports: [", "{port: 1}", "]}]"},
 		{128, "spec.egress[0].to", "egress: [{ports: [{port: 1}], to: [", "{podSelector: {}}", "]}]"},
-		{32, "spec.ingress[0].from[0].ipBlock.except", "ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [", "10.1.0.0/16", "]}}]}]"},
+		{32, "spec.ingress[0].from[0].ipBlock.except", "ingress: [{ports: [{port: 1}], from: [{ipBlock: {cidr: 10.0.0.0/8, except: [",
+			"10.1.0.0/16", "]}}]}]"},
 	} {
 		for _, n := range []int{test.most, test.most + 1} {
 			text := "metadata: {name: a}\nspec: {podSelector: {matchLabels: {a: b}}, " + test.before + many(test.item, n) + test.after + "}"

@@ -230,7 +230,8 @@ func (c *checker) weight(annotations map[string]string) *uint8 {
 	}
 	v, err := strconv.ParseUint(text, 10, 8)
 	if err != nil || v > model.MaxWeight {
-		c.notef(field.NewPath("metadata", "annotations").Key(WeightAnnotation), "%q is not a weight from 0 to %d, and is left out", clip(text), model.MaxWeight)
+		c.notef(field.NewPath("metadata", "annotations").Key(WeightAnnotation), "%q is not a weight from 0 to %d, and is left out",
+			clip(text), model.MaxWeight)
 		return nil
 	}
 	weight := uint8(v)
@@ -246,7 +247,8 @@ func (c *checker) triggered(annotations map[string]string) time.Time {
 	}
 	t, err := time.Parse(time.RFC3339Nano, v)
 	if err != nil {
-		c.notef(field.NewPath("metadata", "annotations").Key(corev1.EndpointsLastChangeTriggerTime), "%q is not an RFC 3339 time and is left out", v)
+		c.notef(field.NewPath("metadata", "annotations").Key(corev1.EndpointsLastChangeTriggerTime),
+			"%q is not an RFC 3339 time and is left out", v)
 	}
 	return t
 }

@@ -20,8 +20,9 @@ const junk = "a\nlevel=ERROR msg=forged \x1b[2J\xff\u2028b"
 
 func hostileMeta() metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: junk, Namespace: junk, UID: junk,
-		Labels:      map[string]string{junk: junk, discoveryv1.LabelServiceName: junk},
-		Annotations: map[string]string{junk: junk, corev1.EndpointsLastChangeTriggerTime: junk, sourceRangesAnnotation: junk, model.AnnotationPrefix + junk: junk}}
+		Labels: map[string]string{junk: junk, discoveryv1.LabelServiceName: junk},
+		Annotations: map[string]string{junk: junk, corev1.EndpointsLastChangeTriggerTime: junk, sourceRangesAnnotation: junk,
+			model.AnnotationPrefix + junk: junk}}
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -35,25 +36,35 @@ func TestNoObjectBreaksALine(t *testing.T) {
 		m.Name = text
 		ref := &corev1.ObjectReference{Kind: "Pod", Name: text, Namespace: text}
 		_, service := Service(&corev1.Service{ObjectMeta: m, Spec: corev1.ServiceSpec{
-			Type: "LoadBalancer", ClusterIP: text, ClusterIPs: []string{text, text}, ExternalIPs: []string{text}, LoadBalancerSourceRanges: []string{text},
-			SessionAffinity: corev1.ServiceAffinity(text), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicy(text), IPFamilies: []corev1.IPFamily{corev1.IPFamily(text)},
+			Type: "LoadBalancer", ClusterIP: text, ClusterIPs: []string{text, text}, ExternalIPs: []string{text},
+			LoadBalancerSourceRanges: []string{text},
+			SessionAffinity:          corev1.ServiceAffinity(text), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicy(text),
+			IPFamilies:          []corev1.IPFamily{corev1.IPFamily(text)},
 			TrafficDistribution: &text, Ports: []corev1.ServicePort{{Name: text, Protocol: corev1.Protocol(text), Port: -1, NodePort: 1 << 30}, {}}},
-			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: text, IPMode: ptr(corev1.LoadBalancerIPMode(text))}}}}})
+			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: text,
+				IPMode: ptr(corev1.LoadBalancerIPMode(text))}}}}})
 		_, slice := EndpointSlice(&discoveryv1.EndpointSlice{ObjectMeta: m, AddressType: "IPv4",
-			Ports:     []discoveryv1.EndpointPort{{Name: &text, Protocol: ptr(corev1.Protocol(text)), Port: ptr(int32(-1))}, {}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{text}, NodeName: &text, Zone: &text, TargetRef: ref, Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: text}}}}, {}}})
-		_, node := Node(&corev1.Node{ObjectMeta: m, Spec: corev1.NodeSpec{PodCIDR: text, PodCIDRs: []string{text, text}, Taints: []corev1.Taint{{Key: text}}},
+			Ports: []discoveryv1.EndpointPort{{Name: &text, Protocol: ptr(corev1.Protocol(text)), Port: ptr(int32(-1))}, {}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{text}, NodeName: &text, Zone: &text, TargetRef: ref,
+				Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: text}}}}, {}}})
+		_, node := Node(&corev1.Node{ObjectMeta: m, Spec: corev1.NodeSpec{PodCIDR: text, PodCIDRs: []string{text, text},
+			Taints: []corev1.Taint{{Key: text}}},
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: "InternalIP", Address: text}, {Type: "ExternalIP", Address: text}}}})
 		_, pod := Pod(&corev1.Pod{ObjectMeta: m, Status: corev1.PodStatus{PodIP: text, PodIPs: []corev1.PodIP{{IP: text}}}})
-		_, policy := NetworkPolicy(&networkingv1.NetworkPolicy{ObjectMeta: m, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyType(text)},
-			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{text: text}, MatchExpressions: []metav1.LabelSelectorRequirement{{Key: text, Operator: metav1.LabelSelectorOperator(text), Values: []string{text}}}}}})
+		_, policy := NetworkPolicy(&networkingv1.NetworkPolicy{ObjectMeta: m,
+			Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyType(text)},
+				PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{text: text},
+					MatchExpressions: []metav1.LabelSelectorRequirement{{Key: text, Operator: metav1.LabelSelectorOperator(text),
+						Values: []string{text}}}}}})
 		_, space := Namespace(&corev1.Namespace{ObjectMeta: m})
-		for kind, problems := range map[string][]model.Problem{"Service": service, "EndpointSlice": slice, "Node": node, "Pod": pod, "NetworkPolicy": policy, "Namespace": space} {
+		for kind, problems := range map[string][]model.Problem{"Service": service, "EndpointSlice": slice, "Node": node, "Pod": pod,
+			"NetworkPolicy": policy, "Namespace": space} {
 			if len(problems) == 0 {
 				t.Errorf("%s %.20q: no problem", kind, text)
 			}
 			for _, p := range problems {
-				if s := p.String(); strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\u2028' }) || strings.ToValidUTF8(s, "?") != s || len(s) > 4000 {
+				if s := p.String(); strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\u2028' }) ||
+					strings.ToValidUTF8(s, "?") != s || len(s) > 4000 {
 					t.Errorf("%s %.20q: not one short line: %d bytes, %.300q", kind, text, len(s), s)
 				}
 			}
@@ -73,7 +84,8 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 			o.Spec.ExternalIPs = append(o.Spec.ExternalIPs, netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}).String())
 		}
 		for i := range ranges {
-			o.Spec.LoadBalancerSourceRanges = append(o.Spec.LoadBalancerSourceRanges, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32).String())
+			o.Spec.LoadBalancerSourceRanges = append(o.Spec.LoadBalancerSourceRanges,
+				netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32).String())
 		}
 		return Service(o)
 	}
@@ -83,8 +95,10 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 	}{
 		{20000, 1, 3, ""},
 		{64, 1022, 1024, ""},
-		{64, 1023, 0, "Service default/a: spec: asks for 65600 frontends (64 ports on 1025 addresses); the maximum is 65536; split it into several Services"},
-		{64, 0, 1025, "Service default/a: spec.loadBalancerSourceRanges: has 1025 entries; the maximum is 1024 for 64 ports; split it into several Services"},
+		{64, 1023, 0, "Service default/a: spec: asks for 65600 frontends (64 ports on 1025 addresses); the maximum is 65536; split it into " +
+			"several Services"},
+		{64, 0, 1025, "Service default/a: spec.loadBalancerSourceRanges: has 1025 entries; the maximum is 1024 for 64 ports; split it into " +
+			"several Services"},
 		{5000, 20000, 20000, "Service default/a: spec: asks for 100010000 frontends"},
 	} {
 		s, problems := service(row.ports, row.external, row.ranges)
@@ -97,7 +111,8 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 		}
 	}
 
-	o := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{discoveryv1.LabelServiceName: "w"}}, AddressType: "IPv4"}
+	o := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{discoveryv1.LabelServiceName: "w"}},
+		AddressType: "IPv4"}
 	for range maxEndpoints + 1 {
 		o.Endpoints = append(o.Endpoints, discoveryv1.Endpoint{Addresses: []string{"x"}})
 	}
@@ -105,10 +120,12 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 	verify(t, es, problems, nil, "endpoints: has 16385 entries; the maximum is 16384")
 	o.Endpoints = o.Endpoints[:1000]
 	es, problems = EndpointSlice(o)
-	verify(t, es, problems, &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"}, Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4},
+	verify(t, es, problems, &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"},
+		Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4},
 		`endpoints: 1 address gets no traffic: "x" is not an IP address; correct`)
 	o.Endpoints = make([]discoveryv1.Endpoint, 1000)
-	if es, problems = EndpointSlice(o); len(problems) != maxProblems+1 || problems[maxProblems].String() != "EndpointSlice default/a: has more problems than these 16; fix these first" {
+	if es, problems = EndpointSlice(o); len(problems) != maxProblems+1 ||
+		problems[maxProblems].String() != "EndpointSlice default/a: has more problems than these 16; fix these first" {
 		t.Errorf("%v, %d problems, the last %v", es, len(problems), problems[len(problems)-1])
 	}
 	o.Endpoints = []discoveryv1.Endpoint{{}}
@@ -128,7 +145,8 @@ func TestTheSizeOfOneObjectIsBounded(t *testing.T) {
 }
 
 func TestOnlyOwnAnnotationsAreKept(t *testing.T) {
-	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{"other": strings.Repeat("x", 1<<18), model.AnnotationPrefix + "helper": strings.Repeat("y", 1<<18)}},
+	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a",
+		Annotations: map[string]string{"other": strings.Repeat("x", 1<<18), model.AnnotationPrefix + "helper": strings.Repeat("y", 1<<18)}},
 		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 1}}}}
 	s, problems := Service(o)
 	if len(problems) > 0 || len(s.Annotations) != 1 || len(s.Annotations[model.AnnotationPrefix+"helper"]) > 1000 {
@@ -147,18 +165,21 @@ func TestOnlyOwnAnnotationsAreKept(t *testing.T) {
 // different meaning on each machine. The API server refuses them as endpoints too, except
 // multicast beyond the link.
 func TestSpecialAddresses(t *testing.T) {
-	for _, a := range []string{"127.0.0.1", "127.8.9.1", "::1", "0.0.0.0", "::", "169.254.169.254", "fe80::1", "224.0.0.1", "239.1.2.3", "ff02::1", "ff0e::1", "255.255.255.255",
+	for _, a := range []string{"127.0.0.1", "127.8.9.1", "::1", "0.0.0.0", "::", "169.254.169.254", "fe80::1", "224.0.0.1", "239.1.2.3",
+		"ff02::1", "ff0e::1", "255.255.255.255",
 		"::ffff:127.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "127.1", "0x7f000001", "2130706433", "010.0.0.1", " 10.0.0.1", "10.0.0.1\n"} {
 		kind := discoveryv1.AddressTypeIPv4
 		if strings.Contains(a, ":") {
 			kind = discoveryv1.AddressTypeIPv6
 		}
-		o := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{discoveryv1.LabelServiceName: "w"}}, AddressType: kind,
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{a}}}}
+		o := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{discoveryv1.LabelServiceName: "w"}},
+			AddressType: kind,
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{a}}}}
 		if s, problems := EndpointSlice(o); s == nil || len(s.Endpoints) > 0 || len(problems) != 1 || problems[0].Field != "endpoints" {
 			t.Errorf("endpoint %q: %v, %v", a, s, problems)
 		}
-		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", ExternalIPs: []string{a}, Ports: []corev1.ServicePort{{Port: 1}}}}
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"},
+			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", ExternalIPs: []string{a}, Ports: []corev1.ServicePort{{Port: 1}}}}
 		if s, problems := Service(svc); s != nil || len(problems) != 1 {
 			t.Errorf("externalIP %q: %v, %v", a, s, problems)
 		}
@@ -172,13 +193,16 @@ func TestANodeCannotTakeAddressesOfOthers(t *testing.T) {
 status: {addresses: [{type: InternalIP, address: 127.0.0.1}, {type: InternalIP, address: 10.0.0.1}, {type: ExternalIP, address: 169.254.0.1}, {type: InternalIP, address: "::"}]}}`))
 	verify(t, n, problems, &model.Node{Name: "a", Addresses: addrs("10.0.0.1")},
 		"spec.podCIDRs[0]: 64.0.0.0/3 is left out: no node has that many pods; use /8 or longer", "spec.podCIDRs[1]: 2000::/3 is left out",
-		"status.addresses[0].address: 127.0.0.1 is a loopback address and is left out", "status.addresses[3].address: :: is the unspecified address",
+		"status.addresses[0].address: 127.0.0.1 is a loopback address and is left out",
+		"status.addresses[3].address: :: is the unspecified address",
 		"status.addresses[2].address: 169.254.0.1 is a link-local address")
 	n, problems = Node(object[corev1.Node](t, `{metadata: {name: a}, spec: {podCIDRs: [10.0.0.0/8, "fd00::/16"]}}`))
-	verify(t, n, problems, &model.Node{Name: "a", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}})
+	verify(t, n, problems, &model.Node{Name: "a",
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}})
 	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	for i := range 1000 {
-		o.Status.Addresses = append(o.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: fmt.Sprintf("192.0.%d.%d", i/250, i%250)})
+		o.Status.Addresses = append(o.Status.Addresses,
+			corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: fmt.Sprintf("192.0.%d.%d", i/250, i%250)})
 	}
 	n, problems = Node(o)
 	if n == nil || len(n.Addresses) != maxNodeAddresses || len(problems) != 1 || problems[0].Field != "status.addresses[64]" {

@@ -182,31 +182,43 @@ func TestServiceProblems(t *testing.T) {
 		{`name: a`, ports, `spec.clusterIP: is missing, and no allocator runs here`},
 		{`name: a`, ports + `, clusterIP: 10.96.0`, `spec.clusterIP: "10.96.0" is not an IP address`},
 		{`name: a`, ports + `, clusterIP: 10.096.0.1`, `spec.clusterIP: "10.096.0.1" has a leading zero`},
-		{`name: a`, ports + `, clusterIP: "::ffff:10.0.0.1"`, `spec.clusterIP: "::ffff:10.0.0.1" is an IPv4-mapped IPv6 address; write "10.0.0.1"`},
+		{`name: a`, ports + `, clusterIP: "::ffff:10.0.0.1"`,
+			`spec.clusterIP: "::ffff:10.0.0.1" is an IPv4-mapped IPv6 address; write "10.0.0.1"`},
 		{`name: a`, ports + `, clusterIP: fe80::1%eth0`, `spec.clusterIP: "fe80::1%eth0" has a zone`},
 		{`name: a`, ports + `, clusterIP: 0.0.0.0`, `spec.clusterIP: 0.0.0.0 is the unspecified address`},
 		{`name: a`, ports + `, clusterIP: 127.0.0.1`, `spec.clusterIP: 127.0.0.1 is a loopback address`},
 		{`name: a`, ports + `, clusterIPs: [10.0.0.1, x]`, `spec.clusterIPs[1]: "x" is not an IP address`},
 		{`name: a`, ports + `, clusterIPs: [10.0.0.1, 10.0.0.2]`, `spec.clusterIPs: has 2 addresses; use one, or one of each family`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.2, clusterIPs: [10.0.0.1]`, `spec.clusterIPs[0]: "10.0.0.1" differs from spec.clusterIP "10.0.0.2"`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.2, clusterIPs: [10.0.0.1]`,
+			`spec.clusterIPs[0]: "10.0.0.1" differs from spec.clusterIP "10.0.0.2"`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, ipFamilies: [IPv6]`, `spec.ipFamilies[0]: is IPv6, but cluster IP 10.0.0.1 is not`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, ipFamilies: [IPv4, IPv6]`, `spec.ipFamilies[1]: IPv6 has no address in spec.clusterIPs`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, ipFamilies: [IPv5]`, `spec.ipFamilies[0]: "IPv5" is unknown; use IPv4, IPv6`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: Nodeport`, `spec.type: "Nodeport" is unknown; use ClusterIP, NodePort, LoadBalancer, ExternalName`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: Nodeport`,
+			`spec.type: "Nodeport" is unknown; use ClusterIP, NodePort, LoadBalancer, ExternalName`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalIPs: [224.0.0.1]`, `spec.externalIPs[0]: 224.0.0.1 is a multicast address`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalIPs: [169.254.0.1]`, `spec.externalIPs[0]: 169.254.0.1 is a link-local address`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalIPs: [255.255.255.255]`, `spec.externalIPs[0]: 255.255.255.255 is the broadcast address`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalIPs: [255.255.255.255]`,
+			`spec.externalIPs[0]: 255.255.255.255 is the broadcast address`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, sessionAffinity: Cookie`, `spec.sessionAffinity: "Cookie" is unknown; use None, ClientIP`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}`, `spec.sessionAffinityConfig.clientIP.timeoutSeconds: is 86401`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}`,
+			`spec.sessionAffinityConfig.clientIP.timeoutSeconds: is 86401`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, externalTrafficPolicy: Here`, `spec.externalTrafficPolicy: "Here" is unknown`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, internalTrafficPolicy: Here`, `spec.internalTrafficPolicy: "Here" is unknown`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, healthCheckNodePort: 3000`, `spec.healthCheckNodePort: is only for type LoadBalancer with`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 70000`, `spec.healthCheckNodePort: 70000 is not a port`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0]`, `spec.loadBalancerSourceRanges[0]: "10.0.0.0" is not a CIDR`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0/08]`, `spec.loadBalancerSourceRanges[0]: "10.0.0.0/08" has a leading zero`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: ["::ffff:1.2.3.4/128"]`, `spec.loadBalancerSourceRanges[0]: "::ffff:1.2.3.4/128" is an IPv4-mapped IPv6 range`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, loadBalancerSourceRanges: [10.0.0.0/8]`, `spec.loadBalancerSourceRanges: is only for Services of type LoadBalancer`},
-		{`name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8,x"}`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer`, `metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges][1]: "x" is not a CIDR`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 70000`,
+			`spec.healthCheckNodePort: 70000 is not a port`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0]`,
+			`spec.loadBalancerSourceRanges[0]: "10.0.0.0" is not a CIDR`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0/08]`,
+			`spec.loadBalancerSourceRanges[0]: "10.0.0.0/08" has a leading zero`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: ["::ffff:1.2.3.4/128"]`,
+			`spec.loadBalancerSourceRanges[0]: "::ffff:1.2.3.4/128" is an IPv4-mapped IPv6 range`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, loadBalancerSourceRanges: [10.0.0.0/8]`,
+			`spec.loadBalancerSourceRanges: is only for Services of type LoadBalancer`},
+		{`name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8,x"}`,
+			ports + `, clusterIP: 10.0.0.1, type: LoadBalancer`,
+			`metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges][1]: "x" is not a CIDR`},
 		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 0}]`, `spec.ports[0].port: 0 is not a port; use 1 to 65535`},
 		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 65536}]`, `spec.ports[0].port: 65536 is not a port`},
 		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, protocol: tcp}]`, `spec.ports[0].protocol: "tcp" is unknown; use TCP, UDP, SCTP`},
@@ -216,8 +228,10 @@ func TestServiceProblems(t *testing.T) {
 		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, name: A_B}]`, `spec.ports[0].name: "A_B" is not a port name`},
 		{`name: a`, `clusterIP: 10.0.0.1, type: NodePort, ports: [{port: 80}]`, `spec.ports[0].nodePort: is missing`},
 		{`name: a`, `clusterIP: 10.0.0.1, type: NodePort, ports: [{port: 80, nodePort: -1}]`, `spec.ports[0].nodePort: -1 is not a port`},
-		{`name: a`, `clusterIP: 10.0.0.1, type: NodePort, ports: [{name: a, port: 80, nodePort: 3000}, {name: b, port: 81, nodePort: 3000}]`, `spec.ports[1].nodePort: TCP node port 3000 is listed twice`},
-		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, nodePort: 3000}]`, `spec.ports[0].nodePort: is only for types NodePort and LoadBalancer`},
+		{`name: a`, `clusterIP: 10.0.0.1, type: NodePort, ports: [{name: a, port: 80, nodePort: 3000}, {name: b, port: 81, nodePort: 3000}]`,
+			`spec.ports[1].nodePort: TCP node port 3000 is listed twice`},
+		{`name: a`, `clusterIP: 10.0.0.1, ports: [{port: 80, nodePort: 3000}]`,
+			`spec.ports[0].nodePort: is only for types NodePort and LoadBalancer`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
@@ -229,7 +243,8 @@ func TestServiceProblems(t *testing.T) {
 
 func TestServiceIngressProblems(t *testing.T) {
 	const spec = `metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 80}]}`
-	s, problems := Service(object[corev1.Service](t, `{`+spec+`, status: {loadBalancer: {ingress: [{ip: 1.2.3.04}, {ip: 1.2.3.4, ipMode: Vip}, {ip: "::"}, {ip: 1.2.3.5}]}}}`))
+	s, problems := Service(object[corev1.Service](t,
+		`{`+spec+`, status: {loadBalancer: {ingress: [{ip: 1.2.3.04}, {ip: 1.2.3.4, ipMode: Vip}, {ip: "::"}, {ip: 1.2.3.5}]}}}`))
 	verify(t, s, problems, &model.Service{
 		Name: model.Name{Namespace: "default", Name: "a"}, Type: model.LoadBalancer,
 		ClusterIPs: addrs("10.0.0.1"), LoadBalancerIPs: addrs("1.2.3.5"), Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
@@ -241,7 +256,8 @@ func TestServiceIngressProblems(t *testing.T) {
 
 // A Service is served without some fields if they are invalid.
 func TestServiceLeavesOut(t *testing.T) {
-	s, problems := Service(object[corev1.Service](t, `{metadata: {name: a}, spec: {clusterIP: 10.0.0.1, trafficDistribution: PreferMoon, ports: [{port: 80}]}, status: {loadBalancer: {ingress: [{ip: 1.2.3.4}]}}}`))
+	s, problems := Service(object[corev1.Service](t,
+		`{metadata: {name: a}, spec: {clusterIP: 10.0.0.1, trafficDistribution: PreferMoon, ports: [{port: 80}]}, status: {loadBalancer: {ingress: [{ip: 1.2.3.4}]}}}`))
 	verify(t, s, problems, &model.Service{
 		Name: model.Name{Namespace: "default", Name: "a"}, Type: model.ClusterIP,
 		ClusterIPs: addrs("10.0.0.1"), Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
@@ -281,7 +297,8 @@ endpoints:
 			{Addr: netip.MustParseAddr("fd00::1"), Ready: true, Serving: true},
 			{Addr: netip.MustParseAddr("fd00::3")},
 			{Addr: netip.MustParseAddr("fd00::4"), Serving: true, Terminating: true, Node: "n1"},
-			{Addr: netip.MustParseAddr("fd00::5"), Ready: true, Serving: true, Hints: &model.Hints{Zones: []string{"z2"}, Nodes: []string{"n2"}}, Pod: model.Name{Namespace: "shop", Name: "p"}},
+			{Addr: netip.MustParseAddr("fd00::5"), Ready: true, Serving: true, Hints: &model.Hints{Zones: []string{"z2"}, Nodes: []string{"n2"}},
+				Pod: model.Name{Namespace: "shop", Name: "p"}},
 			{Addr: netip.MustParseAddr("fd00::6"), Ready: true, Serving: true, Pod: model.Name{Namespace: "o", Name: "p"}},
 			{Addr: netip.MustParseAddr("fd00::7"), Ready: true, Serving: true},
 		},
@@ -308,8 +325,10 @@ func TestEndpointSliceProblems(t *testing.T) {
 		s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, `{`+meta+text+`}`))
 		verify(t, s, problems, nil, want)
 	}
-	s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, `{metadata: {name: a, labels: {kubernetes.io/service-name: w}, annotations: {endpoints.kubernetes.io/last-change-trigger-time: noon}}, addressType: IPv4, endpoints: []}`))
-	verify(t, s, problems, &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"}, Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4},
+	s, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t,
+		`{metadata: {name: a, labels: {kubernetes.io/service-name: w}, annotations: {endpoints.kubernetes.io/last-change-trigger-time: noon}}, addressType: IPv4, endpoints: []}`))
+	verify(t, s, problems, &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"},
+		Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4},
 		`metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]: "noon" is not an RFC 3339 time`)
 }
 
@@ -317,10 +336,12 @@ func TestEndpointSliceProblems(t *testing.T) {
 func TestEndpointSliceLeavesOut(t *testing.T) {
 	const most = 420
 	convert := func(text string) (*model.EndpointSlice, []model.Problem) {
-		return EndpointSlice(object[discoveryv1.EndpointSlice](t, `{metadata: {name: a, labels: {kubernetes.io/service-name: w}}, addressType: IPv4, `+text+`}`))
+		return EndpointSlice(object[discoveryv1.EndpointSlice](t,
+			`{metadata: {name: a, labels: {kubernetes.io/service-name: w}}, addressType: IPv4, `+text+`}`))
 	}
 	slice := func(endpoints ...string) *model.EndpointSlice {
-		s := &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"}, Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4}
+		s := &model.EndpointSlice{Name: model.Name{Namespace: "default", Name: "a"},
+			Service: model.Name{Namespace: "default", Name: "w"}, Family: model.IPv4}
 		for _, a := range endpoints {
 			s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: netip.MustParseAddr(a), Ready: true, Serving: true})
 		}
@@ -389,14 +410,16 @@ status: {addresses: [{type: Hostname, address: n1}, {type: ExternalIP, address: 
 
 func TestPod(t *testing.T) {
 	p, problems := Pod(object[corev1.Pod](t, `{metadata: {name: p, labels: {a: b}}, spec: {nodeName: n1, containers: []}, status: {podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}, {ip: "fd00::1"}]}}`))
-	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, Labels: map[string]string{"a": "b"}, Node: "n1", IPs: addrs("10.0.0.1", "fd00::1")})
+	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, Labels: map[string]string{"a": "b"}, Node: "n1",
+		IPs: addrs("10.0.0.1", "fd00::1")})
 	p, problems = Pod(object[corev1.Pod](t, `{metadata: {name: p}, status: {podIP: 10.0.0.1}}`))
 	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, IPs: addrs("10.0.0.1")})
 	p, problems = Pod(object[corev1.Pod](t, `{metadata: {name: p}, status: {podIP: 10.0.0.1}, spec: {
 		initContainers: [{name: s, ports: [{containerPort: 7, hostPort: 8, protocol: UDP}]}],
 		containers: [{name: a, ports: [{containerPort: 80}, {containerPort: 81, hostPort: 8081, hostIP: 192.0.2.1}]}, {name: b, ports: [{containerPort: 9, hostPort: 99999}, {containerPort: 10, hostPort: 8010, hostIP: 10.0.0.300}]}]}}`))
 	verify(t, p, problems, &model.Pod{Name: model.Name{Namespace: "default", Name: "p"}, IPs: addrs("10.0.0.1"),
-		HostPorts: []model.HostPort{{Protocol: model.TCP, Port: 81, Host: 8081, IP: netip.MustParseAddr("192.0.2.1")}, {Protocol: model.UDP, Port: 7, Host: 8}}})
+		HostPorts: []model.HostPort{{Protocol: model.TCP, Port: 81, Host: 8081, IP: netip.MustParseAddr("192.0.2.1")},
+			{Protocol: model.UDP, Port: 7, Host: 8}}})
 	for _, text := range []string{
 		`{metadata: {name: p}, spec: {hostNetwork: true, containers: []}, status: {podIP: 10.0.0.1}}`,
 		`{metadata: {name: p}, status: {phase: Succeeded, podIP: 10.0.0.1}}`,
@@ -418,10 +441,11 @@ func TestNetworkPolicy(t *testing.T) {
 		`{podSelector: {}, egress: [{}]}`:                         {Name: name, Ingress: true, Egress: true},
 		`{podSelector: {}, policyTypes: [Egress]}`:                {Name: name, Egress: true},
 		`{podSelector: {}, policyTypes: [Ingress], egress: [{}]}`: {Name: name, Ingress: true},
-		`{podSelector: {matchLabels: {a: b}, matchExpressions: [{key: c, operator: In, values: [d]}]}}`: {Name: name, Ingress: true, Selector: model.Selector{
-			MatchLabels: map[string]string{"a": "b"},
-			Expressions: []model.Requirement{{Key: "c", Operator: "In", Values: []string{"d"}}},
-		}},
+		`{podSelector: {matchLabels: {a: b}, matchExpressions: [{key: c, operator: In, values: [d]}]}}`: {Name: name, Ingress: true,
+			Selector: model.Selector{
+				MatchLabels: map[string]string{"a": "b"},
+				Expressions: []model.Requirement{{Key: "c", Operator: "In", Values: []string{"d"}}},
+			}},
 	} {
 		n, problems := NetworkPolicy(object[networkingv1.NetworkPolicy](t, `{metadata: {name: p}, spec: `+text+`}`))
 		verify(t, n, problems, want)

@@ -71,7 +71,8 @@ func isStaticUID(uid string) bool {
 	return err == nil && len(sum) == 16
 }
 
-var podProtocols = map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP}
+var podProtocols = map[corev1.Protocol]model.Protocol{corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP,
+	corev1.ProtocolSCTP: model.SCTP}
 
 // hostPorts adds the host ports of containers. It ignores an invalid port or hostIP and keeps the
 // Pod: the API server accepts no such port.

@@ -20,8 +20,9 @@ func TestSocketHooksAnnotation(t *testing.T) {
 		"unknown":    {map[string]string{SocketHooksAnnotation: "false"}, "", 1},
 		"static pod": {map[string]string{SocketHooksAnnotation: "off", corev1.MirrorPodAnnotationKey: hash}, hash, 0},
 		// Any author of a Pod may name another's.
-		"UID of another pod": {map[string]string{SocketHooksAnnotation: "off", corev1.MirrorPodAnnotationKey: "5f3ecc28-1b3c-4c50-8f4b-9d3f4a6f2d11"}, "uid", 0},
-		"no hash":            {map[string]string{SocketHooksAnnotation: "off", corev1.MirrorPodAnnotationKey: "../" + hash[3:]}, "uid", 0},
+		"UID of another pod": {map[string]string{SocketHooksAnnotation: "off",
+			corev1.MirrorPodAnnotationKey: "5f3ecc28-1b3c-4c50-8f4b-9d3f4a6f2d11"}, "uid", 0},
+		"no hash": {map[string]string{SocketHooksAnnotation: "off", corev1.MirrorPodAnnotationKey: "../" + hash[3:]}, "uid", 0},
 	} {
 		p, problems := Pod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "default", Name: "p", UID: "uid", Annotations: test.annotations,

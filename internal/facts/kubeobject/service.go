@@ -69,7 +69,8 @@ func (c *checker) bounded(spec *field.Path, s *model.Service) {
 	addrs := len(s.ClusterIPs) * 2 // each family has its NodePorts
 	addrs += len(s.ExternalIPs) + len(s.LoadBalancerIPs)
 	if n := len(s.Ports) * addrs; n > maxFrontends {
-		c.invalidf(spec, "asks for %d frontends (%d ports on %d addresses); the maximum is %d; split it into several Services", n, len(s.Ports), addrs, maxFrontends)
+		c.invalidf(spec, "asks for %d frontends (%d ports on %d addresses); the maximum is %d; split it into several Services", n,
+			len(s.Ports), addrs, maxFrontends)
 	}
 	if n := len(s.Ports) * len(s.SourceRanges); n > maxPortsRanges {
 		c.invalidf(spec.Child("loadBalancerSourceRanges"), "has %d entries; the maximum is %d for %d ports; split it into several Services",
@@ -92,7 +93,8 @@ func (c *checker) ownAnnotations(all map[string]string) (out map[string]string) 
 	}
 	slices.Sort(own)
 	if n := len(own); n > maxOwnAnnotations {
-		c.notef(field.NewPath("metadata", "annotations"), "has %d names with %s; the first %d count", n, model.AnnotationPrefix, maxOwnAnnotations)
+		c.notef(field.NewPath("metadata", "annotations"), "has %d names with %s; the first %d count", n,
+			model.AnnotationPrefix, maxOwnAnnotations)
 		own = own[:maxOwnAnnotations]
 	}
 	for _, key := range own {

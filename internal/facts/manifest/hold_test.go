@@ -190,7 +190,8 @@ func TestARenamedFileKeepsServing(t *testing.T) {
 				l.rename("m.yaml", "z.yaml")
 				problems := []string{"c.yaml, document 1 (Service default/a): metadata.name: is also in z.yaml"}
 				if tt.problem != "" {
-					problems = []string{"c.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last valid state is served", tt.problem}
+					problems = []string{"c.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last valid state is served",
+						tt.problem}
 				}
 				l.expect("a=10.0.0.1", problems...)
 				_ = os.Remove(filepath.Join(l.dir, "z.yaml"))
@@ -222,7 +223,8 @@ func TestASlipOfThePenHandsNothingToADuplicate(t *testing.T) {
 	l.write("0.yaml", service("a", "10.0.0.2"))
 	l.expect("a=10.0.0.1", "0.yaml")
 	l.write("z.yaml", badYAML)
-	l.expect("a=10.0.0.1", "0.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last valid state is served", "z.yaml, document 1: line 1 is not YAML")
+	l.expect("a=10.0.0.1", "0.yaml, document 1 (Service default/a): metadata.name: was in z.yaml, whose last valid state is served",
+		"z.yaml, document 1: line 1 is not YAML")
 	l.write("z.yaml", service("b", "10.0.0.3")) // readable, without the object
 	l.expect("a=10.0.0.2 b=10.0.0.3")
 }

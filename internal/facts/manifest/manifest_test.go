@@ -92,7 +92,9 @@ apiVersion: apps/v1
 kind: Deployment
 metadata: {name: web}
 `)
-	write(t, dir, "more.json", "{\"apiVersion\":\"v1\",\n\t\"kind\":\"ServiceList\",\"items\":[{\"metadata\":{\"name\":\"json\"},\"spec\":{\"clusterIP\":\"10.96.0.2\",\"ports\":[{\"port\":80}]}}]}")
+	write(t, dir, "more.json",
+		"{\"apiVersion\":\"v1\",\n\t\"kind\":\"ServiceList\",\"items\":[{\"metadata\":{\"name\":\"json\"},"+
+			"\"spec\":{\"clusterIP\":\"10.96.0.2\",\"ports\":[{\"port\":80}]}}]}")
 	write(t, dir, "more.yml", "\xef\xbb\xbf"+service("yml", "10.96.0.3"))
 	write(t, dir, ".hidden.yaml", "no")
 	write(t, dir, "README.md", "no")
@@ -157,36 +159,63 @@ func TestObjectsOfOtherGroupsAreIgnored(t *testing.T) {
 // Each case is a document beside a valid one, which must serve regardless.
 func TestLoadReportsOneClearLine(t *testing.T) {
 	tests := map[string]struct{ text, want string }{
-		"syntax":            {"a: [1\n", "web.yaml, document 2: line 6 is not YAML: did not find expected ',' or ']'"},
-		"tab":               {"apiVersion: v1\n\tkind: Service\n", "web.yaml, document 2: line 7 is not YAML: found a tab character that violates indentation"},
-		"key twice":         {"kind: A\nkind: B\n", "web.yaml, document 2: line 7 is not YAML: key \"kind\" already set in map"},
-		"not an object":     {"just words\n", "web.yaml, document 2: is of type string; a mapping is expected"},
-		"no kind":           {"apiVersion: v1\n", "web.yaml, document 2: kind: is missing; every document is an object with apiVersion and kind"},
-		"no apiVersion":     {"kind: Service\n", "web.yaml, document 2: apiVersion: is missing; every document is an object with apiVersion and kind"},
-		"unknown field":     {service("x", "10.96.0.9") + "  \nspecs: {}\n", `web.yaml, document 2 (Service default/x): specs: is unknown; check its spelling and its place`},
-		"nested":            {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 1}, {prot: 2}]}\n", `web.yaml, document 2 (Service default/x): spec.ports[1].prot: is unknown; check its spelling and its place`},
-		"case":              {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ClusterIP: 10.96.0.9, ports: [{port: 1}]}\n", `web.yaml, document 2 (Service default/x): spec.ClusterIP: is unknown; check its spelling and its place`},
-		"type":              {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {clusterIP: 10.96.0.9, ports: [{port: http}]}\n", `web.yaml, document 2 (Service default/x): spec.ports.port: is of type string; a whole number of 32 bits is expected`},
-		"string wanted":     {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {clusterIP: 10}\n", `web.yaml, document 2 (Service default/x): spec.clusterIP: is of type number; a string (quote it) is expected`},
-		"time":              {"apiVersion: v1\nkind: Service\nmetadata: {name: x, creationTimestamp: yesterday}\n", `web.yaml, document 2 (Service default/x): metadata.creationTimestamp: "yesterday" is not a time; write one like "2026-01-31T12:00:00Z"`},
-		"day":               {"apiVersion: v1\nkind: Service\nmetadata: {name: x, creationTimestamp: 2026-01-31, annotations: {buildTime: noon}}\n", `web.yaml, document 2 (Service default/x): metadata.creationTimestamp: "2026-01-31" is not a time`},
-		"time in a list":    {"apiVersion: v1\nkind: Pod\nmetadata: {name: x, creationTimestamp: null}\nstatus: {conditions: [{type: A, lastTransitionTime: '2026-01-31T12:00:00Z'}, {type: B, lastTransitionTime: five}]}\n", `web.yaml, document 2 (Pod default/x): status.conditions[1].lastTransitionTime: "five" is not a time`},
-		"field":             {service("x", "10.96.0.09"), `web.yaml, document 2 (Service default/x): spec.clusterIP: "10.96.0.09" has a leading zero`},
-		"unknown kind":      {"apiVersion: v1\nkind: Sevice\n", `web.yaml, document 2: kind: "Sevice" is unknown in v1; the object is skipped`},
-		"version":           {"apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}\n", `web.yaml, document 2 (EndpointSlice default/x): apiVersion: "discovery.k8s.io/v1beta1" is not read for kind EndpointSlice; write discovery.k8s.io/v1`},
-		"wrong group":       {"apiVersion: networking.k8s.io/v1\nkind: Service\nmetadata: {name: x}\n", `web.yaml, document 2 (Service default/x): apiVersion: "networking.k8s.io/v1" is not read for kind Service; write v1`},
-		"reserved":          {"apiVersion: policy.spillway.dev/v1\nkind: Untracked\nmetadata: {name: x}\n", `web.yaml, document 2: kind: Untracked of policy.spillway.dev/v1 is not served yet; the object is skipped`},
-		"next version":      {"apiVersion: policy.spillway.dev/v1beta1\nkind: DoNotTrackPolicy\nmetadata: {name: x}\n", `web.yaml, document 2 (DoNotTrackPolicy x): apiVersion: "policy.spillway.dev/v1beta1" is not read for kind DoNotTrackPolicy; write policy.spillway.dev/v1alpha1`},
-		"core version":      {"apiVersion: v2\nkind: Node\nmetadata: {name: x}\n", `web.yaml, document 2 (Node x): apiVersion: "v2" is not read for kind Node; write v1`},
-		"version in list":   {"apiVersion: v1\nkind: List\nitems: [{apiVersion: crd.projectcalico.org/v1, kind: Node, metadata: {name: x}}, {apiVersion: networking.k8s.io/v1beta1, kind: NetworkPolicy, metadata: {name: x}}]\n", `web.yaml, document 2 (NetworkPolicy default/x): items[1].apiVersion: "networking.k8s.io/v1beta1" is not read`},
-		"list version":      {"apiVersion: v2\nkind: ServiceList\nitems: []\n", `web.yaml, document 2: kind: "ServiceList" of "v2" is unknown; the object is skipped`},
-		"endpoints":         {"apiVersion: v1\nkind: Endpoints\nmetadata: {name: x}\n", `web.yaml, document 2: kind: Endpoints are not read; write a discovery.k8s.io/v1 EndpointSlice`},
-		"slice of nothing":  {"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nendpoints: []\n", `web.yaml, document 2 (EndpointSlice default/x): metadata.labels[kubernetes.io/service-name]: is missing; it names the Service that the endpoints belong to`},
-		"list item":         {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Node, metadata: {name: x}, spec: {podCIDRs: [10.0.0.0]}}]\n", `web.yaml, document 2 (Node x): items[0].spec.podCIDRs[0]: "10.0.0.0" is not a CIDR`},
-		"list of words":     {"apiVersion: v1\nkind: List\nitems: [a]\n", `web.yaml, document 2: items[0]: is of type string; a mapping is expected`},
-		"list field":        {"apiVersion: v1\nkind: List\nitem: []\n", `web.yaml, document 2: item: is unknown; check its spelling and its place`},
-		"list in list":      {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]\n", `web.yaml, document 2: items[0].kind: "List" is unknown in v1; the object is skipped`},
-		"twice in one file": {service("web", "10.96.0.7"), `web.yaml, document 2 (Service default/web): metadata.name: is also in document 1, which is served; remove one`},
+		"syntax": {"a: [1\n", "web.yaml, document 2: line 6 is not YAML: did not find expected ',' or ']'"},
+		"tab": {"apiVersion: v1\n\tkind: Service\n",
+			"web.yaml, document 2: line 7 is not YAML: found a tab character that violates indentation"},
+		"key twice":     {"kind: A\nkind: B\n", "web.yaml, document 2: line 7 is not YAML: key \"kind\" already set in map"},
+		"not an object": {"just words\n", "web.yaml, document 2: is of type string; a mapping is expected"},
+		"no kind":       {"apiVersion: v1\n", "web.yaml, document 2: kind: is missing; every document is an object with apiVersion and kind"},
+		"no apiVersion": {"kind: Service\n", "web.yaml, document 2: apiVersion: is missing; every document is an object with apiVersion " +
+			"and kind"},
+		"unknown field": {service("x", "10.96.0.9") + "  \nspecs: {}\n",
+			`web.yaml, document 2 (Service default/x): specs: is unknown; check its spelling and its place`},
+		"nested": {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 1}, {prot: 2}]}\n",
+			`web.yaml, document 2 (Service default/x): spec.ports[1].prot: is unknown; check its spelling and its place`},
+		"case": {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ClusterIP: 10.96.0.9, ports: [{port: 1}]}\n",
+			`web.yaml, document 2 (Service default/x): spec.ClusterIP: is unknown; check its spelling and its place`},
+		"type": {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {clusterIP: 10.96.0.9, ports: [{port: http}]}\n",
+			`web.yaml, document 2 (Service default/x): spec.ports.port: is of type string; a whole number of 32 bits is expected`},
+		"string wanted": {"apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {clusterIP: 10}\n",
+			`web.yaml, document 2 (Service default/x): spec.clusterIP: is of type number; a string (quote it) is expected`},
+		"time": {"apiVersion: v1\nkind: Service\nmetadata: {name: x, creationTimestamp: yesterday}\n",
+			`web.yaml, document 2 (Service default/x): metadata.creationTimestamp: "yesterday" is not a time; write one like "2026-01-31T12:00:00Z"`},
+		"day": {"apiVersion: v1\nkind: Service\nmetadata: {name: x, creationTimestamp: 2026-01-31, annotations: {buildTime: " +
+			"noon}}\n", `web.yaml, document 2 (Service default/x): metadata.creationTimestamp: "2026-01-31" is not a time`},
+		"time in a list": {"apiVersion: v1\nkind: Pod\nmetadata: {name: x, creationTimestamp: null}\nstatus: {conditions: [{type: A, " +
+			"lastTransitionTime: '2026-01-31T12:00:00Z'}, {type: B, lastTransitionTime: five}]}\n",
+			`web.yaml, document 2 (Pod default/x): status.conditions[1].lastTransitionTime: "five" is not a time`},
+		"field": {service("x", "10.96.0.09"),
+			`web.yaml, document 2 (Service default/x): spec.clusterIP: "10.96.0.09" has a leading zero`},
+		"unknown kind": {"apiVersion: v1\nkind: Sevice\n", `web.yaml, document 2: kind: "Sevice" is unknown in v1; the object is skipped`},
+		"version": {"apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}\n",
+			`web.yaml, document 2 (EndpointSlice default/x): apiVersion: "discovery.k8s.io/v1beta1" is not read for kind EndpointSlice; write discovery.k8s.io/v1`},
+		"wrong group": {"apiVersion: networking.k8s.io/v1\nkind: Service\nmetadata: {name: x}\n",
+			`web.yaml, document 2 (Service default/x): apiVersion: "networking.k8s.io/v1" is not read for kind Service; write v1`},
+		"reserved": {"apiVersion: policy.spillway.dev/v1\nkind: Untracked\nmetadata: {name: x}\n",
+			`web.yaml, document 2: kind: Untracked of policy.spillway.dev/v1 is not served yet; the object is skipped`},
+		"next version": {"apiVersion: policy.spillway.dev/v1beta1\nkind: DoNotTrackPolicy\nmetadata: {name: x}\n",
+			`web.yaml, document 2 (DoNotTrackPolicy x): apiVersion: "policy.spillway.dev/v1beta1" is not read for kind DoNotTrackPolicy; write policy.spillway.dev/v1alpha1`},
+		"core version": {"apiVersion: v2\nkind: Node\nmetadata: {name: x}\n",
+			`web.yaml, document 2 (Node x): apiVersion: "v2" is not read for kind Node; write v1`},
+		"version in list": {"apiVersion: v1\nkind: List\nitems: [{apiVersion: crd.projectcalico.org/v1, kind: Node, metadata: {name: x}}, " +
+			"{apiVersion: networking.k8s.io/v1beta1, kind: NetworkPolicy, metadata: {name: x}}]\n",
+			`web.yaml, document 2 (NetworkPolicy default/x): items[1].apiVersion: "networking.k8s.io/v1beta1" is not read`},
+		"list version": {"apiVersion: v2\nkind: ServiceList\nitems: []\n",
+			`web.yaml, document 2: kind: "ServiceList" of "v2" is unknown; the object is skipped`},
+		"endpoints": {"apiVersion: v1\nkind: Endpoints\nmetadata: {name: x}\n",
+			`web.yaml, document 2: kind: Endpoints are not read; write a discovery.k8s.io/v1 EndpointSlice`},
+		"slice of nothing": {"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nendpoints: []\n",
+			`web.yaml, document 2 (EndpointSlice default/x): metadata.labels[kubernetes.io/service-name]: is missing; it names the Service that the endpoints belong to`},
+		"list item": {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Node, metadata: {name: x}, spec: {podCIDRs: " +
+			"[10.0.0.0]}}]\n", `web.yaml, document 2 (Node x): items[0].spec.podCIDRs[0]: "10.0.0.0" is not a CIDR`},
+		"list of words": {"apiVersion: v1\nkind: List\nitems: [a]\n",
+			`web.yaml, document 2: items[0]: is of type string; a mapping is expected`},
+		"list field": {"apiVersion: v1\nkind: List\nitem: []\n",
+			`web.yaml, document 2: item: is unknown; check its spelling and its place`},
+		"list in list": {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]\n",
+			`web.yaml, document 2: items[0].kind: "List" is unknown in v1; the object is skipped`},
+		"twice in one file": {service("web", "10.96.0.7"),
+			`web.yaml, document 2 (Service default/web): metadata.name: is also in document 1, which is served; remove one`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -262,7 +291,8 @@ func TestNewNeedsADirectory(t *testing.T) {
 	}{
 		{Config{}, "manifest directory is not set; name one with --manifests"},
 		{Config{Dir: dir, Poll: -1}, "manifest poll interval is -1ns; use 0 for the default or a positive one"},
-		{Config{Dir: dir + "/none"}, "read manifests: stat " + dir + "/none: no such file or directory; create the directory, or name another with --manifests"},
+		{Config{Dir: dir + "/none"}, "read manifests: stat " + dir +
+			"/none: no such file or directory; create the directory, or name another with --manifests"},
 		{Config{Dir: dir + "/file"}, "read manifests: " + dir + "/file is not a directory; name the directory that it is in"},
 	} {
 		if _, err := New(tt.config); err == nil || err.Error() != tt.want {
@@ -316,8 +346,10 @@ func TestScanEqualsLoad(t *testing.T) {
 // TestANetworkPolicyThatCannotBeReadSelectsItsNamespace: a CNI may be able to read it.
 func TestANetworkPolicyThatCannotBeReadSelectsItsNamespace(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, "np.yaml", "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: np, namespace: shop}\nspec: {podSelector: {matchLabels: {a: b}}, mode: [new]}\n")
-	write(t, dir, "xx.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: i, resources: {requests: {cpu: NaN}}}]}\n")
+	write(t, dir, "np.yaml", "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: np, namespace: shop}\nspec: "+
+		"{podSelector: {matchLabels: {a: b}}, mode: [new]}\n")
+	write(t, dir, "xx.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: i, resources: "+
+		"{requests: {cpu: NaN}}}]}\n")
 	d, problems := load(t, dir)
 	n := d.NetworkPolicies[model.Name{Namespace: "shop", Name: "np"}]
 	if n == nil || !n.Selector.Everything() || !n.Ingress || !n.Egress {

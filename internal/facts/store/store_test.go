@@ -134,7 +134,8 @@ func randomDelta(r *rand.Rand) model.Delta {
 			if r.IntN(3) > 0 {
 				s := &model.EndpointSlice{Name: n, Service: randomName(r)}
 				for range r.IntN(3) {
-					s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: randomAddr(r), Node: pick(r, "", here, "there"), Pod: pick(r, model.Name{}, randomName(r)), Ready: r.IntN(2) == 0})
+					s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: randomAddr(r), Node: pick(r, "", here, "there"),
+						Pod: pick(r, model.Name{}, randomName(r)), Ready: r.IntN(2) == 0})
 				}
 				d.Slices[n] = s
 			}
@@ -205,12 +206,14 @@ func describe(st *Store) map[string][]string {
 			add("slices at "+addr(i).String(), s.Object.Name)
 		}
 	}
-	for name, x := range map[string]map[uint64]*Slice{"services": st.slices.ofService.one, "pods": st.slices.ofPod.one, "addresses": st.slices.ofAddr.one} {
+	for name, x := range map[string]map[uint64]*Slice{"services": st.slices.ofService.one, "pods": st.slices.ofPod.one,
+		"addresses": st.slices.ofAddr.one} {
 		if len(x) > 0 {
 			add("indexed "+name, len(x))
 		}
 	}
-	for name, x := range map[string]index[uint64, *Slice]{"services": st.slices.ofService.more, "pods": st.slices.ofPod.more, "addresses": st.slices.ofAddr.more} {
+	for name, x := range map[string]index[uint64, *Slice]{"services": st.slices.ofService.more, "pods": st.slices.ofPod.more,
+		"addresses": st.slices.ofAddr.more} {
 		for _, list := range x {
 			add(name+" of more than one slice", len(list))
 		}

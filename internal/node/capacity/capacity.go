@@ -266,7 +266,8 @@ func Make(c Config) (Plan, error) {
 	}
 	table := math.Ceil(entries / (1 - c.Headroom))
 	if table > math.MaxInt32 {
-		return Plan{}, fmt.Errorf("%.0f entries with headroom %v do not fit into a table (at most %d): reduce the headroom", entries, c.Headroom, math.MaxInt32)
+		return Plan{}, fmt.Errorf("%.0f entries with headroom %v do not fit into a table (at most %d): reduce the headroom", entries,
+			c.Headroom, math.MaxInt32)
 	}
 	p := Plan{Loads: c.Loads, Timeouts: c.Timeouts, Entries: int(math.Ceil(entries)), Table: int(table), Buckets: int(table)}
 	expectations := 0.0

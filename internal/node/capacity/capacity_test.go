@@ -121,7 +121,8 @@ func TestAPlanGoesBothWays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Entries != 486000 || p.Table != 648000 || p.Expectations != 3090 || math.Floor(p.Ceilings[0]) != 4369 || p.Bytes != Memory(648000, 648000, 3090) {
+	if p.Entries != 486000 || p.Table != 648000 || p.Expectations != 3090 || math.Floor(p.Ceilings[0]) != 4369 ||
+		p.Bytes != Memory(648000, 648000, 3090) {
 		t.Errorf("%+v", p)
 	}
 }

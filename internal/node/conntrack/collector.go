@@ -29,16 +29,21 @@ var (
 	}{
 		{statDesc("found", "Tuples that NAT wanted and found in use; NAT then tries another."), func(c Counters) uint64 { return c.Found }},
 		{statDesc("invalid", "Packets that could not be tracked (INVALID)."), func(c Counters) uint64 { return c.Invalid }},
-		{statDesc("insert", "Entries inserted; since Linux 5.10 only entries created over netlink."), func(c Counters) uint64 { return c.Insert }},
-		{statDesc("insert_failed", "Entries that could not be inserted, which usually costs a packet: a race with an equal entry, or a bucket that is too long."), func(c Counters) uint64 { return c.InsertFailed }},
-		{statDesc("drop", "Packets dropped because their entry could not be created or inserted: a full table, or a lost race."), func(c Counters) uint64 { return c.Drop }},
+		{statDesc("insert", "Entries inserted; since Linux 5.10 only entries created over netlink."),
+			func(c Counters) uint64 { return c.Insert }},
+		{statDesc("insert_failed", "Entries that could not be inserted, which usually costs a packet: a race with an equal entry, or a "+
+			"bucket that is too long."), func(c Counters) uint64 { return c.InsertFailed }},
+		{statDesc("drop", "Packets dropped because their entry could not be created or inserted: a full table, or a lost race."),
+			func(c Counters) uint64 { return c.Drop }},
 		{statDesc("early_drop", "Entries evicted early because the table was full."), func(c Counters) uint64 { return c.EarlyDrop }},
 		{statDesc("search_restart", "Lookups restarted because the table was resized."), func(c Counters) uint64 { return c.SearchRestart }},
 		{statDesc("error", "Malformed packets."), func(c Counters) uint64 { return c.Error }},
-		{statDesc("clash_resolve", "Races between equal entries that were resolved without a drop."), func(c Counters) uint64 { return c.ClashResolve }},
+		{statDesc("clash_resolve", "Races between equal entries that were resolved without a drop."),
+			func(c Counters) uint64 { return c.ClashResolve }},
 		{statDesc("chaintoolong", "Entries not inserted because their bucket was too long."), func(c Counters) uint64 { return c.ChainTooLong }},
 	}
-	expectDesc = prometheus.NewDesc("spillway_conntrack_expectations", "Connections that a conntrack helper expects, by helper.", []string{"helper"}, nil)
+	expectDesc = prometheus.NewDesc("spillway_conntrack_expectations", "Connections that a conntrack helper expects, by helper.",
+		[]string{"helper"}, nil)
 )
 
 func nodeDesc(name, help string) *prometheus.Desc {

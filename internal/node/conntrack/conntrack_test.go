@@ -40,8 +40,10 @@ func plant(t testing.TB, protocol uint8, src, dst, answerFrom string) {
 	}
 	flow := &netlink.ConntrackFlow{
 		FamilyType: uint8(family), TimeOut: 100,
-		Forward: netlink.IPTuple{Protocol: protocol, SrcIP: net.IP(s.Addr().AsSlice()), SrcPort: s.Port(), DstIP: net.IP(d.Addr().AsSlice()), DstPort: d.Port()},
-		Reverse: netlink.IPTuple{Protocol: protocol, SrcIP: net.IP(a.Addr().AsSlice()), SrcPort: a.Port(), DstIP: net.IP(s.Addr().AsSlice()), DstPort: s.Port()},
+		Forward: netlink.IPTuple{Protocol: protocol, SrcIP: net.IP(s.Addr().AsSlice()), SrcPort: s.Port(),
+			DstIP: net.IP(d.Addr().AsSlice()), DstPort: d.Port()},
+		Reverse: netlink.IPTuple{Protocol: protocol, SrcIP: net.IP(a.Addr().AsSlice()), SrcPort: a.Port(),
+			DstIP: net.IP(s.Addr().AsSlice()), DstPort: s.Port()},
 	}
 	if protocol == unix.IPPROTO_TCP {
 		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: 3}
@@ -163,7 +165,8 @@ func TestAddTakesATupleThatNobodyHas(t *testing.T) {
 	plant(t, unix.IPPROTO_TCP, "192.0.2.1:4001", "10.96.0.10:80", "10.244.0.2:8080")
 	before := entries(t, c, Filter{})
 	from, to := netip.MustParseAddrPort("10.244.0.2:8080"), netip.MustParseAddrPort("192.0.2.1:4001")
-	added, err := c.Add(&Entry{Protocol: unix.IPPROTO_TCP, Timeout: time.Second, Orig: Tuple{Src: from, Dst: to}, Reply: Tuple{Src: to, Dst: from}})
+	added, err := c.Add(&Entry{Protocol: unix.IPPROTO_TCP, Timeout: time.Second, Orig: Tuple{Src: from, Dst: to},
+		Reply: Tuple{Src: to, Dst: from}})
 	if added || err != nil {
 		t.Errorf("added over another: %v, error %v", added, err)
 	}

@@ -22,7 +22,8 @@ func FuzzDecodeEntry(f *testing.F) {
 		for _, a := range []*nl.RtAttr{
 			nl.NewRtAttr(ctaStatus, nl.BEUint32Attr(uint32(Assured|SeenReply))), nl.NewRtAttr(ctaTimeout, nl.BEUint32Attr(120)),
 			nl.NewRtAttr(ctaHelp|unix.NLA_F_NESTED, nl.NewRtAttr(ctaHelpName, nl.ZeroTerminated("tftp")).Serialize()),
-			nl.NewRtAttr(ctaProtoInfo|unix.NLA_F_NESTED, nl.NewRtAttr(ctaProtoInfoTCP|unix.NLA_F_NESTED, nl.NewRtAttr(ctaProtoInfoTCPState, []byte{3}).Serialize()).Serialize()),
+			nl.NewRtAttr(ctaProtoInfo|unix.NLA_F_NESTED, nl.NewRtAttr(ctaProtoInfoTCP|unix.NLA_F_NESTED,
+				nl.NewRtAttr(ctaProtoInfoTCPState, []byte{3}).Serialize()).Serialize()),
 		} {
 			whole = append(whole, a.Serialize()...)
 		}
@@ -48,7 +49,8 @@ func FuzzDecodeEntry(f *testing.F) {
 
 // FuzzLogLine reads records of the kernel's log, which programs can write to.
 func FuzzLogLine(f *testing.F) {
-	for _, s := range []string{"4,1,123,-;nf_conntrack: nf_conntrack: table full, dropping packet", "12,1,1,-;nf_conntrack: table full", "4,1;nf_conntrack", ";", "4,1,99999999999999999999,-;nf_conntrack table full",
+	for _, s := range []string{"4,1,123,-;nf_conntrack: nf_conntrack: table full, dropping packet", "12,1,1,-;nf_conntrack: table full",
+		"4,1;nf_conntrack", ";", "4,1,99999999999999999999,-;nf_conntrack table full",
 		"4,1,1,-;nf_conntrack: expectation table full\n SUBSYSTEM=x"} {
 		f.Add(s)
 	}

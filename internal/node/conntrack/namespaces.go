@@ -185,7 +185,8 @@ func addProcesses(proc string, at func(uint64, string) *Namespace) error {
 		if denied > 1 {
 			processes = fmt.Sprintf("%d processes", denied)
 		}
-		return fmt.Errorf("read the network namespaces of %s: %w: network namespaces of pods may be missing: run it as root with CAP_SYS_PTRACE", processes, os.ErrPermission)
+		return fmt.Errorf("read the network namespaces of %s: %w: network namespaces of pods may be missing: run it as root with CAP_SYS_PTRACE",
+			processes, os.ErrPermission)
 	}
 	return nil
 }

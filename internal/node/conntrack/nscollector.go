@@ -57,8 +57,10 @@ var (
 		desc  *prometheus.Desc
 		value func(Counters) uint64
 	}{
-		{namespaceDesc("drops_total", "Packets dropped because their entry could not be created or inserted: a full table, or a lost race."), func(c Counters) uint64 { return c.Drop }},
-		{namespaceDesc("insert_failed_total", "Entries that could not be inserted: a lost race, or a bucket that is too long."), func(c Counters) uint64 { return c.InsertFailed }},
+		{namespaceDesc("drops_total", "Packets dropped because their entry could not be created or inserted: a full table, or a lost race."),
+			func(c Counters) uint64 { return c.Drop }},
+		{namespaceDesc("insert_failed_total", "Entries that could not be inserted: a lost race, or a bucket that is too long."),
+			func(c Counters) uint64 { return c.InsertFailed }},
 		{namespaceDesc("early_drops_total", "Entries evicted early because the table was full."), func(c Counters) uint64 { return c.EarlyDrop }},
 		{namespaceDesc("invalid_total", "Packets that could not be tracked."), func(c Counters) uint64 { return c.Invalid }},
 	}

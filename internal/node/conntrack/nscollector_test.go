@@ -142,7 +142,8 @@ func TestNamespacesOfProcessesComeLast(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(proc, "200/ns"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Symlink("net:[1]", filepath.Join(proc, "200/ns/net")), os.WriteFile(filepath.Join(proc, "200/comm"), []byte("!first\n"), 0o600)); err != nil {
+	if err := errors.Join(os.Symlink("net:[1]", filepath.Join(proc, "200/ns/net")),
+		os.WriteFile(filepath.Join(proc, "200/comm"), []byte("!first\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	bound := namespaceNamed(t, name(t, "bound"))
@@ -212,7 +213,8 @@ func TestALackOfRightsIsReportedOnce(t *testing.T) {
 	}
 	list := []Namespace{{Own: true}, {Names: []string{"a"}}, {Names: []string{"b"}}, {Names: []string{"c"}}}
 	got, err := readAll(t.Context(), list, nil, refused)
-	const want = "read conntrack of a: permission denied: run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN\nread conntrack of other network namespaces (2): permission denied"
+	const want = "read conntrack of a: permission denied: run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN\nread conntrack of other " +
+		"network namespaces (2): permission denied"
 	if len(got) != 1 || err == nil || err.Error() != want {
 		t.Errorf("%d read: %v", len(got), err)
 	}

@@ -19,10 +19,11 @@ import (
 // CPUs. The kernel uses 32 bits per CPU, so they wrap. The meanings are as in
 // net/netfilter/nf_conntrack_core.c of Linux 6.18.
 type Counters struct {
-	Found         uint64 `json:"found"`          // an allocated tuple was in use; SNAT then tries another
-	Invalid       uint64 `json:"invalid"`        // packets that could not be tracked
-	Insert        uint64 `json:"insert"`         // entries inserted; since Linux 5.10 only entries created over netlink
-	InsertFailed  uint64 `json:"insert_failed"`  // entries that lost a race, had a bucket that is too long, or were dying; their packet is dropped unless the clash was resolved
+	Found   uint64 `json:"found"`   // an allocated tuple was in use; SNAT then tries another
+	Invalid uint64 `json:"invalid"` // packets that could not be tracked
+	Insert  uint64 `json:"insert"`  // entries inserted; since Linux 5.10 only entries created over netlink
+	// entries that lost a race, had a bucket that is too long, or were dying; their packet is dropped unless the clash was resolved
+	InsertFailed  uint64 `json:"insert_failed"`
 	Drop          uint64 `json:"drop"`           // packets dropped: table full, or insert_failed
 	EarlyDrop     uint64 `json:"early_drop"`     // entries evicted early from a full table
 	Error         uint64 `json:"error"`          // malformed packets

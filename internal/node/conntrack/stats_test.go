@@ -164,7 +164,8 @@ func TestTheKernelLogIsCounted(t *testing.T) {
 		"12,105,5000000,-;nf_conntrack: table full, says some program",
 		// A process chooses its name, and that of its program (show_signal_msg).
 		"6,107,7000000,-;nf_conntrack[71]: segfault at 0 ip 0000000000401000 sp 00007ffd00000000 error 4 in table full[401000,401000+1000]",
-		"6,108,7000000,-;nf_conntrack: t[71]: segfault at 0 ip 0000000000401000 sp 00007ffd00000000 error 4 in expectation table full[401000,401000+1000]",
+		"6,108,7000000,-;nf_conntrack: t[71]: segfault at 0 ip 0000000000401000 sp 00007ffd00000000 error 4 in expectation table " +
+			"full[401000,401000+1000]",
 		"6,106,6000000,-;nf_conntrack: default automatic helper assignment has been turned off",
 		"rubbish", "4,1;x", "a,b,c;nf_conntrack: table full",
 	}, "\n")))
@@ -194,7 +195,8 @@ func TestTheCollectorHasNodeExportersNames(t *testing.T) {
 	for _, f := range families {
 		got[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()
 	}
-	for _, want := range []string{"entries", "entries_limit", "stat_drop", "stat_early_drop", "stat_found", "stat_insert", "stat_insert_failed", "stat_invalid", "stat_search_restart"} {
+	for _, want := range []string{"entries", "entries_limit", "stat_drop", "stat_early_drop", "stat_found", "stat_insert",
+		"stat_insert_failed", "stat_invalid", "stat_search_restart"} {
 		if _, there := got["node_nf_conntrack_"+want]; !there {
 			t.Errorf("no node_nf_conntrack_%s among %v", want, got)
 		}

@@ -36,7 +36,8 @@ func (f Filter) Validate() error {
 }
 
 func (f Filter) passes(e *Entry) bool {
-	return (f.Family == 0 || f.Family == familyOf(e.Orig.Src.Addr())) && (f.Protocol == 0 || e.Protocol == f.Protocol) && e.Status&(f.Status|f.Unset) == f.Status &&
+	return (f.Family == 0 || f.Family == familyOf(e.Orig.Src.Addr())) && (f.Protocol == 0 || e.Protocol == f.Protocol) &&
+		e.Status&(f.Status|f.Unset) == f.Status &&
 		(!f.OrigDst.IsValid() || e.Orig.Dst == f.OrigDst)
 }
 

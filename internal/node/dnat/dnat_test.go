@@ -161,7 +161,8 @@ func TestRulesOfNftables(t *testing.T) {
 	nft("delete table ip early")
 	a.want("its table deleted", false)
 	nft("table inet s { chain post { type nat hook postrouting priority 100; ip saddr 10.0.0.0/8 snat ip to 192.0.2.1; masquerade; }; }")
-	nft("table inet s { set ports { type inet_service; }; chain f { type filter hook input priority 0; ct state invalid drop; }; }; add element inet s ports { 1, 2 }")
+	nft("table inet s { set ports { type inet_service; }; chain f { type filter hook input priority 0; ct state invalid drop; }; }; add " +
+		"element inet s ports { 1, 2 }")
 	a.keep("source NAT and filters", false)
 	for name, rule := range map[string]string{
 		"dnat": "tcp dport 80 dnat ip to 10.0.0.1:80", "dnat by map": "dnat ip to tcp dport map { 80 : 10.0.0.1, 81 : 10.0.0.2 }",

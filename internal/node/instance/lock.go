@@ -35,7 +35,8 @@ func Acquire(dir, bpffs string) (*Lock, error) {
 	l := &Lock{}
 	for _, what := range []struct{ name, of, hint string }{
 		{File(dir, bpffs, ".lock"), bpffs, "stop it, or give another --bpffs and another network namespace"},
-		{filepath.Join(dir, fmt.Sprintf("netns-%d.lock", netns.Ino)), "this network namespace", "stop it; its rules and those of a second one would have the same names"},
+		{filepath.Join(dir, fmt.Sprintf("netns-%d.lock", netns.Ino)), "this network namespace",
+			"stop it; its rules and those of a second one would have the same names"},
 	} {
 		f, err := lockFile(what.name, what.of, what.hint)
 		if err != nil {

@@ -45,7 +45,8 @@ func DropCapabilities(list ...int) error {
 	}
 	// Capabilities belong to a thread: a call for the caller's alone would leave the
 	// others as they are.
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&data[0])), 0); errno != 0 {
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)),
+		uintptr(unsafe.Pointer(&data[0])), 0); errno != 0 {
 		return fmt.Errorf("drop capabilities %v: %w", list, errno)
 	}
 	return nil

@@ -67,7 +67,8 @@ func TestMissingIsOneLineWithAdvice(t *testing.T) {
 			func(f *Features) { f.Kernel = Version{5, 4, 0}; f.BPFFS = false },
 			"eBPF dataplane needs Linux 5.15 or newer, this is 5.4.0: use --proxy-mode nftables",
 		},
-		"no rights": {func(f *Features) { f.Lacks = []string{"CAP_BPF", "CAP_NET_ADMIN"} }, "needs CAP_BPF, CAP_NET_ADMIN, which this process lacks"},
+		"no rights": {func(f *Features) { f.Lacks = []string{"CAP_BPF", "CAP_NET_ADMIN"} },
+			"needs CAP_BPF, CAP_NET_ADMIN, which this process lacks"},
 		"bpf denied": {
 			func(f *Features) { f.Needed = map[string]error{"LPM tries": fmt.Errorf("detect: %w", unix.EPERM)} },
 			"needs bpf(2), which a seccomp profile or a security module denies",

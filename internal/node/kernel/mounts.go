@@ -94,7 +94,8 @@ func mountBPFFS(path string) error {
 		return fmt.Errorf("mount BPF file system at %s: the directory is not empty; use an empty directory, or one inside a bpffs", target)
 	}
 	if target == DefaultBPFFS && leadsNowhere(target) {
-		return fmt.Errorf("mount BPF file system at %s: a mount in this container would end with it: run \"mount -t bpf bpf %s\" on the node, or set bpffs.autoMount of the chart", target, target)
+		return fmt.Errorf("mount BPF file system at %s: a mount in this container would end with it: run \"mount -t bpf bpf %s\" on the "+
+			"node, or set bpffs.autoMount of the chart", target, target)
 	}
 	if err := unix.Mount(mountSource, target, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return fmt.Errorf("mount BPF file system at %s: %w; mount it manually: mount -t bpf bpf %s", target, err, target)

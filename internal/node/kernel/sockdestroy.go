@@ -88,7 +88,8 @@ func (d *SocketDestroyer) Destroy(s Socket) error {
 	}
 	msg.hdr = unix.NlMsghdr{Len: uint32(size), Type: sockDestroy, Flags: unix.NLM_F_REQUEST | unix.NLM_F_ACK, Seq: d.seq}
 	msg.req = req
-	if err := unix.Sendto(d.fd, unsafe.Slice((*byte)(unsafe.Pointer(&msg)), size), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err := unix.Sendto(d.fd, unsafe.Slice((*byte)(unsafe.Pointer(&msg)), size), 0,
+		&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("end socket: %w", err)
 	}
 	err := d.acknowledged()

@@ -23,7 +23,8 @@ func TestSocketDestroyComparesTheCookie(t *testing.T) {
 	}
 	defer unix.Close(fd)
 	lo := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: lo.As4()}), unix.Connect(fd, &unix.SockaddrInet4{Addr: lo.As4(), Port: 9})); err != nil {
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: lo.As4()}),
+		unix.Connect(fd, &unix.SockaddrInet4{Addr: lo.As4(), Port: 9})); err != nil {
 		t.Fatal(err)
 	}
 	name, err := unix.Getsockname(fd)
@@ -39,7 +40,8 @@ func TestSocketDestroyComparesTheCookie(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	s := Socket{Protocol: unix.IPPROTO_UDP, Local: netip.AddrPortFrom(lo, uint16(name.(*unix.SockaddrInet4).Port)), Peer: netip.AddrPortFrom(lo, 9), Cookie: cookie + 1}
+	s := Socket{Protocol: unix.IPPROTO_UDP, Local: netip.AddrPortFrom(lo, uint16(name.(*unix.SockaddrInet4).Port)),
+		Peer: netip.AddrPortFrom(lo, 9), Cookie: cookie + 1}
 	if err := d.Destroy(s); err == nil {
 		t.Error("a socket with another cookie has ended")
 	}

@@ -9,8 +9,10 @@ import (
 // kube-proxy, and no chain that another program's rule jumps to.
 func FuzzParseSave(f *testing.F) {
 	for _, s := range []string{
-		"*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-A - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n-A KUBE-SERVICES -j KUBE-SVC-A\n-A FOREIGN -j KUBE-SVC-A\nCOMMIT\n",
-		"*nat\n:KUBE-SVC-A\n-A KUBE-SVC-A -j KUBE-SVC-A\n-A -j\n-A\n-A x -g KUBE-SVC-A -j\n", "*\n:KUBE-SERVICES\n-A PREROUTING -m comment --comment \"-j\" -j KUBE-SERVICES",
+		"*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-A - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes " +
+			"service portals\" -j KUBE-SERVICES\n-A KUBE-SERVICES -j KUBE-SVC-A\n-A FOREIGN -j KUBE-SVC-A\nCOMMIT\n",
+		"*nat\n:KUBE-SVC-A\n-A KUBE-SVC-A -j KUBE-SVC-A\n-A -j\n-A\n-A x -g KUBE-SVC-A -j\n",
+		"*\n:KUBE-SERVICES\n-A PREROUTING -m comment --comment \"-j\" -j KUBE-SERVICES",
 	} {
 		f.Add(s)
 	}

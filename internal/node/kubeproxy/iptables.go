@@ -28,7 +28,8 @@ var ownPrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-FW-", "KUBE-EXT-", "K
 
 // ownJumps are the chains to which kube-proxy jumps from built-in chains. A rule of a
 // built-in chain that jumps to another chain of kube-proxy belongs to another program.
-var ownJumps = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-POSTROUTING"}
+var ownJumps = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-FORWARD",
+	"KUBE-PROXY-FIREWALL", "KUBE-POSTROUTING"}
 
 func isOwn(table, chain string) bool {
 	return slices.Contains(ownChains[table], chain) ||
@@ -101,7 +102,8 @@ func checkWithout(program string) error {
 		exist = slices.Contains(strings.Fields(string(names)), "nat")
 	}
 	if err == nil && exist {
-		err = errors.New("not in PATH, but the kernel has its rules: install the package iptables where the agent runs, or run kube-proxy --cleanup on this node")
+		err = errors.New("not in PATH, but the kernel has its rules: install the package iptables where the agent runs, or run kube-proxy " +
+			"--cleanup on this node")
 	}
 	if err != nil {
 		return fmt.Errorf("detect rules of kube-proxy: find %s-save: %w", program, err)
@@ -179,7 +181,8 @@ func (r ruleset) remove(ctx context.Context) error {
 		inUse := t.inUse()
 		for _, chain := range slices.Sorted(maps.Keys(inUse)) {
 			if from := inUse[chain]; !isOwn(t.table, from) {
-				errs = append(errs, fmt.Errorf("remove chain %s of table %s: the chain stays, since a rule of chain %s, which is not kube-proxy's, jumps to it", chain, t.table, from))
+				errs = append(errs, fmt.Errorf("remove chain %s of table %s: the chain stays, since a rule of chain %s, which is not "+
+					"kube-proxy's, jumps to it", chain, t.table, from))
 			}
 		}
 		t.writeRemoval(&in, inUse)

@@ -184,10 +184,12 @@ func TestAChainThatSomebodyElseUsesStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = left.Remove(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "chain KUBE-MARK-MASQ of table nat: the chain stays, since a rule of chain CNI-HOSTPORT") {
+		if err == nil || !strings.Contains(err.Error(),
+			"chain KUBE-MARK-MASQ of table nat: the chain stays, since a rule of chain CNI-HOSTPORT") {
 			t.Errorf("error %v, want one that names the chain and who uses it", err)
 		}
-		if saved := run(t, "", program+"-save"); !strings.Contains(saved, "-A CNI-HOSTPORT -j KUBE-MARK-MASQ") || strings.Contains(saved, "KUBE-SVC") {
+		if saved := run(t, "", program+"-save"); !strings.Contains(saved, "-A CNI-HOSTPORT -j KUBE-MARK-MASQ") ||
+			strings.Contains(saved, "KUBE-SVC") {
 			t.Errorf("left:\n%s", saved)
 		}
 	})

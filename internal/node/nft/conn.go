@@ -179,7 +179,8 @@ func (c *Conn) send(changes []netlink.Message, size int, end bool) error {
 	for {
 		answers, err := c.sock.Receive()
 		if errors.Is(err, unix.ENOBUFS) {
-			return fmt.Errorf("change nf_tables: the kernel refused more changes than its answers had room for, so another program has changed the table: %w", err)
+			return fmt.Errorf("change nf_tables: the kernel refused more changes than its answers had room for, so another program has changed "+
+				"the table: %w", err)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", refused(err, sent), err)

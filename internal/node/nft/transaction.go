@@ -189,7 +189,8 @@ func (t *Transaction) DeleteElements(set string, elements iter.Seq2[string, *Val
 // element is far smaller than the rest.
 const listLimit = 60_000
 
-func (t *Transaction) elements(kind, typ int, flags netlink.HeaderFlags, set string, elements iter.Seq2[string, *Value], value func(*attrs, *Value)) {
+func (t *Transaction) elements(kind, typ int, flags netlink.HeaderFlags, set string, elements iter.Seq2[string, *Value],
+	value func(*attrs, *Value)) {
 	var a attrs // message under construction
 	list := 0
 	end := func() {

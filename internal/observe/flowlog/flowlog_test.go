@@ -164,7 +164,8 @@ func TestFilter(t *testing.T) {
 		{Filter{Prefix: prefix("::ffff:10.0.0.1")}, Filter{Prefix: prefix("::/0")}},
 		{Filter{Port: 80}, Filter{Port: 4000}},
 		{Filter{Port: 8080}, Filter{Port: 8081}},
-		{Filter{Kinds: []dataplane.FlowEventKind{dataplane.FlowClosed, dataplane.FlowOpened}}, Filter{Kinds: []dataplane.FlowEventKind{dataplane.FlowClosed}}},
+		{Filter{Kinds: []dataplane.FlowEventKind{dataplane.FlowClosed, dataplane.FlowOpened}},
+			Filter{Kinds: []dataplane.FlowEventKind{dataplane.FlowClosed}}},
 	}
 	for i, tt := range tests {
 		if !tt.yes.Matches(&e) || tt.no.Matches(&e) {

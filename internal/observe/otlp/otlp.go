@@ -95,10 +95,12 @@ func New(c Config) (*Exporter, error) {
 		resource: resource.NewWithAttributes(semconv.SchemaURL,
 			semconv.ServiceName("spillway"), semconv.ServiceVersion(c.Version), semconv.ServiceInstanceID(c.Node), semconv.K8SNodeName(c.Node)),
 		records: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "spillway_otlp_records_total", Help: "Flow events by outcome: delivered to the OpenTelemetry collector, rejected by it, or missed because it was too slow or could not be reached.",
+			Name: "spillway_otlp_records_total", Help: "Flow events by outcome: delivered to the OpenTelemetry collector, rejected by it, or " +
+				"missed because it was too slow or could not be reached.",
 		}, []string{"outcome"}),
 		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "spillway_otlp_readings_total", Help: "Readings of all metrics by outcome: delivered to the OpenTelemetry collector, or failed. The next reading has their values.",
+			Name: "spillway_otlp_readings_total", Help: "Readings of all metrics by outcome: delivered to the OpenTelemetry collector, or " +
+				"failed. The next reading has their values.",
 		}, []string{"outcome"}),
 	}
 	if c.Flows == nil && c.Metrics == nil {
@@ -127,7 +129,8 @@ func CheckEndpoint(address string, insecure bool) (*url.URL, error) {
 	case err != nil, u.Scheme != "http" && u.Scheme != "https", u.Hostname() == "":
 		return nil, errors.New("not an address: write https://HOST:4318 or http://127.0.0.1:4318")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return nil, errors.New("has a user, a query or a fragment, which every user of the machine can read: write credentials to a file, and give --otlp-headers-file")
+		return nil, errors.New("has a user, a query or a fragment, which every user of the machine can read: write credentials to a file, " +
+			"and give --otlp-headers-file")
 	case u.Scheme == "http" && !insecure && !loopback(u.Hostname()):
 		return nil, errors.New("http:// to another host is neither encrypted nor authenticated: write https://, or give --otlp-insecure")
 	}

@@ -220,11 +220,13 @@ func TestEventsAreLogRecords(t *testing.T) {
 	}})
 	e, _ := start(t, Config{Endpoint: server.URL, Flows: flows})
 	add(flows, 1, 2)
-	flows.Add([]dataplane.FlowEvent{{Kind: dataplane.FlowDropped, Time: opened, Reason: "drop_no_route", Flow: dataplane.EventFlow{Protocol: model.UDP, ServiceAddress: netip.MustParseAddrPort("[fd00::1]:80")}}})
+	flows.Add([]dataplane.FlowEvent{{Kind: dataplane.FlowDropped, Time: opened, Reason: "drop_no_route",
+		Flow: dataplane.EventFlow{Protocol: model.UDP, ServiceAddress: netip.MustParseAddrPort("[fd00::1]:80")}}})
 	c.wait(t, func() bool { return len(c.records()) == 2 })
 	e.wantRecords(t, delivered, 2)
 	r := c.records()[0]
-	if r.EventName != "spillway.flow.closed" || r.SeverityText != "INFO" || r.TimeUnixNano != uint64(opened.Add(time.Minute).UnixNano()) || r.Body.GetStringValue() != "flow closed: 1 (Service ns/web)" {
+	if r.EventName != "spillway.flow.closed" || r.SeverityText != "INFO" || r.TimeUnixNano != uint64(opened.Add(time.Minute).UnixNano()) ||
+		r.Body.GetStringValue() != "flow closed: 1 (Service ns/web)" {
 		t.Errorf("record %v", r)
 	}
 	want := map[string]string{
@@ -250,7 +252,8 @@ func TestEventsAreLogRecords(t *testing.T) {
 		t.Errorf("%s, attributes\n%v\nwant\n%v", r.SeverityText, got, want)
 	}
 	resource := attributesOf(c.logs[0].ResourceLogs[0].Resource.Attributes)
-	for key, value := range map[string]string{"service.name": "spillway", "service.version": "1.2.3", "k8s.node.name": "n1", "service.instance.id": "n1"} {
+	for key, value := range map[string]string{"service.name": "spillway", "service.version": "1.2.3", "k8s.node.name": "n1",
+		"service.instance.id": "n1"} {
 		if resource[key] != value {
 			t.Errorf("resource has %s %q, want %q", key, resource[key], value)
 		}
@@ -271,7 +274,8 @@ func TestMetricsAreThoseOfTheRegistry(t *testing.T) {
 	defer server.Close()
 	registry := prometheus.NewRegistry()
 	counter := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spillway_things_total", Help: "Things."}, []string{"kind"})
-	histogram := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "spillway_things_duration_seconds", Help: "Time.", Buckets: []float64{1, 2}})
+	histogram := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "spillway_things_duration_seconds", Help: "Time.",
+		Buckets: []float64{1, 2}})
 	registry.MustRegister(counter, histogram)
 	counter.WithLabelValues("a").Add(3)
 	histogram.Observe(1.5)
@@ -335,7 +339,8 @@ func TestAnswersOfTheCollector(t *testing.T) {
 			w.WriteHeader(http.StatusTemporaryRedirect)
 		}, []string{"1"}, 1, "307"},
 		"partial": {func(w http.ResponseWriter) {
-			body, _ := proto.Marshal(&collogs.ExportLogsServiceResponse{PartialSuccess: &collogs.ExportLogsPartialSuccess{RejectedLogRecords: 1, ErrorMessage: "too old"}})
+			body, _ := proto.Marshal(&collogs.ExportLogsServiceResponse{PartialSuccess: &collogs.ExportLogsPartialSuccess{RejectedLogRecords: 1,
+				ErrorMessage: "too old"}})
 			w.Header().Set("Content-Type", "application/x-protobuf")
 			_, _ = w.Write(body)
 		}, []string{"1"}, 1, "too old"},
@@ -524,7 +529,8 @@ func TestCheckEndpoint(t *testing.T) {
 		{"https://hunter2 @", false, "not an address"},
 	} {
 		_, err := CheckEndpoint(tt.address, tt.insecure)
-		if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "hunter2")) {
+		if tt.err == "" && err != nil || tt.err != "" &&
+			(err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "hunter2")) {
 			t.Errorf("%s: error %v, want %q", tt.address, err, tt.err)
 		}
 	}

@@ -21,12 +21,14 @@ func TestALargeServiceIsConvertedInOnePass(t *testing.T) {
 		port := model.EndpointPort{Name: fmt.Sprint("p", i), Protocol: model.TCP, Port: uint16(i + 1)}
 		named = append(named, port)
 		many.Spec.Ports = append(many.Spec.Ports, model.ServicePort{Name: port.Name, Protocol: model.TCP, Port: port.Port})
-		many.Ports = append(many.Ports, &intent.ServicePort{ID: intent.PortID{Port: port.Name, Number: port.Port, Protocol: model.TCP, Family: model.IPv6}})
+		many.Ports = append(many.Ports, &intent.ServicePort{ID: intent.PortID{Port: port.Name, Number: port.Port,
+			Protocol: model.TCP, Family: model.IPv6}})
 	}
 	for range slices {
 		many.Slices = append(many.Slices, &model.EndpointSlice{Family: model.IPv6, Ports: named})
 	}
-	one := reconcile.Service{Inspected: intent.Inspected{Spec: &model.Service{Ports: many.Spec.Ports[:1]}, Ports: []*intent.ServicePort{{ID: many.Ports[0].ID}}}}
+	one := reconcile.Service{Inspected: intent.Inspected{Spec: &model.Service{Ports: many.Spec.Ports[:1]},
+		Ports: []*intent.ServicePort{{ID: many.Ports[0].ID}}}}
 	slice := &model.EndpointSlice{Family: model.IPv6, Ports: named[:1]}
 	for i := range endpoints {
 		addr := netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})

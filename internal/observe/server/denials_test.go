@@ -37,7 +37,8 @@ func TestAPolicyThatDeniesIsFound(t *testing.T) {
 		case failure != nil && (len(resp.Findings) > 0 || len(resp.Problems) != 1 || !strings.Contains(resp.Problems[0].What, failure.Error())):
 			t.Errorf("found %v", resp)
 		case failure == nil && (len(resp.Findings) != 1 || resp.Findings[0].Id != "policy-denies" || resp.Findings[0].Severity != "info" ||
-			!strings.Contains(resp.Findings[0].Title, "only-clients") || resp.Findings[0].Commands[1] != "kubectl edit donottrackpolicy only-clients"):
+			!strings.Contains(resp.Findings[0].Title, "only-clients") ||
+			resp.Findings[0].Commands[1] != "kubectl edit donottrackpolicy only-clients"):
 			t.Errorf("found %v", resp)
 		}
 	}

@@ -43,27 +43,38 @@ func TestMissingDSRRepliesAreFound(t *testing.T) {
 	before.Answered = now.Add(-200 * time.Second)
 	old.Failed = now.Add(-time.Hour)
 	works.Broken, works.Failures, works.Answered = false, 0, now.Add(-time.Minute)
-	silent := []dataplane.Flow{trafficFlow(0, "new", 5*time.Second), trafficFlow(1, "new", 5*time.Second), trafficFlow(2, "new", 5*time.Second)}
+	silent := []dataplane.Flow{trafficFlow(0, "new", 5*time.Second), trafficFlow(1, "new", 5*time.Second),
+		trafficFlow(2, "new", 5*time.Second)}
 	for _, row := range []struct {
 		what  string
 		plane dsrPlane
 		want  []string // texts of the finding; nil: there is none
 	}{
 		{"a broken path", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{broken}}}, []string{
-			"dsr-replies-missing", "warning", "pod default/pod-10.1.1.1 (10.1.1.1:8080) on node n2 does not answer the clients of Service default/web:http directly",
-			"repeated 7 SYNs in a row, the last 12 s ago; no direct reply has arrived yet", "0 other endpoints answered", "Look at the network", "spillway drops --address 10.1.1.1 --port 8080 --for 10s # on node n2"}},
-		{"one that worked", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{before}}}, []string{"the last direct reply arrived 200 s ago"}},
-		{"others work", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{works, broken, works}}}, []string{"2 other endpoints answered", "Other endpoints answer directly. Look at the endpoint's node"}},
+			"dsr-replies-missing", "warning", "pod default/pod-10.1.1.1 (10.1.1.1:8080) on node n2 does not answer the clients of Service " +
+				"default/web:http directly",
+			"repeated 7 SYNs in a row, the last 12 s ago; no direct reply has arrived yet", "0 other endpoints answered", "Look at the network",
+			"spillway drops --address 10.1.1.1 --port 8080 --for 10s # on node n2"}},
+		{"one that worked", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{before}}},
+			[]string{"the last direct reply arrived 200 s ago"}},
+		{"others work", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{works, broken, works}}},
+			[]string{"2 other endpoints answered", "Other endpoints answer directly. Look at the endpoint's node"}},
 		{"long ago", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{old}}}, nil},
 		{"all work", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{works}}, announced: 1000, unanswered: 4}, nil},
-		{"many break", dsrPlane{replies: dataplane.DSRReplies{Paths: manyPaths(broken, 30)}}, []string{"30 endpoints do not answer them directly, such as", "and 25 more endpoints"}},
-		{"some clients get no reply", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{works}}, announced: 80, unanswered: 5}, []string{"5 of the last 80 got no direct reply", "1 other endpoint answered"}},
-		{"few clients get no reply", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{works}}, announced: 1000, unanswered: 40}, nil},
+		{"many break", dsrPlane{replies: dataplane.DSRReplies{Paths: manyPaths(broken, 30)}},
+			[]string{"30 endpoints do not answer them directly, such as", "and 25 more endpoints"}},
+		{"some clients get no reply", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{works}}, announced: 80, unanswered: 5},
+			[]string{"5 of the last 80 got no direct reply", "1 other endpoint answered"}},
+		{"few clients get no reply", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{works}}, announced: 1000, unanswered: 40},
+			nil},
 		{"nothing happens", dsrPlane{}, nil},
 		{"no network was probed yet", dsrPlane{carriers: carriersOf(dataplane.CarrierUnknown, 0, 1)}, nil},
 		{"options arrive", dsrPlane{carriers: carriersOf(dataplane.CarrierOption, 0, 3)}, nil},
-		{"only datagrams arrive", dsrPlane{carriers: carriersOf(dataplane.CarrierGUE, 1430, 7)}, []string{"dsr-encapsulated", "info", "the network drops IP options to 7 endpoints of 7", "10.2.2.4", "and 2 more endpoints", "1430 bytes"}},
-		{"nothing arrives", dsrPlane{carriers: carriersOf(dataplane.CarrierNone, 0, 1)}, []string{"dsr-impossible", "warning", "1 endpoint of 1 cannot answer clients directly", "10.2.2.0"}},
+		{"only datagrams arrive", dsrPlane{carriers: carriersOf(dataplane.CarrierGUE, 1430, 7)},
+			[]string{"dsr-encapsulated", "info", "the network drops IP options to 7 endpoints of 7", "10.2.2.4",
+				"and 2 more endpoints", "1430 bytes"}},
+		{"nothing arrives", dsrPlane{carriers: carriersOf(dataplane.CarrierNone, 0, 1)},
+			[]string{"dsr-impossible", "warning", "1 endpoint of 1 cannot answer clients directly", "10.2.2.0"}},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			found := dsrFindings(t, &row.plane)
@@ -78,7 +89,8 @@ func TestMissingDSRRepliesAreFound(t *testing.T) {
 		})
 	}
 	t.Run("the endpoint is dead", func(t *testing.T) {
-		plane := &dsrPlane{fakePlane: fakePlane{flows: silent}, replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{broken}}, announced: 10, unanswered: 10}
+		plane := &dsrPlane{fakePlane: fakePlane{flows: silent}, replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{broken}},
+			announced: 10, unanswered: 10}
 		if found := dsrFindings(t, plane); len(found) != 1 || found[0].Id != "endpoint-unanswered" {
 			t.Errorf("found %v", found)
 		}
@@ -93,7 +105,8 @@ func carriersOf(carrier string, mtu, n int) (out []dataplane.DSRCarrier) {
 }
 
 func TestCarriersAreShown(t *testing.T) {
-	carriers := slices.Concat(carriersOf(dataplane.CarrierGUE, 1430, 2), carriersOf(dataplane.CarrierOption, 0, 1), carriersOf(dataplane.CarrierGUE, 1400, 1))
+	carriers := slices.Concat(carriersOf(dataplane.CarrierGUE, 1430, 2), carriersOf(dataplane.CarrierOption, 0, 1),
+		carriersOf(dataplane.CarrierGUE, 1400, 1))
 	var got []string
 	for _, e := range dsrEndpoints(carriers) {
 		got = append(got, fmt.Sprint(e.Carrier, " ", e.Count, " ", e.Mtu))
@@ -104,9 +117,11 @@ func TestCarriersAreShown(t *testing.T) {
 	endpoints := func() []*nodev1alpha1.Endpoint {
 		return []*nodev1alpha1.Endpoint{{Address: "10.2.2.1"}, {Address: "10.1.1.1"}}
 	}
-	s := &nodev1alpha1.Service{Ports: []*nodev1alpha1.ServicePort{{Forwarding: intent.Hybrid, Endpoints: endpoints()}, {Endpoints: endpoints()}}}
+	s := &nodev1alpha1.Service{Ports: []*nodev1alpha1.ServicePort{{Forwarding: intent.Hybrid, Endpoints: endpoints()},
+		{Endpoints: endpoints()}}}
 	addCarriers(s, carriers)
-	if e := s.Ports[0].Endpoints; e[0].Carrier != "gue" || e[0].CarrierMtu != 1430 || e[1].Carrier != "" || s.Ports[1].Endpoints[0].Carrier != "" {
+	if e := s.Ports[0].Endpoints; e[0].Carrier != "gue" || e[0].CarrierMtu != 1430 || e[1].Carrier != "" ||
+		s.Ports[1].Endpoints[0].Carrier != "" {
 		t.Errorf("endpoints %v", s.Ports)
 	}
 }

@@ -38,7 +38,8 @@ func (f FlowEvents) Counts() *nodev1alpha1.Events {
 }
 
 // Watch implements Events.
-func (f FlowEvents) Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, send func(*nodev1alpha1.WatchFlowsResponse) error) error {
+func (f FlowEvents) Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest,
+	send func(*nodev1alpha1.WatchFlowsResponse) error) error {
 	filter, err := eventFilter(req.Filter)
 	if err != nil {
 		return connect.NewError(connect.CodeInvalidArgument, err)

@@ -41,15 +41,17 @@ func TestWatchFlows(t *testing.T) {
 		}
 		return owners, nil
 	}})
-	counts := dataplane.FlowEventCounts{Received: map[dataplane.FlowEventKind]uint64{dataplane.FlowOpened: 4, dataplane.FlowClosed: 1}, Lost: 2, LeftOut: 3}
+	counts := dataplane.FlowEventCounts{Received: map[dataplane.FlowEventKind]uint64{dataplane.FlowOpened: 4, dataplane.FlowClosed: 1},
+		Lost: 2, LeftOut: 3}
 	h := start(t, func(c *Config) {
 		c.Events = FlowEvents{Mode: "all", Log: flows, Reporter: fakeReporter{counts}}
 	}).wait(t)
 	flows.Add([]dataplane.FlowEvent{event(dataplane.FlowOpened, ""), event(dataplane.FlowClosed, dataplane.EndRST)})
 
 	stream, err := h.client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{
-		Since:  timestamppb.New(time.Unix(1000, 0)),
-		Filter: &nodev1alpha1.FlowFilter{Namespace: "shop", Pod: "shop/web-0", Kinds: []nodev1alpha1.EventKind{nodev1alpha1.EventKind_EVENT_KIND_CLOSED}},
+		Since: timestamppb.New(time.Unix(1000, 0)),
+		Filter: &nodev1alpha1.FlowFilter{Namespace: "shop", Pod: "shop/web-0",
+			Kinds: []nodev1alpha1.EventKind{nodev1alpha1.EventKind_EVENT_KIND_CLOSED}},
 	})
 	if err != nil || !stream.Receive() {
 		t.Fatal(err, stream.Err())
@@ -120,7 +122,8 @@ func TestEventMessagesAreNew(t *testing.T) {
 		}
 	}
 	got := messages.of([]flowlog.Event{full})[0]
-	if f := got.Flow; !f.Opened.AsTime().Equal(at) || f.SmoothedRtt.AsDuration() != 1500*time.Millisecond || f.Endpoint.Address != "2001:db8::1" || f.Endpoint.Port != 3 || f.Endpoint.Pod != "h/i" {
+	if f := got.Flow; !f.Opened.AsTime().Equal(at) || f.SmoothedRtt.AsDuration() != 1500*time.Millisecond ||
+		f.Endpoint.Address != "2001:db8::1" || f.Endpoint.Port != 3 || f.Endpoint.Pod != "h/i" {
 		t.Errorf("converted to %v", got)
 	}
 }

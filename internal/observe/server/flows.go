@@ -35,7 +35,8 @@ func (s service) ListFlows(ctx context.Context, req *nodev1alpha1.ListFlowsReque
 	if err != nil {
 		return nil, err
 	}
-	list := flowList{server: s.Server, filter: filter, resp: &nodev1alpha1.ListFlowsResponse{}, limit: int(min(req.Limit, mostFlows)), state: req.State}
+	list := flowList{server: s.Server, filter: filter, resp: &nodev1alpha1.ListFlowsResponse{},
+		limit: int(min(req.Limit, mostFlows)), state: req.State}
 	if list.limit == 0 {
 		list.limit = usualFlows
 	}
@@ -50,7 +51,8 @@ func (s service) ListFlows(ctx context.Context, req *nodev1alpha1.ListFlowsReque
 	list.name(ctx)
 	// The table has no order.
 	slices.SortStableFunc(list.resp.Flows, func(a, b *nodev1alpha1.Flow) int {
-		return cmp.Or(b.Opened.AsTime().Compare(a.Opened.AsTime()), strings.Compare(a.Client.Address, b.Client.Address), cmp.Compare(a.Client.Port, b.Client.Port))
+		return cmp.Or(b.Opened.AsTime().Compare(a.Opened.AsTime()), strings.Compare(a.Client.Address, b.Client.Address),
+			cmp.Compare(a.Client.Port, b.Client.Port))
 	})
 	return list.resp, list.err
 }
@@ -72,7 +74,8 @@ func newFilter(f *nodev1alpha1.FlowFilter) (filter, error) {
 	if out.prefix, err = parsePrefix(f); err != nil {
 		return out, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	out.noFlow = len(f.Kinds) > 0 && !slices.Contains(f.Kinds, nodev1alpha1.EventKind_EVENT_KIND_OPENED) && !slices.Contains(f.Kinds, nodev1alpha1.EventKind_EVENT_KIND_ANSWERED)
+	out.noFlow = len(f.Kinds) > 0 && !slices.Contains(f.Kinds, nodev1alpha1.EventKind_EVENT_KIND_OPENED) &&
+		!slices.Contains(f.Kinds, nodev1alpha1.EventKind_EVENT_KIND_ANSWERED)
 	return out, nil
 }
 
@@ -169,15 +172,18 @@ const maxEndpointOf = doctor.MostEndpointOf
 // Names looks up addresses between two turns of reconcile.
 func (s service) Names(ctx context.Context, req *nodev1alpha1.NamesRequest) (*nodev1alpha1.NamesResponse, error) {
 	if len(req.Addresses) > maxNames {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("addresses: %d, at most %d are allowed", len(req.Addresses), maxNames))
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("addresses: %d, at most %d are allowed", len(req.Addresses), maxNames))
 	}
 	names := make([]reconcile.Address, len(req.Addresses))
 	for i, a := range req.Addresses {
 		addr, err := netip.ParseAddr(a.Address)
 		if err != nil || a.Port > math.MaxUint16 {
-			return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("addresses[%d]: not an address and a port: %q, %d", i, a.Address, a.Port))
+			return nil, connect.NewError(connect.CodeInvalidArgument,
+				fmt.Errorf("addresses[%d]: not an address and a port: %q, %d", i, a.Address, a.Port))
 		}
-		names[i] = reconcile.Address{Protocol: protocolOf(a.Protocol), AddrPort: netip.AddrPortFrom(addr, uint16(a.Port)), EndpointOfMax: maxEndpointOf}
+		names[i] = reconcile.Address{Protocol: protocolOf(a.Protocol), AddrPort: netip.AddrPortFrom(addr, uint16(a.Port)),
+			EndpointOfMax: maxEndpointOf}
 	}
 	if err := s.cfg.State.Names(ctx, names); err != nil {
 		return nil, err

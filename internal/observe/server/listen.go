@@ -113,7 +113,8 @@ func (s *Server) serve(ctx context.Context, l listener) error {
 	// A connection counts from its first packet on, before the handshake of TLS, which has the
 	// time of ReadHeaderTimeout.
 	// Only clients with a certificate, or root, have requests.
-	limiter := connections.New(connections.Limits{Remote: maxConnections, PerAddress: maxPerAddress, Local: maxConnections, KeepRequests: true})
+	limiter := connections.New(connections.Limits{Remote: maxConnections, PerAddress: maxPerAddress,
+		Local: maxConnections, KeepRequests: true})
 	srv.ConnState = limiter.State
 	ended := make(chan error, 1)
 	go func() {

@@ -203,7 +203,8 @@ func (a *authority) sign(name string, ca bool) (*x509.Certificate, *ecdsa.Privat
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	for suffix, block := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: private}} {
+	for suffix, block := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der},
+		".key": {Type: "PRIVATE KEY", Bytes: private}} {
 		if err := os.WriteFile(a.file(name+suffix), pem.EncodeToMemory(block), 0o600); err != nil {
 			a.t.Fatal(err)
 		}

@@ -18,7 +18,8 @@ func TestCountersGrowFromTheFirstReading(t *testing.T) {
 	}{
 		{0, map[string]uint64{"old": 1000}, nil},
 		{10 * time.Second, map[string]uint64{"old": 1000, "late": 7}, nil},
-		{20 * time.Second, map[string]uint64{"old": 1003, "late": 9, "silent": 0}, []growth{{"late", 2, 10 * time.Second}, {"old", 3, 20 * time.Second}}},
+		{20 * time.Second, map[string]uint64{"old": 1003, "late": 9, "silent": 0},
+			[]growth{{"late", 2, 10 * time.Second}, {"old", 3, 20 * time.Second}}},
 		{65 * time.Second, map[string]uint64{"late": 9}, []growth{{"late", 2, 55 * time.Second}}},
 		{85 * time.Second, map[string]uint64{"late": 9}, nil},
 		{86 * time.Second, map[string]uint64{"late": 1}, nil}, // it was deleted and made again

@@ -107,7 +107,8 @@ func (f *fakePlane) Tables() []dataplane.Table {
 	return []dataplane.Table{{Name: "flows", Used: 3, Size: 10}}
 }
 func (f *fakePlane) Hooks() []dataplane.Hook {
-	return []dataplane.Hook{{Place: "eth0 ingress", Program: "from_network", Mechanism: "tcx"}, {Place: "eth1 ingress", Err: errors.New("busy")}}
+	return []dataplane.Hook{{Place: "eth0 ingress", Program: "from_network", Mechanism: "tcx"},
+		{Place: "eth1 ingress", Err: errors.New("busy")}}
 }
 func (f *fakePlane) Features() []dataplane.Feature {
 	return []dataplane.Feature{{Name: "tcx", Present: true}}
@@ -134,16 +135,21 @@ func serviceOf(namespace, name string, i int) reconcile.Service {
 	ep := func(last byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(i), last}) }
 	spec := &model.Service{Name: n, Type: model.NodePort, Ports: []model.ServicePort{{Name: "http", Port: 80, Protocol: model.TCP}}}
 	slice := func(endpoints ...model.Endpoint) *model.EndpointSlice {
-		return &model.EndpointSlice{Family: model.IPv4, Ports: []model.EndpointPort{{Name: "http", Protocol: model.TCP, Port: 8080}, {Name: "other", Protocol: model.TCP, Port: 1}}, Endpoints: endpoints}
+		return &model.EndpointSlice{Family: model.IPv4,
+			Ports:     []model.EndpointPort{{Name: "http", Protocol: model.TCP, Port: 8080}, {Name: "other", Protocol: model.TCP, Port: 1}},
+			Endpoints: endpoints}
 	}
 	return reconcile.Service{
 		Inspected: intent.Inspected{Spec: spec,
 			Ports: []*intent.ServicePort{{ID: id, Affinity: time.Minute,
-				Frontends: []intent.Frontend{{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80, InternalRoute: intent.ToCluster, ExternalRoute: intent.ToCluster},
+				Frontends: []intent.Frontend{{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80, InternalRoute: intent.ToCluster,
+					ExternalRoute: intent.ToCluster},
 					{Kind: intent.NodePort, Port: 30080, SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}},
-				Endpoints: []intent.Endpoint{{Addr: netip.AddrPortFrom(ep(1), 8080), ClusterPolicy: true}, {Addr: netip.AddrPortFrom(ep(3), 8080), LocalPolicy: true}}}},
+				Endpoints: []intent.Endpoint{{Addr: netip.AddrPortFrom(ep(1), 8080), ClusterPolicy: true},
+					{Addr: netip.AddrPortFrom(ep(3), 8080), LocalPolicy: true}}}},
 			Slices: []*model.EndpointSlice{slice(model.Endpoint{Addr: ep(2), Serving: true, Terminating: true}, model.Endpoint{Addr: ep(1)}),
-				slice(model.Endpoint{Addr: ep(1), Ready: true, Serving: true, Node: "n2", Pod: n}, model.Endpoint{Addr: ep(3), Ready: true, Serving: true}),
+				slice(model.Endpoint{Addr: ep(1), Ready: true, Serving: true, Node: "n2", Pod: n},
+					model.Endpoint{Addr: ep(3), Ready: true, Serving: true}),
 				{Family: model.IPv6, Ports: slice().Ports, Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("fd00::1"), Ready: true}}}},
 		},
 		Sync: []reconcile.PortSync{{Dataplane: "ebpf"}},
@@ -223,9 +229,10 @@ func overSocket(path string, http2 bool) *http.Client {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(!http2)
 	protocols.SetUnencryptedHTTP2(http2)
-	return &http.Client{Transport: &http.Transport{Protocols: protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}}}
+	return &http.Client{Transport: &http.Transport{Protocols: protocols,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}}}
 }
 
 func dial(path string, options ...connect.ClientOption) nodev1alpha1connect.NodeServiceClient {
@@ -242,14 +249,16 @@ func wantCode(t *testing.T, what string, err error, code connect.Code, text stri
 func TestEachProtocolAnswers(t *testing.T) {
 	h := start(t, nil).wait(t)
 	for name, client := range map[string]nodev1alpha1connect.NodeServiceClient{
-		"Connect": h.client, "gRPC": dial(h.socket, connect.WithGRPC()), "gRPC-Web": dial(h.socket, connect.WithGRPCWeb()), "JSON": dial(h.socket, connect.WithProtoJSON()),
+		"Connect": h.client, "gRPC": dial(h.socket, connect.WithGRPC()), "gRPC-Web": dial(h.socket, connect.WithGRPCWeb()),
+		"JSON": dial(h.socket, connect.WithProtoJSON()),
 	} {
 		resp, err := client.Status(t.Context(), &nodev1alpha1.StatusRequest{})
 		if err != nil || resp.Node != "n1" || resp.Kernel == "" || resp.Time == nil {
 			t.Errorf("%s: %v, %v", name, resp, err)
 		}
 	}
-	resp, err := overSocket(h.socket, false).Post("http://node/spillway.node.v1alpha1.NodeService/Status", "application/json", strings.NewReader("{}"))
+	resp, err := overSocket(h.socket, false).Post("http://node/spillway.node.v1alpha1.NodeService/Status", "application/json",
+		strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +276,8 @@ func TestEachProtocolAnswers(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	state := &fakeState{status: reconcile.Status{
-		Listed: true, LastSynced: time.Now(), Services: 2, Endpoints: 5, Ports: map[string]int{"ebpf": 3, "nftables": 9}, Errors: map[string]string{"ebpf": "no memory"},
+		Listed: true, LastSynced: time.Now(), Services: 2, Endpoints: 5, Ports: map[string]int{"ebpf": 3, "nftables": 9},
+		Errors: map[string]string{"ebpf": "no memory"},
 	}}
 	for i := range maxProblems + 7 {
 		state.status.Problems = append(state.status.Problems, model.Problem{Where: fmt.Sprint("p", i), Field: "f", What: "w"})
@@ -286,7 +296,8 @@ func TestStatus(t *testing.T) {
 	if len(resp.Problems) != maxProblems || resp.MoreProblems != 7 || resp.Problems[0].What != "f: w" {
 		t.Errorf("%d problems and %d more: %v", len(resp.Problems), resp.MoreProblems, resp.Problems[0])
 	}
-	if resp.Tables[0].Name != "ebpf flows" || resp.Tables[0].Used != 3 || len(resp.Hooks) != 2 || resp.Hooks[1].Error != "busy" || !resp.Features[0].Present {
+	if resp.Tables[0].Name != "ebpf flows" || resp.Tables[0].Used != 3 || len(resp.Hooks) != 2 || resp.Hooks[1].Error != "busy" ||
+		!resp.Features[0].Present {
 		t.Errorf("kernel: %v %v %v", resp.Tables, resp.Hooks, resp.Features)
 	}
 }
@@ -329,7 +340,8 @@ func TestALargePageIsCut(t *testing.T) {
 	for i := range 5 {
 		s := serviceOf("a", fmt.Sprint("s", i), i)
 		for n := range 40_000 {
-			s.Ports[0].Frontends[0].SourceRanges = append(s.Ports[0].Frontends[0].SourceRanges, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, 0, byte(n >> 8), byte(n)}), 32))
+			s.Ports[0].Frontends[0].SourceRanges = append(s.Ports[0].Frontends[0].SourceRanges,
+				netip.PrefixFrom(netip.AddrFrom4([4]byte{11, 0, byte(n >> 8), byte(n)}), 32))
 		}
 		state.services = append(state.services, s)
 	}
@@ -358,17 +370,20 @@ func TestGetService(t *testing.T) {
 		return resp.Service
 	}
 	s := get()
-	if s.Type != "NodePort" || len(s.Problems) != 1 || s.Problems[0].What != "spec: is odd" || len(s.Ports) != 2 || s.Ports[1].Name != "lost" || s.Ports[1].Dataplane != "" {
+	if s.Type != "NodePort" || len(s.Problems) != 1 || s.Problems[0].What != "spec: is odd" || len(s.Ports) != 2 ||
+		s.Ports[1].Name != "lost" || s.Ports[1].Dataplane != "" {
 		t.Errorf("Service %v", s)
 	}
 	p := s.Ports[0]
-	if p.ExternalTrafficPolicy != "Local" || p.InternalTrafficPolicy != "Cluster" || p.Affinity.AsDuration() != time.Minute || p.Family != "IPv4" || p.Forwarding != "hybrid" ||
+	if p.ExternalTrafficPolicy != "Local" || p.InternalTrafficPolicy != "Cluster" || p.Affinity.AsDuration() != time.Minute ||
+		p.Family != "IPv4" || p.Forwarding != "hybrid" ||
 		p.Frontends[0].Address != "10.96.0.1" || p.Frontends[1].Kind != "nodePort" || p.Frontends[1].SourceRanges[0] != "192.0.2.0/24" {
 		t.Errorf("port %v", p)
 	}
 	var endpoints []string
 	for _, e := range p.Endpoints {
-		endpoints = append(endpoints, fmt.Sprintf("%s:%d %s %s ready=%v terminating=%v used=%v", e.Address, e.Port, e.Pod, e.Node, e.Ready, e.Terminating, e.InUse))
+		endpoints = append(endpoints, fmt.Sprintf("%s:%d %s %s ready=%v terminating=%v used=%v", e.Address, e.Port, e.Pod, e.Node, e.Ready,
+			e.Terminating, e.InUse))
 	}
 	want := []string{
 		"10.1.1.1:8080 default/web n2 ready=true terminating=false used=true",
@@ -395,7 +410,8 @@ func TestGetService(t *testing.T) {
 	}{
 		{reconcile.PortSync{Dataplane: "nftables"}, ""},
 		{reconcile.PortSync{Dataplane: "nftables", Err: errors.New("no memory")}, "the last write failed, and is tried again: no memory"},
-		{reconcile.PortSync{Dataplane: "nftables", Waits: true, Since: time.Unix(0, 0)}, "a change waits for the next write, since 1970-01-01T00:00:00Z"},
+		{reconcile.PortSync{Dataplane: "nftables", Waits: true, Since: time.Unix(0, 0)},
+			"a change waits for the next write, since 1970-01-01T00:00:00Z"},
 		{reconcile.PortSync{Err: errors.New("no SCTP")}, "not served on this node: no SCTP"},
 	} {
 		one.Sync[0] = c.sync
@@ -417,7 +433,8 @@ func TestFlowsOfEndpointsAreCounted(t *testing.T) {
 	udp.Protocol = model.UDP
 	nodePort := trafficFlow(7, "closing", 0)
 	nodePort.Service = netip.MustParseAddrPort("192.0.2.9:30080")
-	plane := &fakePlane{flows: []dataplane.Flow{trafficFlow(1, "new", 0), trafficFlow(2, "established", 0), nodePort, otherPort, otherService, udp}}
+	plane := &fakePlane{flows: []dataplane.Flow{trafficFlow(1, "new", 0), trafficFlow(2, "established", 0), nodePort,
+		otherPort, otherService, udp}}
 	h := start(t, func(c *Config) {
 		c.State, c.Backends = &fakeState{services: []reconcile.Service{serviceOf("default", "web", 1)}}, []dataplane.Backend{plane}
 	}).wait(t)
@@ -472,7 +489,8 @@ func TestListFlows(t *testing.T) {
 		{"a pod", &nodev1alpha1.FlowFilter{Pod: "default/pod-10.1.9.2"}, 5000, 1000, false},
 		{"a port", &nodev1alpha1.FlowFilter{Port: 8080}, 5000, 3000, false},
 		{"another port", &nodev1alpha1.FlowFilter{Port: 81}, 5000, 0, false},
-		{"flows that were closed", &nodev1alpha1.FlowFilter{Kinds: []nodev1alpha1.EventKind{nodev1alpha1.EventKind_EVENT_KIND_CLOSED}}, 5000, 0, false},
+		{"flows that were closed", &nodev1alpha1.FlowFilter{Kinds: []nodev1alpha1.EventKind{nodev1alpha1.EventKind_EVENT_KIND_CLOSED}}, 5000, 0,
+			false},
 	} {
 		resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{Filter: c.filter, Limit: c.limit})
 		if err != nil || len(resp.Flows) != c.want || resp.More != c.more {
@@ -481,11 +499,13 @@ func TestListFlows(t *testing.T) {
 	}
 	opened := time.Now()
 	plane.flows[5].Opened, plane.flows[8].Opened, plane.flows[8].Reset = opened.Add(-time.Hour), opened, true
-	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || resp.Flows[0].Client.Port != 9 || !resp.Flows[0].ClosedByRst || resp.Flows[1].Client.Port != 6 {
+	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || resp.Flows[0].Client.Port != 9 ||
+		!resp.Flows[0].ClosedByRst || resp.Flows[1].Client.Port != 6 {
 		t.Errorf("the newest flows are not in front: %v, %v", resp.GetFlows()[:2], err)
 	}
 	plane.flows[5].DSR, plane.flows[8].DSR, plane.flows[8].OneWay = true, true, true
-	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || !resp.Flows[0].Dsr || !resp.Flows[0].OneWay ||
+	if resp, err := h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{}); err != nil || !resp.Flows[0].Dsr ||
+		!resp.Flows[0].OneWay ||
 		!resp.Flows[1].Dsr || resp.Flows[1].OneWay || resp.Flows[2].Dsr {
 		t.Errorf("direct flows: %v, %v", resp.GetFlows()[:3], err)
 	}
@@ -499,7 +519,8 @@ func TestListFlows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := resp.Flows[0]; f.Node != "n1" || f.Service != "one" || f.PortName != "http" || f.Client.Pod != "default/pod-10.1.9.0" || f.Endpoint.Node != "n2" || f.State != "established" || f.Opened != nil {
+	if f := resp.Flows[0]; f.Node != "n1" || f.Service != "one" || f.PortName != "http" || f.Client.Pod != "default/pod-10.1.9.0" ||
+		f.Endpoint.Node != "n2" || f.State != "established" || f.Opened != nil {
 		t.Errorf("flow %v", f)
 	}
 	if plane.read = 0; true {
@@ -584,10 +605,12 @@ func TestNames(t *testing.T) {
 	if err != nil || len(got) != 3 {
 		t.Fatal(got, err)
 	}
-	if s := got[0].Service; s.GetNamespace() != "default" || s.GetName() != "web" || s.GetPortName() != "http" || s.GetPort() != 80 || s.GetProtocol() != nodev1alpha1.Protocol_PROTOCOL_TCP {
+	if s := got[0].Service; s.GetNamespace() != "default" || s.GetName() != "web" || s.GetPortName() != "http" || s.GetPort() != 80 ||
+		s.GetProtocol() != nodev1alpha1.Protocol_PROTOCOL_TCP {
 		t.Errorf("the Service's address: %v", got[0])
 	}
-	if e := got[1]; e.Pod != "default/pod-10.1.1.1" || e.Node != "n2" || len(e.EndpointOf) != 1 || e.EndpointOf[0].Name != "web" || e.Service != nil {
+	if e := got[1]; e.Pod != "default/pod-10.1.1.1" || e.Node != "n2" || len(e.EndpointOf) != 1 ||
+		e.EndpointOf[0].Name != "web" || e.Service != nil {
 		t.Errorf("the endpoint: %v", e)
 	}
 	if n := got[2]; n.Service != nil || len(n.EndpointOf) != 0 || n.Pod+n.Node != "" {
@@ -706,7 +729,8 @@ func (f *fakeEvents) Counts() *nodev1alpha1.Events {
 
 func (f *fakeEvents) Visit(flowlog.Filter, time.Time, func(*flowlog.Event)) error { return nil }
 
-func (f *fakeEvents) Watch(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest, send func(*nodev1alpha1.WatchFlowsResponse) error) error {
+func (f *fakeEvents) Watch(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest,
+	send func(*nodev1alpha1.WatchFlowsResponse) error) error {
 	f.watching.Add(1)
 	defer f.watching.Done()
 	for ctx.Err() == nil {
@@ -749,7 +773,8 @@ type pausingEvents struct {
 	ended chan struct{}
 }
 
-func (p *pausingEvents) Watch(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest, send func(*nodev1alpha1.WatchFlowsResponse) error) (err error) {
+func (p *pausingEvents) Watch(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest,
+	send func(*nodev1alpha1.WatchFlowsResponse) error) (err error) {
 	// Equal letters would be compressed, and the connection take thousands of messages.
 	random := make([]byte, p.size)
 	_, _ = rand.Read(random)
@@ -766,7 +791,8 @@ func (p *pausingEvents) Watch(ctx context.Context, _ *nodev1alpha1.WatchFlowsReq
 func TestASilentStreamStays(t *testing.T) {
 	events := &pausingEvents{pause: 300 * time.Millisecond, ended: make(chan struct{}, 2)}
 	h := start(t, func(c *Config) { c.Events, c.writeTimeout = events, 50*time.Millisecond }).wait(t)
-	for name, client := range map[string]nodev1alpha1connect.NodeServiceClient{"HTTP/1": h.client, "HTTP/2": dial(h.socket, connect.WithGRPC())} {
+	for name, client := range map[string]nodev1alpha1connect.NodeServiceClient{"HTTP/1": h.client,
+		"HTTP/2": dial(h.socket, connect.WithGRPC())} {
 		stream, err := client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -784,7 +810,8 @@ func TestASilentStreamStays(t *testing.T) {
 func TestAClientThatDoesNotReadIsLeft(t *testing.T) {
 	events := &pausingEvents{size: 1 << 20, ended: make(chan struct{}, 2)}
 	h := start(t, func(c *Config) { c.Events, c.writeTimeout = events, 2*time.Second }).wait(t)
-	for name, client := range map[string]nodev1alpha1connect.NodeServiceClient{"HTTP/1": h.client, "HTTP/2": dial(h.socket, connect.WithGRPC())} {
+	for name, client := range map[string]nodev1alpha1connect.NodeServiceClient{"HTTP/1": h.client,
+		"HTTP/2": dial(h.socket, connect.WithGRPC())} {
 		stream, err := client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)

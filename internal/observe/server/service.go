@@ -174,7 +174,8 @@ func (s service) GetService(ctx context.Context, req *nodev1alpha1.GetServiceReq
 		return nil, err
 	}
 	if !ok {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("this node serves no Service %s: it does not exist, is headless, or belongs to another proxy", name))
+		return nil, connect.NewError(connect.CodeNotFound,
+			fmt.Errorf("this node serves no Service %s: it does not exist, is headless, or belongs to another proxy", name))
 	}
 	out := convertService(found, problemsByService(s.cfg.State.Status().Problems)[name], true)
 	addCounters(out, found.Ports, s.counted(found))
@@ -246,7 +247,8 @@ func (s service) Drops(context.Context, *nodev1alpha1.DropsRequest) (*nodev1alph
 }
 
 // WatchFlows sends events until the client leaves.
-func (s service) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, stream *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
+func (s service) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest,
+	stream *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
 	if s.cfg.Events == nil {
 		return connect.NewError(connect.CodeUnimplemented, errors.New("this agent does not follow flows"))
 	}

@@ -40,7 +40,8 @@ func (s *Server) taken(ctx context.Context) (list []doctor.TakenPort, err error)
 		}
 		for _, a := range addrs {
 			if len(names) < mostTaken && hears(l.Addr.Addr(), a) {
-				names = append(names, reconcile.Address{Protocol: protocol, AddrPort: netip.AddrPortFrom(a, l.Addr.Port()), EndpointOfMax: maxEndpointOf})
+				names = append(names, reconcile.Address{Protocol: protocol, AddrPort: netip.AddrPortFrom(a, l.Addr.Port()),
+					EndpointOfMax: maxEndpointOf})
 			}
 		}
 	}
@@ -49,7 +50,8 @@ func (s *Server) taken(ctx context.Context) (list []doctor.TakenPort, err error)
 	}
 	for _, a := range names {
 		if a.Service.Service.Name != "" && !slices.Contains(a.EndpointOf, a.Service) {
-			list = append(list, doctor.TakenPort{Service: model.OwnerText(a.Service.Service), Protocol: a.Protocol.String(), Port: a.AddrPort.Port()})
+			list = append(list, doctor.TakenPort{Service: model.OwnerText(a.Service.Service), Protocol: a.Protocol.String(),
+				Port: a.AddrPort.Port()})
 		}
 	}
 	slices.SortFunc(list, func(a, b doctor.TakenPort) int {

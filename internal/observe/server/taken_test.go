@@ -31,7 +31,8 @@ func TestAPortOfAProcessIsFound(t *testing.T) {
 	h := start(t, func(c *Config) {
 		c.examine = func(context.Context) (*doctor.Node, error) { return &doctor.Node{}, nil }
 		c.State = &fakeState{services: []reconcile.Service{
-			atNode("dual", "10.2.0.1:81"), atNode("own", "10.2.0.1:82", "10.2.0.1:82"), atNode("pod/web-0", "10.2.0.1:80"), atNode("udp", "10.2.0.1:83"),
+			atNode("dual", "10.2.0.1:81"), atNode("own", "10.2.0.1:82", "10.2.0.1:82"), atNode("pod/web-0", "10.2.0.1:80"),
+			atNode("udp", "10.2.0.1:83"),
 		}}
 		c.listeners = func() (list []kernel.Listener, err error) {
 			for _, at := range []string{"0.0.0.0:80", "[::]:81", "10.2.0.1:82", "127.0.0.1:83", "10.2.0.9:83", "0.0.0.0:84"} {

@@ -196,7 +196,8 @@ func addRecent(found map[endpointKey]*recentFlows, f *dataplane.Flow, now time.T
 
 // nameFailing names the endpoints with failures that their Service still has: connections to a
 // removed endpoint end by themselves. The flow table has the failures of the window.
-func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlows, failures func(*recentFlows) []failedFlow, window time.Duration) ([]doctor.FailingEndpoint, error) {
+func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlows, failures func(*recentFlows) []failedFlow,
+	window time.Duration) ([]doctor.FailingEndpoint, error) {
 	failing := map[endpointKey][]failedFlow{}
 	for k, r := range all {
 		if list := failures(r); list != nil {
@@ -279,7 +280,8 @@ func (s *Server) refusals(ctx context.Context) ([]doctor.Refusal, error) {
 		return nil, err
 	}
 	keys := slices.SortedFunc(maps.Keys(found), func(a, b refusalKey) int {
-		return cmp.Or(cmp.Compare(found[b].Packets, found[a].Packets), a.service.Compare(b.service), cmp.Compare(a.port, b.port), cmp.Compare(a.reason, b.reason), cmp.Compare(a.protocol, b.protocol))
+		return cmp.Or(cmp.Compare(found[b].Packets, found[a].Packets), a.service.Compare(b.service), cmp.Compare(a.port, b.port),
+			cmp.Compare(a.reason, b.reason), cmp.Compare(a.protocol, b.protocol))
 	})
 	keys = model.InTurns(keys, func(k refusalKey) string { return k.service.Namespace })
 	var list []doctor.Refusal

@@ -85,7 +85,8 @@ func TestASilentEndpointIsFound(t *testing.T) {
 		{"UDP without answers", three(func(f *dataplane.Flow) { f.Protocol = model.UDP }), false},
 		{"a later connection is answered", append(three(nil), trafficFlow(9, "syn-recv", waits-time.Second)), false},
 		{"a later connection was refused", append(three(nil), trafficFlow(9, "closed", waits-time.Second)), false},
-		{"an answered connection comes first in the table", append([]dataplane.Flow{trafficFlow(9, "established", waits-time.Second)}, three(nil)...), false},
+		{"an answered connection comes first in the table",
+			append([]dataplane.Flow{trafficFlow(9, "established", waits-time.Second)}, three(nil)...), false},
 		{"the endpoint died: earlier connections were answered", append(three(nil), trafficFlow(9, "established", waits+time.Second)), true},
 		{"a connection was answered long ago", append(three(nil), trafficFlow(9, "established", time.Hour)), true},
 		{"another endpoint answers", append(three(nil), func() dataplane.Flow {
@@ -93,7 +94,8 @@ func TestASilentEndpointIsFound(t *testing.T) {
 			f.Endpoint = netip.MustParseAddrPort("10.1.1.3:8080")
 			return f
 		}()), true},
-		{"normal load", []dataplane.Flow{trafficFlow(1, "established", waits), trafficFlow(2, "closed", waits), trafficFlow(3, "closing", waits), trafficFlow(4, "new", 0)}, false},
+		{"normal load", []dataplane.Flow{trafficFlow(1, "established", waits), trafficFlow(2, "closed", waits), trafficFlow(3, "closing", waits),
+			trafficFlow(4, "new", 0)}, false},
 		{"the endpoint was removed", three(func(f *dataplane.Flow) { f.Endpoint = netip.MustParseAddrPort("10.1.1.9:8080") }), false},
 	} {
 		t.Run(row.what, func(t *testing.T) {
@@ -108,7 +110,9 @@ func TestASilentEndpointIsFound(t *testing.T) {
 				if !began.MatchString(text) {
 					t.Errorf("no age in %s", text)
 				}
-				for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080)", "3 connections of TCP", "192.0.2.1 (3)", "on node n2", "spillway drops --address 10.1.1.1 --port 8080 --for 10s # on node n2", "in the last 30 s", "runbooks/endpoint-unanswered/"} {
+				for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080)", "3 connections of TCP", "192.0.2.1 (3)",
+					"on node n2", "spillway drops --address 10.1.1.1 --port 8080 --for 10s # on node n2", "in the last 30 s",
+					"runbooks/endpoint-unanswered/"} {
 					if !strings.Contains(text, want) {
 						t.Errorf("%q is not in %s", want, text)
 					}
@@ -135,7 +139,8 @@ func TestARefusingEndpointIsFound(t *testing.T) {
 		{"earlier ones were accepted", append(three[:3:3], trafficFlow(9, "established", 4*time.Second)), "endpoint-refuses"},
 		{"a later one is accepted", append(three[:3:3], trafficFlow(9, "syn-recv", 0)), ""},
 		{"a later one waits", append(three[:3:3], trafficFlow(9, "new", 0)), "endpoint-refuses"},
-		{"refused ones and then silence", append(three[:3:3], trafficFlow(6, "new", 1900*time.Millisecond), trafficFlow(7, "new", 1800*time.Millisecond), trafficFlow(8, "new", 1700*time.Millisecond)), "endpoint-refuses"},
+		{"refused ones and then silence", append(three[:3:3], trafficFlow(6, "new", 1900*time.Millisecond),
+			trafficFlow(7, "new", 1800*time.Millisecond), trafficFlow(8, "new", 1700*time.Millisecond)), "endpoint-refuses"},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			_, found := findingsOf(t, &fakePlane{flows: row.flows})
@@ -146,7 +151,8 @@ func TestARefusingEndpointIsFound(t *testing.T) {
 				return
 			}
 			text := fmt.Sprint(found[0])
-			for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080) refuses", "3 connections of TCP in the last 10 s", "192.0.2.1 (3)", "the newest of them began about", "runbooks/endpoint-refuses/"} {
+			for _, want := range []string{"default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080) refuses",
+				"3 connections of TCP in the last 10 s", "192.0.2.1 (3)", "the newest of them began about", "runbooks/endpoint-refuses/"} {
 				if !strings.Contains(text, want) {
 					t.Errorf("%q is not in %s", want, text)
 				}
@@ -199,13 +205,18 @@ func TestRefusedClientsAreFound(t *testing.T) {
 	}{
 		{"source ranges", []dataplane.FlowEvent{
 			event("web", "drop_source_range", "198.51.100.1:1", 2*time.Second), event("web", "drop_source_range", "198.51.100.1:2", time.Second),
-			event("web", "drop_source_range", "198.51.100.2:1", 3*time.Second), event("deleted", "drop_source_range", "198.51.100.2:1", 3*time.Second),
-		}, []string{"source-range-refuses"}, []string{"Service default/web:http refuses 2 clients", "at least 3 packets", "from 198.51.100.1 (2), 198.51.100.2 (1)", "asked 10.0.0.1:30080", "allowed: 192.0.2.0/24"}},
-		{"SNAT ports", []dataplane.FlowEvent{ports}, []string{"service-snat-ports-exhausted"}, []string{"critical", "towards 10.1.1.3:8080", "198.51.100.1 (1)"}},
-		{"a socket and source ranges", []dataplane.FlowEvent{socket}, []string{"source-range-refuses"}, []string{"from sockets of this node and its pods (1)", "allowed: 192.0.2.0/24"}},
+			event("web", "drop_source_range", "198.51.100.2:1", 3*time.Second),
+			event("deleted", "drop_source_range", "198.51.100.2:1", 3*time.Second),
+		}, []string{"source-range-refuses"}, []string{"Service default/web:http refuses 2 clients", "at least 3 packets",
+			"from 198.51.100.1 (2), 198.51.100.2 (1)", "asked 10.0.0.1:30080", "allowed: 192.0.2.0/24"}},
+		{"SNAT ports", []dataplane.FlowEvent{ports}, []string{"service-snat-ports-exhausted"},
+			[]string{"critical", "towards 10.1.1.3:8080", "198.51.100.1 (1)"}},
+		{"a socket and source ranges", []dataplane.FlowEvent{socket}, []string{"source-range-refuses"},
+			[]string{"from sockets of this node and its pods (1)", "allowed: 192.0.2.0/24"}},
 		{"a socket and policy Local", []dataplane.FlowEvent{local}, nil, nil},
 		{"before the last minute", []dataplane.FlowEvent{event("web", "drop_source_range", "198.51.100.1:1", time.Hour)}, nil, nil},
-		{"no endpoints", []dataplane.FlowEvent{event("web", "rejected_rst", "198.51.100.1:1", time.Second), event("web", "drop_policy_local", "198.51.100.1:1", time.Second)}, nil, nil},
+		{"no endpoints", []dataplane.FlowEvent{event("web", "rejected_rst", "198.51.100.1:1", time.Second),
+			event("web", "drop_policy_local", "198.51.100.1:1", time.Second)}, nil, nil},
 		{"no refusal", []dataplane.FlowEvent{opened}, nil, nil},
 	} {
 		t.Run(row.what, func(t *testing.T) {
@@ -246,9 +257,11 @@ func TestANamespaceHidesNoFindingsOfOthers(t *testing.T) {
 	var events []dataplane.FlowEvent
 	refuse := func(id intent.PortID, times int) {
 		for range times {
-			events = append(events, dataplane.FlowEvent{Kind: dataplane.FlowRefused, Time: time.Now(), Reason: "drop_source_range", Flow: dataplane.EventFlow{
-				Port: id, Protocol: model.TCP, Client: netip.MustParseAddrPort("198.51.100.1:1"), ServiceAddress: netip.MustParseAddrPort("10.0.0.1:30080"),
-			}})
+			events = append(events, dataplane.FlowEvent{Kind: dataplane.FlowRefused, Time: time.Now(), Reason: "drop_source_range",
+				Flow: dataplane.EventFlow{
+					Port: id, Protocol: model.TCP, Client: netip.MustParseAddrPort("198.51.100.1:1"),
+					ServiceAddress: netip.MustParseAddrPort("10.0.0.1:30080"),
+				}})
 		}
 	}
 	refuse(services[0].Ports[0].ID, 1)

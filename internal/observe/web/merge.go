@@ -33,7 +33,8 @@ const (
 // WatchFlows forwards the events of every node that has them, and of nodes that come later.
 // It ends with an error if the filter is wrong. It also ends if no node can be watched, and
 // the nodes never change.
-func (m *merge) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, out *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
+func (m *merge) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest,
+	out *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// An answer begins with its first message.
@@ -106,7 +107,8 @@ func (f *followers) follow(ctx context.Context, nodes []*node) {
 
 // follow watches one node until the context ends, and again after a failure. It gives up
 // if the filter is wrong, and, unless it goes on forever, if the agent refuses the call.
-func (n *node) follow(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, messages chan<- *nodev1alpha1.WatchFlowsResponse, forever bool) error {
+func (n *node) follow(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest,
+	messages chan<- *nodev1alpha1.WatchFlowsResponse, forever bool) error {
 	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
 		began := time.Now()
 		err := n.followOnce(ctx, req, messages)
@@ -145,7 +147,8 @@ func (n *node) follow(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, 
 	}
 }
 
-func (n *node) followOnce(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, messages chan<- *nodev1alpha1.WatchFlowsResponse) error {
+func (n *node) followOnce(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest,
+	messages chan<- *nodev1alpha1.WatchFlowsResponse) error {
 	stream, err := n.client.WatchFlows(ctx, req)
 	if err != nil {
 		return err

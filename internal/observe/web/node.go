@@ -50,7 +50,8 @@ func newNode(id int, is Node) *node {
 		n.transport.Protocols = &http.Protocols{}
 		n.transport.Protocols.SetUnencryptedHTTP2(true)
 		// Events that the page does not read in time are counted by the agent, not kept here.
-		n.transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second, MaxReceiveBufferPerStream: 256 << 10}
+		n.transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second,
+			MaxReceiveBufferPerStream: 256 << 10}
 	}
 	const base = "http://agent"
 	n.proxy = &httputil.ReverseProxy{
@@ -145,7 +146,8 @@ func (n Node) explain(err error) string {
 	case errors.As(err, &dial) && n.Explain != nil:
 		return n.Explain(dial.error)
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Sprintf("There is no agent at %s. Start it, or name its socket with --api-socket. An agent older than this program has no API.", n.Address)
+		return fmt.Sprintf("There is no agent at %s. Start it, or name its socket with --api-socket. An agent older than this program has "+
+			"no API.", n.Address)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Sprintf("The agent at %s has ended. Its programs keep serving. Look at its log and start it.", n.Address)
 	case errors.Is(err, fs.ErrPermission):

@@ -39,7 +39,8 @@ func (a *agent) Status(ctx context.Context, _ *nodev1alpha1.StatusRequest) (*nod
 	return &nodev1alpha1.StatusResponse{Node: a.name, Version: strings.Join(names, " ")}, nil
 }
 
-func (a *agent) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, stream *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
+func (a *agent) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest,
+	stream *connect.ServerStream[nodev1alpha1.WatchFlowsResponse]) error {
 	if a.watch != nil {
 		return a.watch
 	}
@@ -136,7 +137,8 @@ func TestWhoMayRead(t *testing.T) {
 		{"the token in the address", "POST", status + "?token=" + token, "", with("Authorization", ""), 401},
 		{"the list of nodes without a token", "GET", "/api/nodes", "", nil, 401},
 		{"the list of nodes", "GET", "/api/nodes", "", good, 200},
-		{"the merged flows without a token", "POST", "/api/nodes/spillway.node.v1alpha1.NodeService/WatchFlows", "", with("Authorization", "", "Content-Type", "application/connect+json"), 401},
+		{"the merged flows without a token", "POST", "/api/nodes/spillway.node.v1alpha1.NodeService/WatchFlows", "",
+			with("Authorization", "", "Content-Type", "application/connect+json"), 401},
 		{"DNS rebinding", "POST", status, "attacker.example:80", good, 421},
 		{"DNS rebinding of the page", "GET", "/", "attacker.example", nil, 421},
 		{"a name that begins as an address", "POST", status, "127.0.0.1.attacker.example", good, 421},
@@ -204,7 +206,8 @@ func TestTheTokenStaysHere(t *testing.T) {
 func TestFlowsOfAllNodesAreOneStream(t *testing.T) {
 	old := connect.NewError(connect.CodeUnimplemented, errors.New("no"))
 	server := start(t, &agent{name: "a", events: 30}, nil, &agent{name: "b", events: 30}, &agent{name: "c", watch: old})
-	stream, err := client(server, "/api/nodes").WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{Filter: &nodev1alpha1.FlowFilter{Service: "web"}})
+	stream, err := client(server, "/api/nodes").WatchFlows(t.Context(),
+		&nodev1alpha1.WatchFlowsRequest{Filter: &nodev1alpha1.FlowFilter{Service: "web"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +240,8 @@ func TestFlowsOfAllNodesAreOneStream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Count(string(body), `"flows":""`) == 2 && strings.Contains(string(body), "There is no agent at") && strings.Contains(string(body), "older than the page") {
+		if strings.Count(string(body), `"flows":""`) == 2 && strings.Contains(string(body), "There is no agent at") &&
+			strings.Contains(string(body), "older than the page") {
 			break
 		}
 		if t.Context().Err() != nil {

@@ -35,7 +35,8 @@ meanwhile.`,
 	}
 	f := cmd.Flags()
 	harness.NameFlag(f, &cfg.Name, "api", "Name of the lab cluster to create.")
-	f.StringSliceVar(&cfg.Proxies, "modes", []string{"ebpf", "kube-proxy-nftables"}, "Proxies to measure, one after the other: ebpf, nftables, kube-proxy-nftables.")
+	f.StringSliceVar(&cfg.Proxies, "modes", []string{"ebpf", "kube-proxy-nftables"},
+		"Proxies to measure, one after the other: ebpf, nftables, kube-proxy-nftables.")
 	f.IntVar(&cfg.Services, "services", 5000, "Number of Services, of ten endpoints each.")
 	f.IntVar(&cfg.Rate, "rate", 200, "Changes a second.")
 	f.DurationVar(&cfg.Duration, "duration", time.Minute, "Duration of the stream.")

@@ -34,7 +34,8 @@ builds. With the defaults it takes half an hour and 10 GiB of memory.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&cfg.Kinds, "kinds", apiload.KindNames()[:3], "Kinds of clients to measure, one after the other, of "+strings.Join(apiload.KindNames(), ", ")+".")
+	f.StringSliceVar(&cfg.Kinds, "kinds", apiload.KindNames()[:3],
+		"Kinds of clients to measure, one after the other, of "+strings.Join(apiload.KindNames(), ", ")+".")
 	f.IntVar(&cfg.Agents, "agents", 200, "Number of clients.")
 	f.IntVar(&cfg.AtOnce, "at-once", 20, "Clients that start at the same time.")
 	f.IntVar(&cfg.Services, "services", 2000, "Number of Services, with one EndpointSlice each.")

@@ -25,7 +25,9 @@ func NewCommand() *cobra.Command {
 		Example: `  spillway-lab bench path
   spillway-lab bench sync --services 100,1000 -o json`,
 	}
-	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchEndToEndCommand(), newBenchEventsCommand(), newBenchDesignsCommand(), newBenchAPICommand(), newBenchAPIServerCommand(), newBenchNotrackCommand(), newBenchFloodCommand())
+	cmd.AddCommand(newBenchPathCommand(), newBenchSyncCommand(), newBenchSideCommand(), newBenchTFTPCommand(), newBenchEndToEndCommand(),
+		newBenchEventsCommand(), newBenchDesignsCommand(), newBenchAPICommand(), newBenchAPIServerCommand(),
+		newBenchNotrackCommand(), newBenchFloodCommand())
 	return cli.Group(cmd)
 }
 
@@ -44,7 +46,8 @@ The table is filled up to this machine's nf_conntrack_max, which is not changed.
 dataplanes and kube-proxy (built by "hack/peers kube-proxy", with a helper rule added) each have a
 cluster of their own. Needs root, nft, iptables and conntrack. With the defaults it takes
 about six minutes. Do not use the machine meanwhile.`
-	cmd.Flags().StringSliceVar(&cfg.Files, "modes", []string{"ebpf", "nftables", path.KubeProxy}, "Proxies to measure, of "+strings.Join(path.Proxies, ", ")+".")
+	cmd.Flags().StringSliceVar(&cfg.Files, "modes", []string{"ebpf", "nftables", path.KubeProxy},
+		"Proxies to measure, of "+strings.Join(path.Proxies, ", ")+".")
 	cmd.Example = "  spillway-lab bench tftp\n  spillway-lab bench tftp --modes ebpf --only full"
 	cli.Choices(cmd, "modes", path.Proxies...)
 	return cmd
@@ -99,7 +102,8 @@ func pathCommand(cfg *path.Config, complete func() error) *cobra.Command {
 	f := cmd.Flags()
 	harness.NameFlag(f, &cfg.Name, "bench", "Name of the lab cluster to create.")
 	f.IntVar(&cfg.Rounds, "rounds", 30, "Measurements of each side of a pair.")
-	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond, "Duration of one measurement. Latency takes twice as long and twice the rounds.")
+	f.DurationVar(&cfg.Duration, "duration", 400*time.Millisecond,
+		"Duration of one measurement. Latency takes twice as long and twice the rounds.")
 	f.DurationVar(&cfg.Warmup, "warmup", 100*time.Millisecond, "Warmup before each measurement.")
 	f.IntVar(&cfg.Connections, "connections", 32, "Concurrent requests.")
 	f.StringVar(&only, "only", "", "Regular expression that the \"NAME, LOAD\" of a comparison must match, such as 'half load'.")

@@ -68,7 +68,8 @@ func execArgs(name *string, named bool, args []string, isCluster func(string) bo
 	}
 	switch {
 	case host == "":
-		err = cli.UsageErrorf("lab exec: no host and no command given: write lab exec --name CLUSTER HOST -- COMMAND; 'spillway-lab lab status' lists the hosts")
+		err = cli.UsageErrorf("lab exec: no host and no command given: write lab exec --name CLUSTER HOST -- COMMAND; 'spillway-lab lab " +
+			"status' lists the hosts")
 	case len(argv) == 0:
 		err = cli.UsageErrorf("lab exec: no command given to run on %s: write lab exec --name %s %s -- COMMAND", host, *name, host)
 	}

@@ -48,5 +48,6 @@ func TestTablesFitTheTerminal(t *testing.T) {
 	host := func(name, ip string) labHost {
 		return labHost{&topology.Host{Name: name, Namespace: "spw-quick-" + name, IPv4: netip.MustParseAddr(ip)}, 2, 262144}
 	}
-	clitest.Pages(t, "status", labStatuses{{Name: "quick", Status: topology.StatusUp, Hosts: []labHost{host("node0", "172.30.0.10"), host("node0-pod0", "10.244.0.2")}}})
+	clitest.Pages(t, "status", labStatuses{{Name: "quick", Status: topology.StatusUp,
+		Hosts: []labHost{host("node0", "172.30.0.10"), host("node0-pod0", "10.244.0.2")}}})
 }

@@ -84,7 +84,8 @@ the results of "lab run all" on a machine without other load.`,
 				return err
 			}
 			if len(run.Results) != len(labExperiments()) {
-				return cli.UsageErrorf("lab headline: %s has %d of %d experiments: give the results of \"lab run all\"", args[0], len(run.Results), len(labExperiments()))
+				return cli.UsageErrorf("lab headline: %s has %d of %d experiments: give the results of \"lab run all\"", args[0],
+					len(run.Results), len(labExperiments()))
 			}
 			return report.WriteHeadline(root, run)
 		},

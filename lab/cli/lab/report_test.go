@@ -14,7 +14,8 @@ func TestEveryExperimentHasACard(t *testing.T) {
 		for _, e := range labExperiments() {
 			res := &experiment.Result{Name: e.Name}
 			for _, row := range e.Rows(experiment.Options{Name: "x", Quick: quick}) {
-				r := experiment.RowResult{Name: row.Name, Group: row.Group, X: row.X, Side: row.Side, Status: experiment.OK, Values: map[string]experiment.Summary{}}
+				r := experiment.RowResult{Name: row.Name, Group: row.Group, X: row.X, Side: row.Side, Status: experiment.OK,
+					Values: map[string]experiment.Summary{}}
 				for _, f := range e.Figures {
 					r.Values[f.Key] = experiment.Summarize([]float64{12345})
 				}

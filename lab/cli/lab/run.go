@@ -39,7 +39,8 @@ func labExperiments() []experiment.Experiment {
 	if err != nil {
 		program = os.Args[0]
 	}
-	return []experiment.Experiment{notrack.New(), scale.New(), overlay.New(), snat.New(), tftp.New([]string{program, "lab", "restore-sysctls"})}
+	return []experiment.Experiment{notrack.New(), scale.New(), overlay.New(), snat.New(),
+		tftp.New([]string{program, "lab", "restore-sysctls"})}
 }
 
 func labExperimentNames() []string {
@@ -63,7 +64,8 @@ func chooseExperiments(names []string) ([]experiment.Experiment, error) {
 		}
 		i := slices.IndexFunc(all, func(e experiment.Experiment) bool { return e.Name == name })
 		if i < 0 {
-			return nil, cli.UsageErrorf("experiment %q: unknown%s: use all, or some of %s", name, cli.DidYouMean(name, labExperimentNames()), strings.Join(labExperimentNames(), ", "))
+			return nil, cli.UsageErrorf("experiment %q: unknown%s: use all, or some of %s", name, cli.DidYouMean(name, labExperimentNames()),
+				strings.Join(labExperimentNames(), ", "))
 		}
 		out = append(out, all[i])
 	}

@@ -250,9 +250,11 @@ func TestASecondLabRunOfANameFails(t *testing.T) {
 	if err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	cmd := program("lab", "run", "snat-race", "--quick", "--yes-on-this-node", "--name", "labtwo", "-d", t.TempDir(), "--only", "80 threads: MASQUERADE$")
+	cmd := program("lab", "run", "snat-race", "--quick", "--yes-on-this-node", "--name", "labtwo", "-d", t.TempDir(), "--only",
+		"80 threads: MASQUERADE$")
 	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != cli.ExitFailed || !strings.Contains(string(out), "failed: lock /run/spillway-rig/labtwo-snat: another run") {
+	if cmd.ProcessState.ExitCode() != cli.ExitFailed ||
+		!strings.Contains(string(out), "failed: lock /run/spillway-rig/labtwo-snat: another run") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -47,8 +47,9 @@ func newKindCommand(kind load.Kind, short string) *cobra.Command {
 		Long: "Sends " + short + ".\n" + loops(kind) + `
 Ctrl-C ends a run early and prints the results so far. The exit code is 1 if no
 request was answered.`,
-		Example: fmt.Sprintf("  spillway-lab load %[1]s 10.96.0.10:%[2]d\n  spillway-lab load %[1]s [fd00::10]:%[2]d --duration 10s -o json", kind, ports[kind]),
-		Args:    cli.Arguments("ADDRESS:PORT"),
+		Example: fmt.Sprintf("  spillway-lab load %[1]s 10.96.0.10:%[2]d\n  spillway-lab load %[1]s [fd00::10]:%[2]d --duration 10s -o json",
+			kind, ports[kind]),
+		Args: cli.Arguments("ADDRESS:PORT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return run(cmd, cfg, args[0], sources, output)
 		},
@@ -160,7 +161,8 @@ func (r loadResult) Write(w io.Writer) error {
 	if r.Latency == (load.Latency{}) {
 		fmt.Fprintf(w, "\nlatency: none measured\n")
 	} else {
-		fmt.Fprintf(w, "\nlatency: p50 %.0f µs, p99 %.0f µs, p99.9 %.0f µs, max %.0f µs\n", r.Latency.P50, r.Latency.P99, r.Latency.P999, r.Latency.Max)
+		fmt.Fprintf(w, "\nlatency: p50 %.0f µs, p99 %.0f µs, p99.9 %.0f µs, max %.0f µs\n", r.Latency.P50, r.Latency.P99,
+			r.Latency.P999, r.Latency.Max)
 	}
 	fmt.Fprintf(w, "over 1 s: %d, over 3 s: %d\n", r.Over1s, r.Over3s)
 	var kinds []string

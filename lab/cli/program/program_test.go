@@ -14,7 +14,8 @@ func TestCommandsHaveManners(t *testing.T) { clitest.Tree(t, New) }
 
 func TestAFullDeviceFailsEveryCommand(t *testing.T) {
 	results := "../../../docs/results/lab.json"
-	clitest.FullDevice(t, New, "lab list", "lab list -o json", "lab diff "+results+" "+results, "lab report "+results+" --directory "+t.TempDir())
+	clitest.FullDevice(t, New, "lab list", "lab list -o json", "lab diff "+results+" "+results,
+		"lab report "+results+" --directory "+t.TempDir())
 }
 
 func TestShellsCompleteValues(t *testing.T) {

@@ -71,11 +71,14 @@ may run beside it.`,
 	f.Uint64Var(&cfg.Seed, "seed", 0, "Seed that chooses the actions. 0: a new one, which is printed.")
 	f.IntVar(&cfg.Steps, "steps", 0, "Number of actions after which the run ends. 0: it ends after --duration.")
 	f.StringSliceVar(&cfg.Only, "only", nil, "Actions to choose from: "+strings.Join(soak.Kinds(), ", ")+". Empty: all.")
-	f.StringSliceVar(&cfg.Upgrades, "upgrade", nil, "Further spillway programs, such as that of the release before. The action upgrade changes between them. Empty: a copy of the same program.")
+	f.StringSliceVar(&cfg.Upgrades, "upgrade", nil,
+		"Further spillway programs, such as that of the release before. The action upgrade changes between them. Empty: a copy of the same "+
+			"program.")
 	f.StringVar(&cfg.Mode, "proxy-mode", "ebpf", "Dataplane of all nodes at the start.")
 	f.DurationVar(&cfg.Patience, "patience", 15*time.Second, "Time for an answer, after which a question is lost.")
 	f.StringVarP(&cfg.Dir, "report", "d", "report/soak", "Directory for report.json, events.log and the logs of the agents.")
-	f.StringVar(&replay, "replay", "", "Directory of an earlier report, whose seed, number of actions, --only and --proxy-mode are repeated unless they are given.")
+	f.StringVar(&replay, "replay", "", "Directory of an earlier report, whose seed, number of actions, --only and --proxy-mode are "+
+		"repeated unless they are given.")
 	harness.SpillwayFlag(f)
 	output.AddFlag(cmd)
 	cli.Choices(cmd, "only", soak.Kinds()...)

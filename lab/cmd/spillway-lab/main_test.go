@@ -85,7 +85,8 @@ func TestLoadPrintsJSON(t *testing.T) {
 	}
 	out.Reset()
 	args[4] = "table"
-	if code := run(args, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), "10 answered in ") || !strings.Contains(out.String(), "p99.9") {
+	if code := run(args, &out, &errs); code != cli.ExitDone || !strings.Contains(out.String(), "10 answered in ") ||
+		!strings.Contains(out.String(), "p99.9") {
 		t.Errorf("exit code %d: %s%s", code, out.String(), errs.String())
 	}
 }
@@ -109,9 +110,11 @@ func TestLoadWithoutAnAnswerFails(t *testing.T) {
 			t.Errorf("%s prints:\n%s", kind, out.String())
 		}
 	}
-	for _, args := range []string{"http --rate NaN", "udp --rate 1e9", "tftp --delay 1s", "tftp --path /x", "udp --any-status", "memcached --body x"} {
+	for _, args := range []string{"http --rate NaN", "udp --rate 1e9", "tftp --delay 1s", "tftp --path /x",
+		"udp --any-status", "memcached --body x"} {
 		var out, errs strings.Builder
-		if code := run(append([]string{"load", strings.Fields(args)[0], target}, strings.Fields(args)[1:]...), &out, &errs); code != cli.ExitUsage {
+		if code := run(append([]string{"load", strings.Fields(args)[0], target}, strings.Fields(args)[1:]...), &out,
+			&errs); code != cli.ExitUsage {
 			t.Errorf("%s: exit code %d: %s", args, code, errs.String())
 		}
 	}

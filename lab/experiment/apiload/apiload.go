@@ -140,7 +140,8 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.Down()) }()
-	report = &Report{Machine: machine, Agents: cfg.Agents, AtOnce: cfg.AtOnce, Services: cfg.Services, Endpoints: cfg.Endpoints, Nodes: cfg.Nodes, Pods: cfg.Pods}
+	report = &Report{Machine: machine, Agents: cfg.Agents, AtOnce: cfg.AtOnce, Services: cfg.Services, Endpoints: cfg.Endpoints,
+		Nodes: cfg.Nodes, Pods: cfg.Pods}
 	cfg.Progress.Step("changes without clients")
 	if report.Idle, err = b.measure(ctx, "no clients", nil); err != nil {
 		return report, err
@@ -448,7 +449,8 @@ func (b *Bench) phase(clients []*client, before []reading) (p Phase) {
 		}
 	}
 	slices.SortFunc(p.Requests, func(a, b Traffic) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Verb, b.Verb), cmp.Compare(a.Status, b.Status))
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Verb, b.Verb),
+			cmp.Compare(a.Status, b.Status))
 	})
 	return p
 }

@@ -34,7 +34,8 @@ func TestRequestsAreToldApart(t *testing.T) {
 		"/api/v1/nodes?limit=500": {Verb: "list", Resource: "nodes"},
 		"/api/v1/nodes/a":         {Verb: "get", Resource: "nodes"},
 		"/api/v1/namespaces":      {Verb: "list", Resource: "namespaces"},
-		"/api/v1/namespaces/shop/pods?watch=true&fieldSelector=spec.nodeName%3Da": {Verb: "watch", Resource: "pods", Selector: "spec.nodeName=NODE"},
+		"/api/v1/namespaces/shop/pods?watch=true&fieldSelector=spec.nodeName%3Da": {Verb: "watch", Resource: "pods",
+			Selector: "spec.nodeName=NODE"},
 		"/apis/discovery.k8s.io/v1/endpointslices?watch=1&sendInitialEvents=true": {Verb: "stream", Resource: "endpointslices"},
 		"/version": {Verb: "get", Resource: "version"},
 	} {

@@ -202,7 +202,8 @@ func pod(i int, node string) *corev1.Pod {
 		p.Spec.Containers = append(p.Spec.Containers, c)
 		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{
 			Name: name, Image: c.Image, ImageID: "registry.example.com/team/" + name + "@sha256:" + hash(0, len(name)), Ready: true,
-			ContainerID: "containerd://" + hash(i, len(name)), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: started}},
+			ContainerID: "containerd://" + hash(i, len(name)),
+			State:       corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: started}},
 		})
 	}
 	for _, t := range []corev1.PodConditionType{corev1.PodInitialized, corev1.PodReady, corev1.ContainersReady, corev1.PodScheduled} {

@@ -59,7 +59,8 @@ func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "%d clients, %d at once; %d Services of %d endpoints, %d Nodes\n\n", r.Agents, r.AtOnce, r.Services, r.Endpoints, r.Nodes)
 	wide := func(name string) page.Column { return page.Number(name).OnlyWide() }
-	t := page.NewTable(page.Text("CLIENT"), page.Number("WATCHES"), page.Number("START KB"), page.Number("CHANGES KB"), page.Number("NODES KB"), page.Number("RESTART KB"),
+	t := page.NewTable(page.Text("CLIENT"), page.Number("WATCHES"), page.Number("START KB"), page.Number("CHANGES KB"),
+		page.Number("NODES KB"), page.Number("RESTART KB"),
 		wide("PEAK MiB"), wide("START CPU s"), wide("CHANGES CPU s"), wide("NODES CPU s"), wide("RESTART CPU s"))
 	for _, row := range append([]Row{r.Idle}, r.Rows...) {
 		watches := 0
@@ -90,7 +91,8 @@ clients; CPU of RESTART includes its start. -o wide shows all columns.
 }
 
 func (row Row) write(w io.Writer) error {
-	t := page.NewTable(page.Text("PHASE"), page.Text("REQUEST"), page.Text("SELECTOR").OnlyWide(), page.Text("ANSWER"), page.Number("COUNT"), page.Number("KB"))
+	t := page.NewTable(page.Text("PHASE"), page.Text("REQUEST"), page.Text("SELECTOR").OnlyWide(), page.Text("ANSWER"),
+		page.Number("COUNT"), page.Number("KB"))
 	for _, p := range []struct {
 		name string
 		Phase

@@ -60,7 +60,8 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 		return err
 	}
 	node := p.harness.Cluster.Node(0)
-	p.crowd = controlplane.Crowd{Namespace: crowd, Services: services, Endpoints: Endpoints, First: address(10, 1), ClusterIP: address(10, 97<<16+1)}
+	p.crowd = controlplane.Crowd{Namespace: crowd, Services: services, Endpoints: Endpoints, First: address(10, 1),
+		ClusterIP: address(10, 97<<16+1)}
 	objects := append(p.crowd.Objects(), probeObjects(node.Name, p.harness.Cluster.Pod(0, 0).IPv4)...)
 	if p.api, err = p.harness.API(ctx, p.harness.Cluster.Client(1), objects...); err != nil {
 		return err
@@ -103,7 +104,8 @@ func (p *peer) start(ctx context.Context, mode, variant string, services int) er
 
 // probeObjects are the probe of world.
 func probeObjects(node string, pod netip.Addr) []runtime.Object {
-	meta := metav1.ObjectMeta{Name: probe.Name, Namespace: probe.Namespace, Labels: map[string]string{discoveryv1.LabelServiceName: probe.Name}}
+	meta := metav1.ObjectMeta{Name: probe.Name, Namespace: probe.Namespace,
+		Labels: map[string]string{discoveryv1.LabelServiceName: probe.Name}}
 	const clusterIP = "10.96.0.10"
 	return []runtime.Object{
 		&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
@@ -177,7 +179,8 @@ var syncMetric = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_duration_se
 
 // syncs counts kube-proxy's syncs of IPv4: their seconds, their number.
 func (p *peer) syncs(ctx context.Context) (sum, count float64, err error) {
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: p.harness.Cluster.Node(0).Dial, DisableKeepAlives: true}}
+	client := http.Client{Timeout: 10 * time.Second,
+		Transport: &http.Transport{DialContext: p.harness.Cluster.Node(0).Dial, DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10249/metrics", nil)
 	if err != nil {
 		return 0, 0, err

@@ -45,13 +45,16 @@ func (b Batch) Percentile(p float64) float64 { return percentile(b.Millis, p) }
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "%d endpoints a Service, %d single changes\n\n", r.Endpoints, r.Changes)
-	t := page.NewTable(page.Text("DATAPLANE").Shrinks(10), page.Number("SERVICES"), page.Number("COLD s"), page.Number("CHANGE p50 ms").Shrinks(6), page.Number("p99 ms"),
+	t := page.NewTable(page.Text("DATAPLANE").Shrinks(10), page.Number("SERVICES"), page.Number("COLD s"),
+		page.Number("CHANGE p50 ms").Shrinks(6), page.Number("p99 ms"),
 		page.Number("CPU ms"), page.Number("CONNECT µs").Shrinks(7), page.Number("FIRST PACKET ÷ 10").Shrinks(11),
 		page.Number("FULL s").OnlyWide(), page.Number("RSS MiB").OnlyWide(), page.Number("KERNEL MiB").OnlyWide())
 	f := func(format string, v any) string { return fmt.Sprintf(format, v) }
 	for _, row := range r.Rows {
-		t.Row(row.Mode, row.Services, f("%.2f", row.Cold.Seconds), f("%.3f", percentile(row.Batch.Millis, 0.5)), f("%.3f", percentile(row.Batch.Millis, 0.99)),
-			f("%.3f", row.Batch.CPU), f("%.0f", row.Connect), row.FirstPacket, f("%.2f", row.Batch.Full), f("%.0f", row.Batch.RSS), f("%.0f", row.Cold.KernelMiB))
+		t.Row(row.Mode, row.Services, f("%.2f", row.Cold.Seconds), f("%.3f", percentile(row.Batch.Millis, 0.5)),
+			f("%.3f", percentile(row.Batch.Millis, 0.99)),
+			f("%.3f", row.Batch.CPU), f("%.0f", row.Connect), row.FirstPacket, f("%.2f", row.Batch.Full), f("%.0f", row.Batch.RSS),
+			f("%.0f", row.Cold.KernelMiB))
 	}
 	if err := t.Write(w); err != nil {
 		return err

@@ -89,7 +89,8 @@ func checkProbes(t *testing.T, all []*Probe) {
 
 func TestReadObjectsSaysWhere(t *testing.T) {
 	bad := fstest.MapFS{"x.yaml": {Data: []byte("apiVersion: v1\nkind: Node\n---\nkind: Service\nspec: {clusterAddress: 10.0.0.1}\n")}}
-	if _, err := readObjects(bad); err == nil || !strings.Contains(err.Error(), "x.yaml, document 2") || !strings.Contains(err.Error(), "clusterAddress") {
+	if _, err := readObjects(bad); err == nil || !strings.Contains(err.Error(), "x.yaml, document 2") ||
+		!strings.Contains(err.Error(), "clusterAddress") {
 		t.Errorf("error is %v", err)
 	}
 	other := fstest.MapFS{"x.yaml": {Data: []byte("kind: Pod\n")}}
@@ -116,8 +117,10 @@ func answer(server, client string) workload.Answer {
 }
 
 func testReport() *Report {
-	good := probeOf(answer("node1-pod0", "10.0.0.9:1"), answer("node0-pod0", "172.30.0.200:1"), answer("node0-pod0", "[::ffff:172.30.0.200]:2"))
-	bad := probeOf(answer("node0-pod0", "172.30.0.200:1"), workload.Answer{Outcome: workload.Refused}, workload.Answer{Outcome: workload.Refused})
+	good := probeOf(answer("node1-pod0", "10.0.0.9:1"), answer("node0-pod0", "172.30.0.200:1"),
+		answer("node0-pod0", "[::ffff:172.30.0.200]:2"))
+	bad := probeOf(answer("node0-pod0", "172.30.0.200:1"), workload.Answer{Outcome: workload.Refused},
+		workload.Answer{Outcome: workload.Refused})
 	bad.Way, bad.Address = "external IP", netip.MustParseAddrPort("[2001:db8:ff::10]:80")
 	r := &Report{Mode: "ebpf", Visits: []*Probe{good, bad}, Machine: experiment.Machine{Kernel: "6.1.0", Arch: "x86_64",
 		CPU: "Fast CPU", Cores: 2, Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)}}

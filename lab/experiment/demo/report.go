@@ -100,7 +100,8 @@ func (r *Report) Write(w io.Writer) error {
 }
 
 func (r *Report) writeVisits(w io.Writer) error {
-	t := page.NewTable(page.Text("SERVICE").Shrinks(8), page.Text("WAY").Shrinks(10), page.Text("ADDRESS"), page.Text("FROM"), page.Text("ANSWERED BY (SOURCE IT SAW)").Shrinks(20))
+	t := page.NewTable(page.Text("SERVICE").Shrinks(8), page.Text("WAY").Shrinks(10), page.Text("ADDRESS"), page.Text("FROM"),
+		page.Text("ANSWERED BY (SOURCE IT SAW)").Shrinks(20))
 	for _, v := range r.Visits {
 		t.Row(v.Protocol+" "+v.Service, v.Way, v.Address, v.From, v.answeredBy())
 	}
@@ -124,7 +125,8 @@ func (r *Report) writeSpeeds(w io.Writer, kind load.Kind) error {
 		return nil // an interrupted demo
 	}
 	fmt.Fprintf(w, "\n%s:\n", loadTitles[kind])
-	t := page.NewTable(page.Text("PATH").Shrinks(20), page.Number("÷ METAL"), page.Number("REQUESTS/s"), page.Number("P50 µs"), page.Number("P99 µs"),
+	t := page.NewTable(page.Text("PATH").Shrinks(20), page.Number("÷ METAL"), page.Number("REQUESTS/s"),
+		page.Number("P50 µs"), page.Number("P99 µs"),
 		page.Number("CONNTRACK ENTRIES").Shrinks(9), page.Number("FAILED"), page.Number("P99.9 µs").OnlyWide())
 	whole := func(v float64) string { return fmt.Sprintf("%.0f", v) }
 	for _, s := range rows {
@@ -175,7 +177,8 @@ func (r *Report) speedVerdicts(t *page.Table) {
 	t.Row("NodePort", fmt.Sprintf("%s of metal's requests/s, %s of its new connections/s", ratio(open.ToMetal), ratio(each.ToMetal)))
 	podOpen, podEach := of(podToPod)
 	viaOpen, viaEach := of(toClusterIP)
-	t.Row("ClusterIP", fmt.Sprintf("%s of the pod's own requests/s, %s of its new connections/s", ratio(viaOpen.Rate/podOpen.Rate), ratio(viaEach.Rate/podEach.Rate)))
+	t.Row("ClusterIP", fmt.Sprintf("%s of the pod's own requests/s, %s of its new connections/s", ratio(viaOpen.Rate/podOpen.Rate),
+		ratio(viaEach.Rate/podEach.Rate)))
 	served, other := 0, 0
 	var requests, failed int64
 	causes := map[string]int64{}
@@ -191,7 +194,8 @@ func (r *Report) speedVerdicts(t *page.Table) {
 			causes[cause] += n
 		}
 	}
-	t.Row("conntrack", fmt.Sprintf("%s entries at most with a Service, %s without", experiment.FormatNumber(float64(served)), experiment.FormatNumber(float64(other))))
+	t.Row("conntrack", fmt.Sprintf("%s entries at most with a Service, %s without", experiment.FormatNumber(float64(served)),
+		experiment.FormatNumber(float64(other))))
 	text := fmt.Sprintf("%d of %s requests", failed, experiment.FormatNumber(float64(requests)))
 	for i, cause := range slices.Sorted(maps.Keys(causes)) {
 		text += []string{": ", ", "}[min(i, 1)] + fmt.Sprintf("%d %s", causes[cause], cause)

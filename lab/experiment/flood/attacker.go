@@ -92,7 +92,8 @@ func device(h *topology.Host) (mac net.HardwareAddr, index int, err error) {
 
 // synFrame is a SYN as a Linux client sends it, from 198.18.0.0.
 func synFrame(own, via net.HardwareAddr, target netip.AddrPort) ([]byte, error) {
-	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolTCP, SrcIP: net.IPv4(198, 18, 0, 0), DstIP: target.Addr().AsSlice(), Flags: layers.IPv4DontFragment}
+	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolTCP, SrcIP: net.IPv4(198, 18, 0, 0), DstIP: target.Addr().AsSlice(),
+		Flags: layers.IPv4DontFragment}
 	tcp := &layers.TCP{SrcPort: 0, DstPort: layers.TCPPort(target.Port()), SYN: true, Window: 64240, Options: []layers.TCPOption{
 		{OptionType: layers.TCPOptionKindMSS, OptionLength: 4, OptionData: []byte{0x05, 0xb4}},
 	}}

@@ -66,7 +66,8 @@ func (r *Report) Write(w io.Writer) error {
 		page.Number("SYN/s"), page.Number("CONNS"), page.Number("ENTRIES"))
 	for _, row := range r.Rows {
 		t.Row(row.Mode, row.Endpoint, experiment.FormatNumber(row.Flooded.InTime)+"%", experiment.FormatNumber(row.Quiet.InTime)+"%",
-			experiment.FormatNumber(row.Flooded.P99), experiment.FormatNumber(row.SYNs), row.Flooded.Tried, experiment.FormatNumber(float64(row.Conntrack)))
+			experiment.FormatNumber(row.Flooded.P99), experiment.FormatNumber(row.SYNs), row.Flooded.Tried,
+			experiment.FormatNumber(float64(row.Conntrack)))
 	}
 	if err := t.Write(w); err != nil {
 		return err

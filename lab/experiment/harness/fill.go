@@ -68,7 +68,8 @@ func writeFlows(w io.Writer, n int) {
 		if i%1000 == 0 {
 			addr = addr.Next()
 		}
-		_, err := fmt.Fprintf(w, "-A -p tcp -s %s -d 198.19.0.1 --sport %d --dport 5001 --state ESTABLISHED -u ASSURED -t 86400\n", addr, 1024+i%1000)
+		_, err := fmt.Fprintf(w, "-A -p tcp -s %s -d 198.19.0.1 --sport %d --dport 5001 --state ESTABLISHED -u ASSURED -t 86400\n", addr,
+			1024+i%1000)
 		if err != nil {
 			return
 		}

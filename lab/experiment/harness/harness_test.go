@@ -242,7 +242,8 @@ func TestAskReadsTheAnswer(t *testing.T) {
 		conn.Read(make([]byte, 1000))
 		conn.Write([]byte("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 9\r\n\r\nnot yet.\n"))
 	}()
-	if _, err := agent.Get(context.Background(), node, agent.HealthPort, "/healthz"); err == nil || !strings.Contains(err.Error(), "503 Service Unavailable: not yet.") {
+	if _, err := agent.Get(context.Background(), node, agent.HealthPort, "/healthz"); err == nil ||
+		!strings.Contains(err.Error(), "503 Service Unavailable: not yet.") {
 		t.Errorf("sick agent: error %v", err)
 	}
 }

@@ -92,7 +92,8 @@ func followServer(t *testing.T, mode string) {
 // waitPod asks from new ports until a pod answers at the NodePort.
 func waitPod(t *testing.T, r *Harness, pod *topology.Host) {
 	t.Helper()
-	q := workload.Question{Kind: workload.UDP, To: netip.AddrPortFrom(r.Cluster.Node(0).IPv4, kubeProxyTestPort).String(), Timeout: time.Second}
+	q := workload.Question{Kind: workload.UDP, To: netip.AddrPortFrom(r.Cluster.Node(0).IPv4, kubeProxyTestPort).String(),
+		Timeout: time.Second}
 	await.NoError(t, func() error {
 		a, err := workload.Ask(context.Background(), r.Cluster.Client(0), q)
 		if err == nil && (a.Outcome != workload.Answered || a.Server != pod.Name) {

@@ -29,7 +29,8 @@ func TestSpillwayIsFound(t *testing.T) {
 		if got != c.want || (err == nil) != (c.fails == "") {
 			t.Errorf("--spillway %q: %q, %v; want %q", c.flag, got, err, c.want)
 		}
-		if err != nil && (!strings.Contains(err.Error(), c.fails) || !strings.HasSuffix(err.Error(), "or give --spillway PATH") || strings.Contains(err.Error(), "\n")) {
+		if err != nil && (!strings.Contains(err.Error(), c.fails) || !strings.HasSuffix(err.Error(), "or give --spillway PATH") ||
+			strings.Contains(err.Error(), "\n")) {
 			t.Errorf("--spillway %q: %v; want %q in one line", c.flag, err, c.fails)
 		}
 	}

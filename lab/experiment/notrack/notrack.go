@@ -85,7 +85,8 @@ func Run(ctx context.Context, cfg Config) (report *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{cfg: cfg, report: &Report{Machine: machine, Mode: cfg.Mode, Rounds: cfg.Rounds, Seconds: cfg.Duration.Seconds(), Rate: cfg.Rate}}
+	b := &bench{cfg: cfg, report: &Report{Machine: machine, Mode: cfg.Mode, Rounds: cfg.Rounds,
+		Seconds: cfg.Duration.Seconds(), Rate: cfg.Rate}}
 	defer func() {
 		err = harness.End(ctx, err, cfg.Progress, b.tracked, b.bare)
 	}()

@@ -37,17 +37,21 @@ type plan struct {
 
 func (b *bench) plans() []plan {
 	at := fmt.Sprintf("CPU, %.0f conn/s", b.cfg.Rate)
-	none, tracking, untracked := side{harness: b.tracked, lived: true}, side{harness: b.tracked, policy: TrackPolicy, lived: true}, side{harness: b.tracked, policy: DoNotTrackPolicy, lived: true}
-	bare, floor, full, nodeFull := side{harness: b.bare}, side{harness: b.bare, rules: untrackAll}, side{harness: b.tracked, policy: DoNotTrackPolicy, full: true}, side{harness: b.tracked, policy: NodePolicy, node: true, full: true}
+	none, tracking, untracked := side{harness: b.tracked, lived: true}, side{harness: b.tracked, policy: TrackPolicy, lived: true},
+		side{harness: b.tracked, policy: DoNotTrackPolicy, lived: true}
+	bare, floor, full, nodeFull := side{harness: b.bare}, side{harness: b.bare, rules: untrackAll},
+		side{harness: b.tracked, policy: DoNotTrackPolicy, full: true}, side{harness: b.tracked, policy: NodePolicy, node: true, full: true}
 	return []plan{
 		{"do-not-track ÷ tracked policy", at, tracking, untracked, b.cfg.Rate, cpuOf, &experiment.Target{Limit: 0.85, AtMost: true}},
 		{"do-not-track ÷ no policy", at, none, untracked, b.cfg.Rate, cpuOf, nil},
 		{"no conntrack ÷ tracked policy", at, tracking, bare, b.cfg.Rate, cpuOf, nil}, // the lower bound
 		{"do-not-track ÷ no conntrack", at, bare, untracked, b.cfg.Rate, cpuOf, nil},
-		{"do-not-track ÷ tracked policy", "max conn/s", side{harness: b.tracked, policy: TrackPolicy}, side{harness: b.tracked, policy: DoNotTrackPolicy}, 0, rateOf, nil},
+		{"do-not-track ÷ tracked policy", "max conn/s", side{harness: b.tracked, policy: TrackPolicy},
+			side{harness: b.tracked, policy: DoNotTrackPolicy}, 0, rateOf, nil},
 		{"pod, table full, do-not-track ÷ pod, no conntrack", "max conn/s", bare, full, 0, rateOf, &experiment.Target{Limit: 0.95}},
 		{"pod, all untracked by one rule ÷ pod, no conntrack", "max conn/s", bare, floor, 0, rateOf, nil}, // the upper bound
-		{"node, table full, do-not-track ÷ metal, no conntrack", "max conn/s", side{harness: b.bare, node: true}, nodeFull, 0, rateOf, &experiment.Target{Limit: 0.95}},
+		{"node, table full, do-not-track ÷ metal, no conntrack", "max conn/s", side{harness: b.bare, node: true}, nodeFull, 0, rateOf,
+			&experiment.Target{Limit: 0.95}},
 	}
 }
 
@@ -57,7 +61,8 @@ func (b *bench) measureAll(ctx context.Context) error {
 	plans := slices.DeleteFunc(b.plans(), func(p plan) bool { return !b.wanted(p.name + ", " + p.figure) })
 	for i, p := range plans {
 		b.cfg.Progress.Step("%s, %s (%d of %d)", p.name, p.figure, i+1, len(plans))
-		pair := experiment.Pair[Sample]{Name: p.name, A: b.arm(p.a, p.rate), B: b.arm(p.b, p.rate), Rounds: b.cfg.Rounds, Progress: b.cfg.Progress.Part}
+		pair := experiment.Pair[Sample]{Name: p.name, A: b.arm(p.a, p.rate), B: b.arm(p.b, p.rate), Rounds: b.cfg.Rounds,
+			Progress: b.cfg.Progress.Part}
 		trial, err := pair.Run(ctx)
 		if len(trial.A) > 0 {
 			b.report.add(p, trial)

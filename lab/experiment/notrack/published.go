@@ -15,11 +15,14 @@ func New() experiment.Experiment {
 	return experiment.Experiment{
 		Name:  "do-not-track",
 		Title: "Conntrack as a ceiling on connections per second",
-		Question: "A memcached is asked over one short connection after another. Each leaves an entry that is kept for a time, so that the size of " +
+		Question: "A memcached is asked over one short connection after another. Each leaves an entry that is kept for a time, so that the " +
+			"size of " +
 			"the table divided by that time is the most that can be had. What do policies that do not track change, in connections/s and in CPU?",
-		Published: "512k entries given up after 120 s: 4,369 connections/s; more than 60,000 with a do-not-track policy; at 4,000 connections/s 20 % less CPU.",
+		Published: "512k entries given up after 120 s: 4,369 connections/s; more than 60,000 with a do-not-track policy; at 4,000 " +
+			"connections/s 20 % less CPU.",
 		Sources: []experiment.Source{
-			{Title: "When Linux conntrack is no longer your friend", URL: "https://www.tigera.io/blog/when-linux-conntrack-is-no-longer-your-friend/"},
+			{Title: "When Linux conntrack is no longer your friend",
+				URL: "https://www.tigera.io/blog/when-linux-conntrack-is-no-longer-your-friend/"},
 		},
 		Packages: packages,
 		Figures: []experiment.Figure{
@@ -69,8 +72,10 @@ func shape(o experiment.Options) Config {
 
 func describe(o experiment.Options) string {
 	c := shape(o)
-	return fmt.Sprintf("Two client machines, one node, memcached in a pod. A table of half a million entries would take minutes to fill: here it is full of flows "+
-		"that are not given up but for %d entries, given up after %d s, which makes %d connections/s. %d measurements of %v a row; CPU is that of the whole "+
+	return fmt.Sprintf("Two client machines, one node, memcached in a pod. A table of half a million entries would take minutes to fill: "+
+		"here it is full of flows "+
+		"that are not given up but for %d entries, given up after %d s, which makes %d connections/s. %d measurements of %v a row; CPU is "+
+		"that of the whole "+
 		"machine at %.0f connections/s, clients and server among it, and not asked of rows with a full table.",
 		slots, giveUp, slots/giveUp, c.Rounds, c.Duration, c.Rate)
 }
@@ -201,15 +206,19 @@ func conclude(res *experiment.Result) []string {
 		out = append(out, "Measured: CPU of a connection with a do-not-track policy ÷ with one that tracks: "+r+" (published: 0.80).")
 	}
 	if r := ratio(subjects[4].name, "do-not-track policy, table full", "max"); r != "" {
-		out = append(out, "Measured: connections/s with a full table and a do-not-track policy ÷ with few free entries and one that tracks: "+r+" (published: 13.7).")
+		out = append(out, "Measured: connections/s with a full table and a do-not-track policy ÷ with few free entries and one that tracks: "+r+
+			" (published: 13.7).")
 	}
 	if row := res.Row(subjects[4].name); row != nil {
 		const most = slots / giveUp
 		if v, ok := row.Value("max"); ok && (v.Median < 0.75*most || v.Median > 1.25*most) {
-			out = append(out, fmt.Sprintf("Entries ÷ timeout is %d/s, and %s/s were measured: an entry whose time is over takes its place until the kernel's collector or a "+
-				"search of its bucket meets it, and so few turns of the table were measured that it matters which of them were whole.", most, experiment.FormatNumber(v.Median)))
+			out = append(out, fmt.Sprintf("Entries ÷ timeout is %d/s, and %s/s were measured: an entry whose time is over takes its place "+
+				"until the kernel's collector or a "+
+				"search of its bucket meets it, and so few turns of the table were measured that it matters which of them were whole.", most,
+				experiment.FormatNumber(v.Median)))
 		}
 	}
-	return append(out, "Why it may differ: the published machine had a table of its own size and more cores; the ceiling of a table is arithmetic (entries ÷ timeout) and "+
+	return append(out, "Why it may differ: the published machine had a table of its own size and more cores; the ceiling of a table is "+
+		"arithmetic (entries ÷ timeout) and "+
 		"shows at any size, while connections/s without it are what clients, server and network manage on these CPUs.")
 }

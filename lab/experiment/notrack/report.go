@@ -90,7 +90,8 @@ func (c *Comparison) verdict() string {
 func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "memcached, one get a connection, --proxy-mode %s, %d rounds of %gs a side\n\n", r.Mode, r.Rounds, r.Seconds)
-	t := page.NewTable(page.Text("COMPARISON").Shrinks(16), page.Text("FIGURE").Shrinks(8), page.Text("B ÷ A").Shrinks(11), page.Text("95 %"), page.Text("TARGET").Shrinks(7),
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(16), page.Text("FIGURE").Shrinks(8), page.Text("B ÷ A").Shrinks(11), page.Text("95 %"),
+		page.Text("TARGET").Shrinks(7),
 		page.Number("FAILED"), page.Number("A").OnlyWide(), page.Number("B").OnlyWide(), page.Number("CONNTRACK").OnlyWide())
 	for _, c := range r.Comparisons {
 		sure := "-"
@@ -109,7 +110,8 @@ func (r *Report) Write(w io.Writer) error {
 		}
 	}
 	fmt.Fprintln(w)
-	t = page.NewTable(page.Text("AS FAST AS IT GOES").Shrinks(20), page.Number("CONN/s"), page.Number("ANSWERED"), page.Number("FAILED"), page.Number("CONNTRACK"))
+	t = page.NewTable(page.Text("AS FAST AS IT GOES").Shrinks(20), page.Number("CONN/s"), page.Number("ANSWERED"), page.Number("FAILED"),
+		page.Number("CONNTRACK"))
 	for _, c := range r.Ceilings {
 		t.Row(c.Name, fmt.Sprintf("%.0f", c.Rate), c.Answered, c.Failed, fmt.Sprintf("%+d", c.Entries))
 	}

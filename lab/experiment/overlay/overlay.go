@@ -58,10 +58,13 @@ func New() experiment.Experiment {
 	return experiment.Experiment{
 		Name:  "overlay",
 		Title: "A bidding exchange on metal and behind a Service",
-		Question: "An exchange decodes bid requests of 3 KB and answers 404 while no bidder is registered; with three bidders on three nodes it asks " +
+		Question: "An exchange decodes bid requests of 3 KB and answers 404 while no bidder is registered; with three bidders on three " +
+			"nodes it asks " +
 			"each of them and answers within 80 ms. What is left of the machine's speed behind a NodePort of another node?",
-		Published: "24,000 requests/s on bare metal and with host networking; 1/17 of that, with 6 times the tail latency, with k3s, flannel's VXLAN " +
-			"and kube-proxy in iptables mode; 10,000 with Cilium over VXLAN; about 1,600 with bidders. Only the first is set beside a row: the second is a ratio, the third another " +
+		Published: "24,000 requests/s on bare metal and with host networking; 1/17 of that, with 6 times the tail latency, with k3s, " +
+			"flannel's VXLAN " +
+			"and kube-proxy in iptables mode; 10,000 with Cilium over VXLAN; about 1,600 with bidders. Only the first is set beside a row: the " +
+			"second is a ratio, the third another " +
 			"program's, and of the last it is not told how it was reached.",
 		Sources: []experiment.Source{
 			{Title: "Is K3S too slow? (The Misery Cloud, 4)", URL: "https://lazaroofarrill.com/blog/the-misery-cloud-4/"},
@@ -99,8 +102,10 @@ func length(o experiment.Options) (samples int, each time.Duration) {
 
 func scale(o experiment.Options) string {
 	samples, each := length(o)
-	return fmt.Sprintf("Client, four nodes and all pods share the CPUs of one machine, over veth devices instead of cables: what a packet costs shows, "+
-		"what a network card does for it (checksums and segmentation of VXLAN) does not. %d connections in a closed loop. Samples of each row: %d, of %v, "+
+	return fmt.Sprintf("Client, four nodes and all pods share the CPUs of one machine, over veth devices instead of cables: what a "+
+		"packet costs shows, "+
+		"what a network card does for it (checksums and segmentation of VXLAN) does not. %d connections in a closed loop. Samples of each "+
+		"row: %d, of %v, "+
 		"in the order of the rows. Metal is host networking too: the exchange on the node's own address.", connections, samples, each)
 }
 
@@ -228,7 +233,8 @@ func waitStatus(ctx context.Context, r *harness.Harness, target netip.AddrPort, 
 
 // measure takes all samples with a number of bidders. The exchange answers all with one
 // status.
-func measure(ctx context.Context, o experiment.Options, r *harness.Harness, target netip.AddrPort, bidders string, status int, m *experiment.Measurement) error {
+func measure(ctx context.Context, o experiment.Options, r *harness.Harness, target netip.AddrPort, bidders string, status int,
+	m *experiment.Measurement) error {
 	samples, each := length(o)
 	cfg := bids(target)
 	cfg.Connections, cfg.Duration, cfg.Warmup = connections, each, 200*time.Millisecond
@@ -282,6 +288,8 @@ func conclude(res *experiment.Result) []string {
 	if len(parts) > 0 {
 		out = append(out, "Measured, requests/s without bidders as a share of metal: "+strings.Join(parts, "; ")+".")
 	}
-	return append(out, "The published share of 1/17 was between machines with network cards, where VXLAN also costs what the card would have done. Here every row "+
-		"pays for client, exchange and network with the same CPUs, and the exchange's own work (decoding JSON) is most of a request: shares come out nearer to 1.")
+	return append(out, "The published share of 1/17 was between machines with network cards, where VXLAN also costs what the card would "+
+		"have done. Here every row "+
+		"pays for client, exchange and network with the same CPUs, and the exchange's own work (decoding JSON) is most of a request: shares "+
+		"come out nearer to 1.")
 }

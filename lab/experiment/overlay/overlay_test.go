@@ -88,7 +88,8 @@ func TestBiddersRegister(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := http.Client{Transport: &http.Transport{DialContext: c.Pod(0, 0).Dial, DisableKeepAlives: true}}
-	resp, err := client.Post("http://"+netip.AddrPortFrom(c.Pod(1, 0).IPv4, podPort).String()+"/bid", "application/json", bytes.NewReader(rtb.Sample()))
+	resp, err := client.Post("http://"+netip.AddrPortFrom(c.Pod(1, 0).IPv4, podPort).String()+"/bid", "application/json",
+		bytes.NewReader(rtb.Sample()))
 	if err != nil {
 		t.Fatal(err)
 	}

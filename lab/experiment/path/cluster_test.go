@@ -34,9 +34,10 @@ func TestManifestsAreWhatAnAgentReads(t *testing.T) {
 func checkOnly(t *testing.T, cluster *topology.Cluster) {
 	t.Helper()
 	for only, want := range map[string][]string{
-		"metal, keep-alive, half": {"NodePort, pod on this node ÷ metal, keep-alive", "NodePort, pod on this node ÷ metal, keep-alive, half load"},
-		"^ClusterIP.*new":         {"ClusterIP from a pod ÷ pod address, new connections"},
-		"no such":                 nil,
+		"metal, keep-alive, half": {"NodePort, pod on this node ÷ metal, keep-alive",
+			"NodePort, pod on this node ÷ metal, keep-alive, half load"},
+		"^ClusterIP.*new": {"ClusterIP from a pod ÷ pod address, new connections"},
+		"no such":         nil,
 	} {
 		var got []string
 		for _, p := range wanted(plans(cluster, false), regexp.MustCompile(only)) {

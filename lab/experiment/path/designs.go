@@ -125,7 +125,8 @@ func designPlans(c *topology.Cluster) (out []plan) {
 			{name: "NodePort, the agent's rules ÷ metal", service: here},
 			{name: "NodePort, one rule of NAT ÷ metal", service: to(node.IPv4, natPort), rules: rules(natRules, untrackedPod, natPort)},
 			{name: "NodePort, untracked ÷ metal", service: to(node.IPv4, untrackedPort), rules: rules(untrackedRules, untrackedPod, untrackedPort)},
-			{name: "NodePort, forwarded at ingress ÷ metal", service: to(node.IPv4, forwardedPort), rules: rules(forwardedRules, forwardedPod, forwardedPort)},
+			{name: "NodePort, forwarded at ingress ÷ metal", service: to(node.IPv4, forwardedPort),
+				rules: rules(forwardedRules, forwardedPod, forwardedPort)},
 		}
 		for _, full := range []bool{false, true} {
 			for i, p := range designs {

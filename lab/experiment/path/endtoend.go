@@ -112,7 +112,8 @@ func endRows(c, vxlan *topology.Cluster) []endRow {
 	service("NodePort away ÷ pod", clientThere, there, 0.95, 0.95)
 	// What the other node takes by itself.
 	for _, kind := range []load.Kind{load.HTTP, load.Conn} {
-		rows = append(rows, endRow{name: "client → pod, by a node", base: probe{kind: kind, way: clientThere}, service: probe{kind: kind, way: byNode}})
+		rows = append(rows, endRow{name: "client → pod, by a node", base: probe{kind: kind, way: clientThere},
+			service: probe{kind: kind, way: byNode}})
 	}
 	for _, kind := range []load.Kind{load.HTTP, load.Conn} {
 		rows = append(rows, endRow{name: "NodePort away, VXLAN", base: probe{state: with, kind: kind, way: there},

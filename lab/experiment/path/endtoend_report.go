@@ -80,8 +80,10 @@ func (r *EndToEndReport) Write(w io.Writer) error {
 	p := page.Of(w)
 	fmt.Fprintln(p, p.Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(p, "--proxy-mode %s, %d rounds, %gs a measurement, %d connections\n\n", r.Mode, r.Rounds, r.Seconds, r.Connections)
-	t := page.NewTable(page.Text("ROW"), page.Text("LOAD"), page.Number("RATIO"), page.Text("95 %"), page.Text("A/A 95 %"), page.Text("TARGET"), page.Text(""),
-		page.Number("BASE /s").OnlyWide(), page.Number("WITH /s").OnlyWide(), page.Text("CPU/REQUEST").OnlyWide(), page.Text("LOWEST–HIGHEST").OnlyWide())
+	t := page.NewTable(page.Text("ROW"), page.Text("LOAD"), page.Number("RATIO"), page.Text("95 %"), page.Text("A/A 95 %"),
+		page.Text("TARGET"), page.Text(""),
+		page.Number("BASE /s").OnlyWide(), page.Number("WITH /s").OnlyWide(), page.Text("CPU/REQUEST").OnlyWide(),
+		page.Text("LOWEST–HIGHEST").OnlyWide())
 	met, missed, unsure := 0, 0, 0
 	for _, c := range r.Comparisons {
 		target, verdict := "-", ""

@@ -122,7 +122,8 @@ func TestEndToEndReport(t *testing.T) {
 	if c[0].Control.N != 3 || c[2].Control.N != 3 || c[0].Control.Median > 0.991 {
 		t.Errorf("controls: %+v, %+v", c[0].Control, c[2].Control)
 	}
-	if got := endToEndReport("nftables", 7); got.Comparisons[0].Target != nil || got.Comparisons[0].Ratio.N != 7 || got.Order != "AABBAABBAABBAAB" {
+	if got := endToEndReport("nftables", 7); got.Comparisons[0].Target != nil || got.Comparisons[0].Ratio.N != 7 ||
+		got.Order != "AABBAABBAABBAAB" {
 		t.Errorf("nftables: %+v", got)
 	}
 	if few, noisy := endToEndReport("ebpf", 4).Comparisons[0], noisyReport(); few.Met != nil || noisy.Met != nil {

@@ -126,7 +126,8 @@ func (r *EventsReport) Write(w io.Writer) error {
 	fmt.Fprintf(p, "%d rounds, %gs a measurement, %d connections\n\n", r.Rounds, r.Seconds, r.Connections)
 	t := page.NewTable(page.Text("PATH"), page.Text("LOAD"), page.Text("WITH"), page.Number("RATE"), page.Text("95 %"),
 		page.Number("CPU"), page.Text("95 %"), page.Number("LOST"),
-		page.Number("BASE /s").OnlyWide(), page.Number("WITH /s").OnlyWide(), page.Number("BASE CPU µs").OnlyWide(), page.Number("CPU µs").OnlyWide(),
+		page.Number("BASE /s").OnlyWide(), page.Number("WITH /s").OnlyWide(), page.Number("BASE CPU µs").OnlyWide(),
+		page.Number("CPU µs").OnlyWide(),
 		page.Number("AGENT µs").OnlyWide(), page.Number("READER µs").OnlyWide(), page.Number("EVENTS").OnlyWide(), page.Number("READ").OnlyWide(),
 		page.Number("LEFT OUT").OnlyWide(), page.Text("FAILED").OnlyWide())
 	failed := map[string]int64{}

@@ -52,7 +52,8 @@ func TestEventsReport(t *testing.T) {
 	if c := r.Rows[0]; c.With != "A/A control" || c.RateRatio.Median != 1 || c.CPURatio.Median != 1 || c.RateRatio.N != 6 {
 		t.Errorf("the control: %+v", c)
 	}
-	if c := r.Rows[7]; c.With != "every event" || c.CPURatio.Median < 1.25 || c.RateRatio.Median > 0.9 || c.Events.Read != 6*24000 || c.ReaderCPU != 2 || c.Errors["not sent"] != 3 {
+	if c := r.Rows[7]; c.With != "every event" || c.CPURatio.Median < 1.25 || c.RateRatio.Median > 0.9 || c.Events.Read != 6*24000 ||
+		c.ReaderCPU != 2 || c.Errors["not sent"] != 3 {
 		t.Errorf("every event: %+v", c)
 	}
 	if got := newEventsReport(EventsConfig{}, experiment.Machine{}, []eventsRow{{}}, make([][][]EventsSample, 1)); got.Rows != nil {

@@ -69,20 +69,23 @@ func TestReportFigures(t *testing.T) {
 
 // Leftovers of a Service and limits of a server are reported for files only.
 func TestReportOfFiles(t *testing.T) {
-	r := newReport(Config{Files: []string{"ebpf", KubeProxy}, Rounds: 6, Duration: 400 * time.Millisecond, Warmup: 100 * time.Millisecond, Connections: 32}, experiment.Machine{})
+	r := newReport(Config{Files: []string{"ebpf", KubeProxy}, Rounds: 6, Duration: 400 * time.Millisecond, Warmup: 100 * time.Millisecond,
+		Connections: 32}, experiment.Machine{})
 	base, lost := samples(9000, 10000, 10000, 10000, 10000, 10000, 10000), samples(0, 0, 0, 0, 0, 0, 0)
 	for i := range base {
 		base[i].Seconds, base[i].ClientCPUSeconds, base[i].ServerCPUSeconds = 0.4, 0.25, 0.1
 		lost[i].Errors, lost[i].Dropped, lost[i].Expectations = map[string]int64{"timeout": 32}, 48, i
 	}
-	r.add(plan{name: "NodePort ÷ metal", kind: load.TFTP, full: true}, 0, experiment.Trial[harness.Sample]{A: base, B: lost}, experiment.Trial[harness.Sample]{})
+	r.add(plan{name: "NodePort ÷ metal", kind: load.TFTP, full: true}, 0, experiment.Trial[harness.Sample]{A: base, B: lost},
+		experiment.Trial[harness.Sample]{})
 	c := r.Comparisons[0]
 	want := Files{Failed: 192, Expectations: 5, Dropped: 288, ClientCore: 20000, ServerCore: 50000, ClientBusy: 0.5, ServerBusy: 0.2}
 	if c.Files == nil || *c.Files != want || c.Load != "files of 5 KB, full table" || r.Mode != "ebpf, kube-proxy" {
 		t.Errorf("mode %q, %q: %+v, want %+v", r.Mode, c.Load, c.Files, want)
 	}
 	var out strings.Builder
-	if err := r.Write(&out); err != nil || !strings.Contains(out.String(), "50 %, 20000 files/s") || !strings.Contains(out.String(), " 2.50\n") {
+	if err := r.Write(&out); err != nil || !strings.Contains(out.String(), "50 %, 20000 files/s") ||
+		!strings.Contains(out.String(), " 2.50\n") {
 		t.Errorf("%v: %s", err, out.String())
 	}
 }

@@ -205,7 +205,8 @@ that both sides reach; latency counts from the intended send. -o wide adds the f
 }
 
 func (r *Report) writeRatios(w io.Writer) error {
-	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(12), page.Text("RATIO").Shrinks(11), page.Text("95 %"), page.Text("TARGET").Shrinks(7),
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(12), page.Text("RATIO").Shrinks(11), page.Text("95 %"),
+		page.Text("TARGET").Shrinks(7),
 		page.Text("FIGURE"), page.Number("WITHOUT").OnlyWide(), page.Number("SERVICE").OnlyWide())
 	for _, c := range r.Comparisons {
 		sure := "-"
@@ -232,7 +233,8 @@ func (c *Comparison) verdict() string {
 
 func (r *Report) writeCosts(w io.Writer) error {
 	fmt.Fprintln(w)
-	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(12), page.Text("A/A CONTROL").Shrinks(11), page.Text("CPU/REQUEST").Shrinks(11),
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(12), page.Text("A/A CONTROL").Shrinks(11),
+		page.Text("CPU/REQUEST").Shrinks(11),
 		page.Text("CONNTRACK"), page.Text("ERRORS").Shrinks(8))
 	for _, c := range r.Comparisons {
 		t.Row(c.Name, c.Load, c.Control, c.CPU, fmt.Sprintf("%d, %d", c.Conntrack, c.BaseConntrack), errorList(c.Errors))
@@ -246,7 +248,8 @@ func (r *Report) writeFiles(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprintln(w)
-	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(8), page.Number("FAILED"), page.Number("EXPECTATIONS").Shrinks(6), page.Number("DROPPED"),
+	t := page.NewTable(page.Text("COMPARISON").Shrinks(14), page.Text("LOAD").Shrinks(8), page.Number("FAILED"),
+		page.Number("EXPECTATIONS").Shrinks(6), page.Number("DROPPED"),
 		page.Text("CLIENT: BUSY, A CORE").Shrinks(7), page.Text("SERVER: BUSY, A CORE").Shrinks(7), page.Number("SERVER ÷ CLIENT").Shrinks(8))
 	for _, c := range r.Comparisons {
 		f := c.Files

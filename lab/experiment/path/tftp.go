@@ -110,7 +110,8 @@ func (b *bench) filesArm(p plan, w way) experiment.Arm[harness.Sample] {
 	if w == p.service {
 		server, full, rules = p.server, p.full, p.rules
 	}
-	cfg := load.Config{Kind: p.kind, Target: w.to, Connections: b.cfg.Connections, Duration: b.cfg.Duration, Warmup: b.cfg.Warmup, Timeout: fileTimeout}
+	cfg := load.Config{Kind: p.kind, Target: w.to, Connections: b.cfg.Connections, Duration: b.cfg.Duration,
+		Warmup: b.cfg.Warmup, Timeout: fileTimeout}
 	return b.withRules(rules, func(ctx context.Context) (harness.Sample, error) {
 		return b.harness.MeasureFiles(ctx, w.from, server, cfg, full)
 	})
@@ -123,7 +124,8 @@ func (b *bench) serveByKubeProxy(ctx context.Context) error {
 	b.cfg.Progress.Step("starting an API server, and kube-proxy on node0")
 	var objects []runtime.Object
 	for _, s := range benchServices(c) {
-		objects = append(objects, service(s.name, s.clusterIP, s.nodePort, tftpPort, corev1.ProtocolUDP), slice(s.name, s.pod, tftpPort, corev1.ProtocolUDP))
+		objects = append(objects, service(s.name, s.clusterIP, s.nodePort, tftpPort, corev1.ProtocolUDP),
+			slice(s.name, s.pod, tftpPort, corev1.ProtocolUDP))
 	}
 	if _, err := b.harness.API(ctx, c.Client(1), objects...); err != nil {
 		return err
@@ -131,9 +133,11 @@ func (b *bench) serveByKubeProxy(ctx context.Context) error {
 	if err := b.harness.KubeProxy(ctx, c.Node(0), "iptables", 0); err != nil {
 		return err
 	}
-	cmd := c.Node(0).Command(ctx, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "udp", "--dport", fmt.Sprint(hereNodePort), "-j", "CT", "--helper", "tftp")
+	cmd := c.Node(0).Command(ctx, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "udp", "--dport", fmt.Sprint(hereNodePort), "-j",
+		"CT", "--helper", "tftp")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("assign helper on %s: %w: %s: is the module nf_conntrack_tftp there?", c.Node(0).Name, err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("assign helper on %s: %w: %s: is the module nf_conntrack_tftp there?", c.Node(0).Name, err,
+			strings.TrimSpace(string(out)))
 	}
 	return nil
 }
@@ -145,7 +149,8 @@ func (b *bench) waitAnswerOf(ctx context.Context, kind load.Kind, w way) error {
 	}
 	const tries = 20
 	for range tries {
-		r, err := b.harness.Load(ctx, w.from, load.Config{Kind: load.TFTP, Target: w.to, Connections: 1, Duration: 100 * time.Millisecond, Timeout: fileTimeout / 4})
+		r, err := b.harness.Load(ctx, w.from, load.Config{Kind: load.TFTP, Target: w.to, Connections: 1, Duration: 100 * time.Millisecond,
+			Timeout: fileTimeout / 4})
 		if err != nil {
 			return err
 		}

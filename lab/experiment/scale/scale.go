@@ -35,7 +35,8 @@ func New() experiment.Experiment {
 			"unchanged chains out of iptables-restore. That counts from the API's write to the last node, with min-sync-period among it: " +
 			"so do the rows \"API to packet\" here; the others count the sync alone.",
 		Sources: []experiment.Source{
-			{Title: "KEP-3453: minimizing iptables-restore input size", URL: "https://github.com/kubernetes/enhancements/tree/master/keps/sig-network/3453-minimize-iptables-restore"},
+			{Title: "KEP-3453: minimizing iptables-restore input size",
+				URL: "https://github.com/kubernetes/enhancements/tree/master/keps/sig-network/3453-minimize-iptables-restore"},
 		},
 		Packages: map[string]string{"nginx": "nginx-light", "nft": "nftables", "iptables-restore": "iptables"},
 		Figures: []experiment.Figure{
@@ -92,9 +93,12 @@ func changes(o experiment.Options, mode string, n int) int {
 const peerLimit = 5000
 
 func describe(o experiment.Options) string {
-	return fmt.Sprintf("%d endpoints a Service, one node. Spillway is given the change by its own source's next step. kube-proxy lists and watches it on a server of the lab, "+
-		"which takes the place of kube-apiserver and etcd, up to %d Services. kube-proxy's times are those of its own metrics, with a minimum sync period "+
-		"of 0 in iptables mode. One sample is one change. Rows \"API to packet\" hold the server's event, the proxy's informers, its sync and a connection. Their CPU is the "+
+	return fmt.Sprintf("%d endpoints a Service, one node. Spillway is given the change by its own source's next step. kube-proxy lists "+
+		"and watches it on a server of the lab, "+
+		"which takes the place of kube-apiserver and etcd, up to %d Services. kube-proxy's times are those of its own metrics, with a "+
+		"minimum sync period "+
+		"of 0 in iptables mode. One sample is one change. Rows \"API to packet\" hold the server's event, the proxy's informers, its sync "+
+		"and a connection. Their CPU is the "+
 		"proxy's, for as long as the row lasts.",
 		change.Endpoints, peerLimit)
 }
@@ -142,7 +146,8 @@ func takes(o experiment.Options, mode string, n int) time.Duration {
 }
 
 func run(ctx context.Context, o experiment.Options, mode string, n int, m *experiment.Measurement) error {
-	cfg := change.Config{Name: o.Name + "-sync", Modes: []string{mode}, Services: []int{n}, Changes: changes(o, mode, n), Rounds: 8, Progress: o.Progress}
+	cfg := change.Config{Name: o.Name + "-sync", Modes: []string{mode}, Services: []int{n}, Changes: changes(o, mode, n),
+		Rounds: 8, Progress: o.Progress}
 	// A second cluster for first packets takes as long again, and 10 against 100 Services
 	// show little.
 	cfg.ChangesOnly = o.Quick || n < 1000
@@ -195,7 +200,9 @@ func conclude(res *experiment.Result) []string {
 	if len(parts) > 0 {
 		out = append(out, "Measured, median of a change: "+strings.Join(parts, "; ")+".")
 	}
-	return append(out, "Beside the published figures: those are of a whole cluster of 5,000 nodes, from the API server to the last node, and kube-proxy "+
-		"has had the improvement since 1.27. A sync is the part of it that grows with the number of Services. kube-proxy's changes go through its informers, "+
+	return append(out, "Beside the published figures: those are of a whole cluster of 5,000 nodes, from the API server to the last node, "+
+		"and kube-proxy "+
+		"has had the improvement since 1.27. A sync is the part of it that grows with the number of Services. kube-proxy's changes go "+
+		"through its informers, "+
 		"whose time is not in its metric of a sync.")
 }

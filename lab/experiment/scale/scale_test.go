@@ -49,7 +49,8 @@ func TestRows(t *testing.T) {
 
 func TestConcludeComparesTheSmallestWithTheLargest(t *testing.T) {
 	row := func(x, ms float64) experiment.RowResult {
-		return experiment.RowResult{Group: "Spillway, eBPF", X: x, Values: map[string]experiment.Summary{"change": experiment.Summarize([]float64{ms})}}
+		return experiment.RowResult{Group: "Spillway, eBPF", X: x,
+			Values: map[string]experiment.Summary{"change": experiment.Summarize([]float64{ms})}}
 	}
 	res := &experiment.Result{Rows: []experiment.RowResult{row(1000, 2), row(100, 1), row(5000, 3)}}
 	if got := conclude(res)[0]; !strings.Contains(got, "Spillway, eBPF 1 ms at 100 and 3 ms at 5000 Services") {

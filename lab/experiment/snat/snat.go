@@ -71,7 +71,8 @@ func New() experiment.Experiment {
 		Published: "With 10 to 80 threads from several containers to one address, 2–4 % of new connections lost a packet; " +
 			"fully random ports brought that to 0. DNS over UDP meets the same race in DNAT, with A and AAAA asked from one socket at once.",
 		Sources: []experiment.Source{
-			{Title: "A reason for unexplained connection timeouts on Kubernetes/Docker", URL: "https://tech.xing.com/a-reason-for-unexplained-connection-timeouts-on-kubernetes-docker-abd041cf7e02"},
+			{Title: "A reason for unexplained connection timeouts on Kubernetes/Docker",
+				URL: "https://tech.xing.com/a-reason-for-unexplained-connection-timeouts-on-kubernetes-docker-abd041cf7e02"},
 		},
 		Packages: map[string]string{"nginx": "nginx-light", "nft": "nftables", "iptables-restore": "iptables"},
 		Figures: []experiment.Figure{
@@ -99,9 +100,12 @@ func New() experiment.Experiment {
 
 func scale(o experiment.Options) string {
 	samples, d := length(o)
-	return fmt.Sprintf("Published: containers of one machine ask an address outside, and MASQUERADE gives them the machine's. Here four client machines share the "+
-		"threads and ask a NodePort of one node whose endpoint is on another: every connection is masqueraded all the same, to one address and towards one, and "+
-		"DNAT goes before it; so a proxy that serves NodePorts can stand in the place of MASQUERADE. Samples of each row: %[1]d, of %[2]v. Ports: the usual range; %[3]d ports; %[4]d ports of which %[5]d are taken by open connections (95 %%). "+
+	return fmt.Sprintf("Published: containers of one machine ask an address outside, and MASQUERADE gives them the machine's. Here four "+
+		"client machines share the "+
+		"threads and ask a NodePort of one node whose endpoint is on another: every connection is masqueraded all the same, to one address "+
+		"and towards one, and "+
+		"DNAT goes before it; so a proxy that serves NodePorts can stand in the place of MASQUERADE. Samples of each row: %[1]d, of %[2]v. "+
+		"Ports: the usual range; %[3]d ports; %[4]d ports of which %[5]d are taken by open connections (95 %%). "+
 		"A race needs two CPUs at the same place within microseconds: what a machine with few cores shows is less than what one with many does.",
 		samples, d, smallest, crowded, occupied)
 }
@@ -181,7 +185,8 @@ func run(ctx context.Context, o experiment.Options, m method, t traffic, result 
 		return err
 	}
 	samples, each := length(o)
-	cfg := load.Config{Kind: t.kind, Target: target(r), Connections: t.threads, Duration: each, Warmup: 100 * time.Millisecond, Timeout: 5 * time.Second}
+	cfg := load.Config{Kind: t.kind, Target: target(r), Connections: t.threads, Duration: each, Warmup: 100 * time.Millisecond,
+		Timeout: 5 * time.Second}
 	stop, err := hold(ctx, r, t, each*time.Duration(samples+2)+10*time.Second)
 	if err != nil {
 		return err

@@ -55,7 +55,8 @@ func TestServicesAreWhatAnAgentReads(t *testing.T) {
 
 func TestConcludeSaysTheWorstOfEachMethod(t *testing.T) {
 	row := func(name string, lost float64) experiment.RowResult {
-		return experiment.RowResult{Name: name, Status: experiment.OK, Values: map[string]experiment.Summary{"lost": experiment.Summarize([]float64{lost})}}
+		return experiment.RowResult{Name: name, Status: experiment.OK,
+			Values: map[string]experiment.Summary{"lost": experiment.Summarize([]float64{lost})}}
 	}
 	res := &experiment.Result{Rows: []experiment.RowResult{row("a: MASQUERADE", 0.1), row("b: MASQUERADE", 2.5), row("a: Spillway, eBPF", 0)}}
 	if got := conclude(res)[0]; !strings.Contains(got, "MASQUERADE 2.50; Spillway, eBPF 0 packets lost") {

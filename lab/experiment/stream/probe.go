@@ -51,7 +51,8 @@ func (b *bench) populate(ctx context.Context) error {
 			return fmt.Errorf("create Node: %w", err)
 		}
 	}
-	b.crowd = controlplane.Crowd{Namespace: crowdNamespace, Services: b.cfg.Services, Endpoints: Endpoints, First: netip.MustParseAddr("10.0.0.1")}
+	b.crowd = controlplane.Crowd{Namespace: crowdNamespace, Services: b.cfg.Services, Endpoints: Endpoints,
+		First: netip.MustParseAddr("10.0.0.1")}
 	if err := b.crowd.Create(ctx, b.client); err != nil {
 		return err
 	}

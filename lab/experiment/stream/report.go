@@ -54,7 +54,8 @@ func (r *Report) Write(w io.Writer) error {
 	fmt.Fprintln(w, page.Of(w).Wrap(r.Machine.String(), ""))
 	fmt.Fprintf(w, "%d Services of %d endpoints, %d changes a second for %.0f s\n\n", r.Services, r.Endpoints, r.Rate, r.Seconds)
 	wide := func(name string) page.Column { return page.Number(name).OnlyWide() }
-	t := page.NewTable(page.Text("PROXY"), page.Number("p50 ms"), page.Number("p99 ms"), page.Number("MAX ms"), page.Number("LOST"), page.Text("IN THE END").Shrinks(7),
+	t := page.NewTable(page.Text("PROXY"), page.Number("p50 ms"), page.Number("p99 ms"), page.Number("MAX ms"), page.Number("LOST"),
+		page.Text("IN THE END").Shrinks(7),
 		page.Number("CPU s"), page.Number("RSS MiB"), wide("PEAK MiB"), wide("CHANGES"), wide("PROBES"), wide("SKIPPED"),
 		wide("API p50 ms"), wide("API p99 ms"), wide("TOLD p50 ms"), wide("TOLD p99 ms"), wide("REST p50 ms"), wide("REST p99 ms"))
 	f := func(v float64) string { return fmt.Sprintf("%.1f", v) }

@@ -16,7 +16,8 @@ func TestReport(t *testing.T) {
 		Machine:  experiment.Machine{Kernel: "6.18.0", Arch: "x86_64", CPU: "Test", Cores: 2, Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)},
 		Services: 5000, Endpoints: Endpoints, Rate: 200, Seconds: 60,
 		Rows: []Row{
-			{Mode: "ebpf", Changes: 12000, Millis: []float64{4, 1, 3, 2}, API: []float64{1, 2}, Told: []float64{1, 0.5}, Rest: []float64{3, 0.5}, Settled: true, CPU: 1.5, RSS: 60, Peak: 80},
+			{Mode: "ebpf", Changes: 12000, Millis: []float64{4, 1, 3, 2}, API: []float64{1, 2}, Told: []float64{1, 0.5}, Rest: []float64{3, 0.5},
+				Settled: true, CPU: 1.5, RSS: 60, Peak: 80},
 			{Mode: "kube-proxy-nftables", Changes: 11990, Lost: 1, Skipped: 2},
 		},
 	}

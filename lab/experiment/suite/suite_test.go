@@ -75,7 +75,8 @@ func TestRowsThatChangeNothingKeepThoseAwayWhoDo(t *testing.T) {
 		held = true
 		return func() { held = false }, nil
 	}
-	if _, err := Run(context.Background(), Config{Share: share}, []experiment.Experiment{made("one", row("a", false), row("b", true), row("c", false))}); err != nil {
+	if _, err := Run(context.Background(), Config{Share: share},
+		[]experiment.Experiment{made("one", row("a", false), row("b", true), row("c", false))}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"a true", "b false", "c true"}, log); diff != "" || held {
@@ -130,7 +131,8 @@ func TestAnInterruptMarksWhatIsLeft(t *testing.T) {
 			return nil
 		}}
 	}
-	run, err := Run(ctx, Config{}, []experiment.Experiment{made("one", measures("good", 1), stopped, left("left")), made("two", left("left too"))})
+	run, err := Run(ctx, Config{}, []experiment.Experiment{made("one", measures("good", 1), stopped, left("left")),
+		made("two", left("left too"))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,8 @@ func serveNodePort(ctx context.Context, r *harness.Harness, s step) error {
 			break
 		}
 		// A pod with rules of a CNI or mesh tracks, as the published ones did.
-		cmd := c.Pod(0, i).Command(ctx, "nft", "add table inet track; add chain inet track in { type filter hook prerouting priority 0; }; add rule inet track in ct state invalid accept")
+		cmd := c.Pod(0, i).Command(ctx, "nft", "add table inet track; add chain inet track in { type filter hook prerouting priority 0; }; "+
+			"add rule inet track in ct state invalid accept")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("track in %s: %w: %s", c.Pod(0, i).Name, err, strings.TrimSpace(string(out)))
 		}
@@ -60,9 +61,11 @@ func serveNodePort(ctx context.Context, r *harness.Harness, s step) error {
 		if err := r.KubeProxy(ctx, c.Node(0), s.peer, 0); err != nil {
 			return err
 		}
-		cmd := c.Node(0).Command(ctx, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "udp", "--dport", fmt.Sprint(nodePort), "-j", "CT", "--helper", "tftp")
+		cmd := c.Node(0).Command(ctx, "iptables", "-w", "-t", "raw", "-A", "PREROUTING", "-p", "udp", "--dport", fmt.Sprint(nodePort), "-j",
+			"CT", "--helper", "tftp")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("assign helper on %s: %w: %s: is the module nf_conntrack_tftp there?", c.Node(0).Name, err, strings.TrimSpace(string(out)))
+			return fmt.Errorf("assign helper on %s: %w: %s: is the module nf_conntrack_tftp there?", c.Node(0).Name, err,
+				strings.TrimSpace(string(out)))
 		}
 		return nil
 	}
@@ -117,10 +120,14 @@ func conclude(res *experiment.Result) []string {
 		out = append(out, "Measured, transfers/s as a share of metal: "+strings.Join(parts, "; ")+".")
 	}
 	if disturbed {
-		out = append(out, "A share above metal's is impossible: another program on this machine disturbed metal's row, so these shares mean little. Run the experiment again, alone.")
+		out = append(out, "A share above metal's is impossible: another program on this machine disturbed metal's row, so these shares mean "+
+			"little. Run the experiment again, alone.")
 	}
-	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer timeout, only after 2 s; a full table evicts unconfirmed entries "+
-		"(early_drop) before it drops packets, and short transfers are such entries; a server that answers at once frees the client's port sooner. "+
-		"With eBPF the node makes neither entries nor expectations for these packets; a pod that tracks is still held to its own table. The autopilot may change timeouts of the node's "+
+	return append(out, "Why it may differ: since 5.0 a UDP flow counts as a stream, with the longer timeout, only after 2 s; a full "+
+		"table evicts unconfirmed entries "+
+		"(early_drop) before it drops packets, and short transfers are such entries; a server that answers at once frees the client's port "+
+		"sooner. "+
+		"With eBPF the node makes neither entries nor expectations for these packets; a pod that tracks is still held to its own table. The "+
+		"autopilot may change timeouts of the node's "+
 		"namespace; sizes belong to the machine's first namespace, where the lab's nodes are not, so there it can only advise.")
 }

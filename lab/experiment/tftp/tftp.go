@@ -93,12 +93,15 @@ func New(keeper []string) experiment.Experiment {
 	return experiment.Experiment{
 		Name:  "tftp-nodeport",
 		Title: "Small files by TFTP through a NodePort",
-		Question: "Every file is a new flow, and the server's first answer comes from a port to which the client sent no packet: netfilter needs a helper and an expectation for it. " +
+		Question: "Every file is a new flow, and the server's first answer comes from a port to which the client sent no packet: netfilter " +
+			"needs a helper and an expectation for it. " +
 			"How many files a second are left, and what does it take to get them back?",
-		Published: "8,500 transfers/s of 5 KB from the host; 1,000 from a NodePort, with three replicas still 1,000; nine rounds of tuning tables and timeouts, " +
+		Published: "8,500 transfers/s of 5 KB from the host; 1,000 from a NodePort, with three replicas still 1,000; nine rounds of tuning " +
+			"tables and timeouts, " +
 			"on the node and in the pods, ended at 5,800.",
 		Sources: []experiment.Source{
-			{Title: "Exposing TFTP Server as Kubernetes Service, Part 6", URL: "https://medium.com/@darpanmalhotra/exposing-tftp-server-as-kubernetes-service-part-6-ccee20610eaf"},
+			{Title: "Exposing TFTP Server as Kubernetes Service, Part 6",
+				URL: "https://medium.com/@darpanmalhotra/exposing-tftp-server-as-kubernetes-service-part-6-ccee20610eaf"},
 		},
 		Packages:    map[string]string{"iptables": "iptables", "nft": "nftables"},
 		MachineWide: true,
@@ -140,9 +143,12 @@ func shape(o experiment.Options) (divisor int, each time.Duration) {
 
 func describe(o experiment.Options) string {
 	divisor, each := shape(o)
-	return fmt.Sprintf("Sizes and timeouts are those published divided by %d (131072 entries are %d here, 1024 expectations %d, 30 s %d s, 180 s %d s), and each row is loaded for %v, "+
-		"so that tables fill as often as they did. %d transfers under way at once from one client. \"Shorter timeouts\" are 10 s and 20 s divided alike. "+
-		"Helpers are assigned by a rule, since kernels no longer do it themselves. Pods track, as those that were published did, unless a row says otherwise: "+
+	return fmt.Sprintf("Sizes and timeouts are those published divided by %d (131072 entries are %d here, 1024 expectations %d, 30 s %d "+
+		"s, 180 s %d s), and each row is loaded for %v, "+
+		"so that tables fill as often as they did. %d transfers under way at once from one client. \"Shorter timeouts\" are 10 s and 20 s "+
+		"divided alike. "+
+		"Helpers are assigned by a rule, since kernels no longer do it themselves. Pods track, as those that were published did, unless a "+
+		"row says otherwise: "+
 		"a kernel of today tracks in a pod only if rules in it ask for that.",
 		divisor, then.max/divisor, then.expectMax/divisor, seconds(then.timeout, divisor), seconds(then.stream, divisor), each, connections)
 }
@@ -248,7 +254,8 @@ func waitFile(ctx context.Context, r *harness.Harness, target netip.AddrPort) er
 	const tries = 20
 	var failed map[string]int64
 	for range tries {
-		got, err := r.Load(ctx, r.Cluster.Client(0), load.Config{Kind: load.TFTP, Target: target, Connections: 1, Duration: 100 * time.Millisecond, Timeout: 80 * time.Millisecond})
+		got, err := r.Load(ctx, r.Cluster.Client(0), load.Config{Kind: load.TFTP, Target: target, Connections: 1,
+			Duration: 100 * time.Millisecond, Timeout: 80 * time.Millisecond})
 		if err != nil {
 			return err
 		}

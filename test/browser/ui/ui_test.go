@@ -125,11 +125,13 @@ func show(tab *browser.Tab, view string) {
 // filter shows events of one kind.
 func filter(tab *browser.Tab, kind string) {
 	tab.Click("button", kind)
-	tab.Until("only events that were "+kind, fmt.Sprintf(`(rows => rows.length > 0 && rows.every(r => r.textContent === %q))([...document.querySelectorAll(".flows .rows .kind")])`, kind))
+	tab.Until("only events that were "+kind, fmt.Sprintf(
+		`(rows => rows.length > 0 && rows.every(r => r.textContent === %q))([...document.querySelectorAll(".flows .rows .kind")])`, kind))
 }
 
 func theme(tab *browser.Tab, name string) {
-	browser.Call(tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
+	browser.Call(tab, emulation.SetEmulatedMedia,
+		emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
 }
 
 // Pictures of all views, for people: SPILLWAY_SCREENSHOTS=DIR.
@@ -359,7 +361,8 @@ func TestWhereNothingAnswers(t *testing.T) {
 	t.Run("a quiet and healthy node", func(t *testing.T) {
 		tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Healthy: true}), 1280)
 		tab.Text("Nothing is known to be wrong.")
-		for view, want := range map[string]string{"flows": "No event yet", "map": "No traffic yet", "drops": "No packet was dropped", "findings": "No finding"} {
+		for view, want := range map[string]string{"flows": "No event yet", "map": "No traffic yet", "drops": "No packet was dropped",
+			"findings": "No finding"} {
 			show(tab, view)
 			tab.Text(want)
 		}
@@ -414,7 +417,8 @@ func TestLoad(t *testing.T) {
 			t.Errorf("%s needs %d frames, want 6 at most", what, most)
 		}
 	}
-	answers("a click on Pause", `window.before = document.querySelector(".pause").textContent; document.querySelector(".pause").click()`, `document.querySelector(".pause").textContent !== window.before`)
+	answers("a click on Pause", `window.before = document.querySelector(".pause").textContent; document.querySelector(".pause").click()`,
+		`document.querySelector(".pause").textContent !== window.before`)
 	const press = `document.querySelector(".table").dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowDown", bubbles: true}))`
 	const row = `document.querySelector(".row.active")?.getAttribute("aria-rowindex")`
 	answers("a key in the flows", `window.before = `+row+`; `+press, row+` !== window.before`)
@@ -435,7 +439,8 @@ func TestLoad(t *testing.T) {
 	// While the list is paused, all events are counted.
 	newer := func() int {
 		var n int
-		text := strings.ReplaceAll(browser.Eval[string](loaded, `document.querySelector(".bar-of-list").innerText.match(/Paused. ([0-9,]+) newer/)[1]`), ",", "")
+		text := strings.ReplaceAll(browser.Eval[string](loaded,
+			`document.querySelector(".bar-of-list").innerText.match(/Paused. ([0-9,]+) newer/)[1]`), ",", "")
 		if _, err := fmt.Sscan(text, &n); err != nil {
 			t.Fatal(err)
 		}
@@ -455,7 +460,8 @@ func TestLoad(t *testing.T) {
 	const name = `document.querySelector(".row.active .name")?.textContent`
 	answers("a key in the Services", `window.before = `+name+`; `+press, name+` !== window.before`)
 	loaded.Run(`window.search = text => { const e = document.querySelector("main input"); e.value = text; e.dispatchEvent(new Event("input", {bubbles: true})); }`)
-	answers("a search", `window.n = (window.n ?? 0) + 1; window.search("service-00" + (10 + window.n))`, `document.querySelector(".rows .row")?.textContent.includes("service-00" + (10 + window.n))`)
+	answers("a search", `window.n = (window.n ?? 0) + 1; window.search("service-00" + (10 + window.n))`,
+		`document.querySelector(".rows .row")?.textContent.includes("service-00" + (10 + window.n))`)
 	loaded.Run(`window.search("")`)
 	for _, v := range views {
 		show(loaded, v.id)

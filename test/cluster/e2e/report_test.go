@@ -80,7 +80,8 @@ func TestCheck(t *testing.T) {
 		{"expected with another proxy", []Expected{reject, {Test: hang.Test, Proxies: []string{"iptables"}}}, []string{"hang failed"}},
 		{"expected with another CNI", []Expected{reject, {Test: hang.Test, CNIs: []string{"flannel-vxlan"}}}, []string{"hang failed"}},
 		{"expected with this CNI", []Expected{reject, {Test: hang.Test, CNIs: []string{"bridge"}}}, nil},
-		{"expected, but passed", []Expected{reject, hang, {Test: "[sig-network] Services serve", Reason: "old"}}, []string{"serve passed: delete it from expected.yaml (old)"}},
+		{"expected, but passed", []Expected{reject, hang, {Test: "[sig-network] Services serve", Reason: "old"}},
+			[]string{"serve passed: delete it from expected.yaml (old)"}},
 	} {
 		var lines []string
 		if err := r.Check(c.expected); err != nil {

@@ -65,7 +65,8 @@ func noAgentOnANode(t *testing.T, e *env) {
 		{"matchExpressions":[{"key":"kubernetes.io/hostname","operator":"NotIn","values":["`+last+`"]}]}]}}}}}}}`)
 	clustertest.Must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
 	await.True(t, "no agent runs on "+last, func() bool {
-		return e.kubectl(t, "--namespace", namespace, "get", "pods", "--selector="+selector, "--field-selector=spec.nodeName="+last, "--output=name") == ""
+		return e.kubectl(t, "--namespace", namespace, "get", "pods", "--selector="+selector,
+			"--field-selector=spec.nodeName="+last, "--output=name") == ""
 	})
 	for _, row := range e.testConnectivity(t, true).Cases {
 		switch row.Case {
@@ -85,7 +86,8 @@ func noAgentOnANode(t *testing.T, e *env) {
 	if strings.Contains(out, "could not be read") {
 		t.Errorf("spillway sysdump: %s", out)
 	}
-	e.kubectl(t, "--namespace", namespace, "patch", "daemonset/spillway", "--type=json", "--patch", `[{"op":"remove","path":"/spec/template/spec/affinity"}]`)
+	e.kubectl(t, "--namespace", namespace, "patch", "daemonset/spillway", "--type=json", "--patch",
+		`[{"op":"remove","path":"/spec/template/spec/affinity"}]`)
 	clustertest.Must(t, e.WaitForRollout(t.Context(), namespace, "daemonset/spillway"))
 	await.True(t, "an agent runs on "+last, func() bool { return len(e.pods(t)) == nodes })
 }

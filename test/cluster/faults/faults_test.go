@@ -124,7 +124,8 @@ func (e *env) wantRefused(t *testing.T, want string, values ...string) {
 
 func wrongAPIServer(t *testing.T, e *env) {
 	e.upgrade(t, "k8sServiceHost="+e.Node(0).Host().IPv4.Next().Next().Next().String())
-	e.wantLine(t, "log", "API server 172.30.0.13:6443", "cannot be reached: no route to host; the last state stays in effect, and the agent retries")
+	e.wantLine(t, "log", "API server 172.30.0.13:6443",
+		"cannot be reached: no route to host; the last state stays in effect, and the agent retries")
 }
 
 func wrongArchitecture(t *testing.T, e *env) {
@@ -187,7 +188,8 @@ func noBPFFS(t *testing.T, e *env) {
 func readOnlyBPFFS(t *testing.T, e *env) {
 	e.run(t, "mount -o remount,bind,ro /sys/fs/bpf")
 	e.restartAgent(t)
-	e.wantLine(t, "status", "use BPF file system at /sys/fs/bpf", "read-only file system: mount it writable on the node: mount -o remount,rw /sys/fs/bpf")
+	e.wantLine(t, "status", "use BPF file system at /sys/fs/bpf",
+		"read-only file system: mount it writable on the node: mount -o remount,rw /sys/fs/bpf")
 	e.wantService(t)
 	e.run(t, "mount -o remount,bind,rw /sys/fs/bpf")
 	e.restartAgent(t)
@@ -371,7 +373,8 @@ func (e *env) changeCapabilities(t *testing.T, change func([]string) []string) {
 	t.Helper()
 	const path = "/spec/template/spec/containers/0/securityContext/capabilities/add"
 	var list []string
-	out := e.kubectl(t, "--namespace", namespace, "get", "daemonset/spillway", "--output=jsonpath={.spec.template.spec.containers[0].securityContext.capabilities.add}")
+	out := e.kubectl(t, "--namespace", namespace, "get", "daemonset/spillway",
+		"--output=jsonpath={.spec.template.spec.containers[0].securityContext.capabilities.add}")
 	clustertest.Must(t, json.Unmarshal([]byte(out), &list))
 	patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": path, "value": change(list)}})
 	clustertest.Must(t, err)
@@ -460,7 +463,8 @@ type containerStatus struct {
 func (e *env) pods(t *testing.T) []pod {
 	t.Helper()
 	var list struct{ Items []pod }
-	clustertest.Must(t, json.Unmarshal([]byte(e.kubectl(t, "--namespace", namespace, "get", "pods", "--selector="+selector, "--output=json")), &list))
+	clustertest.Must(t, json.Unmarshal([]byte(e.kubectl(t, "--namespace", namespace, "get", "pods", "--selector="+selector, "--output=json")),
+		&list))
 	return list.Items
 }
 

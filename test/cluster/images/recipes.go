@@ -20,7 +20,8 @@ type recipe struct {
 // tools are the Debian packages of every image that has more than one static program.
 // A layer with all of them is stored once in a node, whatever the number of its images.
 var tools = []string{
-	"bash", "coreutils", "dash", "findutils", "grep", "hostname", "libc-bin", "mawk", "procps", "sed", "util-linux", // a shell and what scripts call
+	// a shell and what scripts call
+	"bash", "coreutils", "dash", "findutils", "grep", "hostname", "libc-bin", "mawk", "procps", "sed", "util-linux",
 	"bind9-dnsutils", "curl", "iputils-ping", "iproute2", "netcat-openbsd", "wget", // clients, for the e2e tests
 	"conntrack", "ipset", "iptables", "kmod", "nftables", // what kube-proxy, flannel and tests of nodes call
 	"nginx-light",

@@ -128,7 +128,8 @@ func (a *announced) killAgent(t *testing.T) {
 	pod := agents(t, a.Cluster)[a.Node(2).Name()]
 	clustertest.Must(t, pod.Kill())
 	await.True(t, "the agent is started again", func() bool {
-		return kubectl(t, a.Cluster, "get", "pod", pod.Name, "--output=jsonpath={.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready}") == "1true"
+		return kubectl(t, a.Cluster, "get", "pod", pod.Name,
+			"--output=jsonpath={.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready}") == "1true"
 	})
 	a.wantSources(t, true)
 }
@@ -222,7 +223,8 @@ func (a *announced) wantAnnouncer(t *testing.T, node int) {
 	clustertest.Must(t, err)
 	for _, dst := range a.addresses {
 		await.True(t, fmt.Sprintf("node%d announces %s", node, dst.Addr()), func() bool {
-			_ = a.Client().Command(t.Context(), "curl", "--silent", "--globoff", "--max-time", "1", "http://"+dst.String()).Run() // asks for the neighbor
+			// asks for the neighbor
+			_ = a.Client().Command(t.Context(), "curl", "--silent", "--globoff", "--max-time", "1", "http://"+dst.String()).Run()
 			out, err := a.Client().Command(t.Context(), "ip", "neigh", "show", dst.Addr().String()).Output()
 			return err == nil && strings.Contains(string(out), strings.TrimSpace(string(mac)))
 		})

@@ -142,7 +142,8 @@ func (l *load) end(t *testing.T, excuses ...excuse) {
 		if r.Sent == r.Answered {
 			continue
 		}
-		message := fmt.Sprintf("%s: %d of %d questions were lost, others answered by %v: %v", s.name, r.Sent-r.Answered, r.Sent, r.Servers, r.Lost)
+		message := fmt.Sprintf("%s: %d of %d questions were lost, others answered by %v: %v", s.name, r.Sent-r.Answered,
+			r.Sent, r.Servers, r.Lost)
 		if slices.ContainsFunc(excuses, func(e excuse) bool { return e.covers(s.name, r) }) {
 			t.Log(message)
 		} else {

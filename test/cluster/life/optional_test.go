@@ -63,7 +63,8 @@ func optionalParts(t *testing.T, c *cluster.Cluster, l *load) {
 	image, err := images.Reference("agnhost")
 	clustertest.Must(t, err)
 	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(withHostPort, image, hostPort, clustertest.NodePort)))
-	defer kubectl(t, c, "--namespace=default", "delete", "pod/hostport", "service/removed", "endpointslice/removed", "--ignore-not-found", "--timeout=1m")
+	defer kubectl(t, c, "--namespace=default", "delete", "pod/hostport", "service/removed", "endpointslice/removed",
+		"--ignore-not-found", "--timeout=1m")
 	await.True(t, "the host port answers at its node", func() bool {
 		return get(t, c, 1, hostPort, "/hostname") == http.StatusOK
 	})
@@ -72,7 +73,8 @@ func optionalParts(t *testing.T, c *cluster.Cluster, l *load) {
 	}
 	uid := kubectl(t, c, "--namespace=default", "get", "pod/hostport", "--output=jsonpath={.metadata.uid}")
 	await.True(t, "the Pod has an Event about its other host port", func() bool {
-		return strings.Contains(kubectl(t, c, "--namespace=default", "get", "events", "--field-selector=reason=NotServedAsAsked,involvedObject.uid="+uid),
+		return strings.Contains(kubectl(t, c, "--namespace=default", "get", "events",
+			"--field-selector=reason=NotServedAsAsked,involvedObject.uid="+uid),
 			fmt.Sprintf("NodePort %d/TCP (IPv4) is already taken by Service default/peer", clustertest.NodePort))
 	})
 	if *proxyMode == "ebpf" {
@@ -123,7 +125,8 @@ func (l *load) wantChoiceByLoad(t *testing.T, c *cluster.Cluster) {
 	p, served := l.probes["pod on node0"], map[string]int{}
 	name := func(i int) string { return fmt.Sprint("least ", i) }
 	for i := range connections {
-		resp, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(i), Netexec: true, Proto: "tcp", Dst: clustertest.ClusterIP + ":80", PauseMS: 500})
+		resp, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(i), Netexec: true, Proto: "tcp",
+			Dst: clustertest.ClusterIP + ":80", PauseMS: 500})
 		clustertest.Must(t, err)
 		served[resp.Answers[0].Server]++
 	}

@@ -142,7 +142,8 @@ func manyServices(n int) string {
 	var yaml strings.Builder
 	for i := range n {
 		fmt.Fprintf(&yaml, "---\n{apiVersion: v1, kind: Service, metadata: {name: many-%d}, spec: {ports: [{port: 80}]}}\n", i)
-		fmt.Fprintf(&yaml, "---\n{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: many-%d, labels: {kubernetes.io/service-name: many-%[1]d}},"+
+		fmt.Fprintf(&yaml, "---\n{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: many-%d, labels: "+
+			"{kubernetes.io/service-name: many-%[1]d}},"+
 			" addressType: IPv4, ports: [{port: 80, protocol: TCP}], endpoints: [{addresses: [10.244.0.250]}]}\n", i)
 	}
 	return yaml.String()

@@ -55,7 +55,8 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 	clustertest.Must(t, c.Apply(t.Context(), fmt.Sprintf(secrets, planted)))
 	defer kubectl(t, c, "delete", "service/planted", "serviceaccount/reporter", "--namespace=default")
 	defer kubectl(t, c, "delete", "secret/spillway-planted", "event/spillway-planted")
-	shell(t, c, cluster.Kubeconfig(c.Name), block(t, "reference/sysdump.md", "create clusterrole ", "--group=on-call", "--serviceaccount=default:reporter"))
+	shell(t, c, cluster.Kubeconfig(c.Name), block(t, "reference/sysdump.md", "create clusterrole ", "--group=on-call",
+		"--serviceaccount=default:reporter"))
 	defer kubectl(t, c, "delete", "clusterrole/spillway-sysdump", "clusterrolebinding/spillway-sysdump")
 	defer kubectl(t, c, "delete", "rolebinding/spillway-sysdump", "--namespace=kube-system")
 
@@ -66,7 +67,8 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 		t.Fatalf("sysdump on a node: %v: %s", err, out)
 	}
 	files := archive(t, file, reporter)
-	want := []string{"node/metrics.txt", "node/doctor.json", "node/agent.log", "node/api/status.json", "cluster/agents.json", "cluster/services.jsonl"}
+	want := []string{"node/metrics.txt", "node/doctor.json", "node/agent.log", "node/api/status.json", "cluster/agents.json",
+		"cluster/services.jsonl"}
 	for _, n := range c.AllNodes() {
 		dir := "cluster/agents/" + n.Name()
 		want = append(want, dir+".log", dir+"/status.json", dir+"/drops.json", dir+"/findings.json", dir+"/services.jsonl")
@@ -79,7 +81,8 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 			t.Errorf("sysdump on a node: %s is empty or missing", name)
 		}
 	}
-	if !strings.Contains(files["cluster/events.json"], `"reason": "Planted"`) || !strings.Contains(files["cluster/services.jsonl"], `"name":"planted"`) {
+	if !strings.Contains(files["cluster/events.json"], `"reason": "Planted"`) ||
+		!strings.Contains(files["cluster/services.jsonl"], `"name":"planted"`) {
 		t.Error("sysdump on a node: what has the secret is missing")
 	}
 	for _, name := range unread(t, files) {
@@ -98,7 +101,9 @@ func reportsABug(t *testing.T, c *cluster.Cluster, program, viewer string) {
 		return strings.HasPrefix(name, "cluster/agents/") && strings.HasSuffix(name, ".log")
 	})
 	slices.Sort(failed)
-	if files["cluster/nodes.json"] == "" || !strings.Contains(files["cluster/agents.json"], "spillway") || files["cluster/agents/"+c.Node(0).Name()+"/status.json"] == "" || !slices.Equal(failed, []string{"cluster/counts.json", "cluster/events.json"}) {
+	if files["cluster/nodes.json"] == "" || !strings.Contains(files["cluster/agents.json"], "spillway") ||
+		files["cluster/agents/"+c.Node(0).Name()+"/status.json"] == "" ||
+		!slices.Equal(failed, []string{"cluster/counts.json", "cluster/events.json"}) {
 		t.Errorf("sysdump of a viewer: not read: %v", failed)
 	}
 }

@@ -20,7 +20,8 @@ func TestTakeover(t *testing.T) {
 	t.Run("there", func(t *testing.T) {
 		defer l.end(t)
 		clustertest.Must(t, c.InstallSpillway(t.Context(), "takeover=true", "healthz.port=20256", "metrics.port=20249"))
-		kubectl(t, c, "patch", "daemonset", "kube-proxy", "--patch", `{"spec":{"template":{"spec":{"nodeSelector":{"spillway.dev/kube-proxy":"yes"}}}}}`)
+		kubectl(t, c, "patch", "daemonset", "kube-proxy", "--patch",
+			`{"spec":{"template":{"spec":{"nodeSelector":{"spillway.dev/kube-proxy":"yes"}}}}}`)
 		await.True(t, "each agent took over", func() bool {
 			return strings.Count(kubectl(t, c, "logs", "--selector=app.kubernetes.io/name=spillway", "--tail=-1"), "took over from kube-proxy") == 3
 		})
@@ -99,7 +100,8 @@ func rules(t *testing.T, c *cluster.Cluster, expression string) string {
 	found := ""
 	for _, n := range c.AllNodes() {
 		out, err := n.Command(t.Context(), "bash", "-euo", "pipefail", "-c",
-			`{ nft list tables; for save in ip{,6}tables-{nft,legacy}-save; do "$save"; done; } | { grep -E "$1" || true; }`, "bash", expression).Output()
+			`{ nft list tables; for save in ip{,6}tables-{nft,legacy}-save; do "$save"; done; } | { grep -E "$1" || true; }`,
+			"bash", expression).Output()
 		clustertest.Must(t, err)
 		found += string(out)
 	}

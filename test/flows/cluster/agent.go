@@ -68,8 +68,9 @@ func (c *Cluster) prepareNode(node string) error {
 	}
 	dir := filepath.Join(c.Dir, node)
 	a := &Agent{
-		Node: node, Manifests: filepath.Join(dir, "manifests"), BPFFS: filepath.Join(dir, "bpffs", "spillway"), Mount: filepath.Join(dir, "bpffs"),
-		Log: filepath.Join(dir, "agent.log"), cluster: c, host: host,
+		Node: node, Manifests: filepath.Join(dir, "manifests"), BPFFS: filepath.Join(dir, "bpffs", "spillway"),
+		Mount: filepath.Join(dir, "bpffs"),
+		Log:   filepath.Join(dir, "agent.log"), cluster: c, host: host,
 	}
 	for _, d := range []string{a.Manifests, a.Mount} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -249,7 +250,8 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("agent on %s is not ready after %v (%w); its log ends with:\n%s", a.Node, time.Since(begun).Round(time.Second), last, a.Tail())
+			return fmt.Errorf("agent on %s is not ready after %v (%w); its log ends with:\n%s", a.Node,
+				time.Since(begun).Round(time.Second), last, a.Tail())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -104,7 +104,8 @@ func (a *API) Apply(ctx context.Context, namespace string, objects []runtime.Obj
 	a.there[namespace] = want
 	a.mu.Unlock()
 	if !known {
-		ns := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}}}
+		ns := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace",
+			"metadata": map[string]any{"name": namespace}}}
 		if _, err := a.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).Create(ctx, ns, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create namespace: %w", err)
 		}

@@ -89,7 +89,8 @@ func (j judge) findings(answers []probe.Answer) []string {
 	}
 	if want.Shares != nil {
 		if x, limit := chiSquare(counts(answers), want.From, want.Shares), chiSquareLimit(len(want.From)); x > limit {
-			wrong = append(wrong, fmt.Sprintf("%s: %v are not in shares %v: χ² is %.1f, at most %.1f is allowed", j.dst, counts(answers), want.Shares, x, limit))
+			wrong = append(wrong, fmt.Sprintf("%s: %v are not in shares %v: χ² is %.1f, at most %.1f is allowed", j.dst,
+				counts(answers), want.Shares, x, limit))
 		}
 	}
 	if n := len(counts(answers)); n < want.Distinct {

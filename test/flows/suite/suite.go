@@ -40,7 +40,8 @@ func (s *Suite) Run(t *testing.T, cases []flows.Case) {
 		if c.FilesOnly != "" && s.Cluster.API != nil {
 			continue // it says why
 		}
-		if c.Modes != nil && slices.ContainsFunc(s.Cluster.Nodes(), func(n string) bool { return !slices.Contains(c.Modes, s.Cluster.ModeOf(n)) }) {
+		if c.Modes != nil && slices.ContainsFunc(s.Cluster.Nodes(),
+			func(n string) bool { return !slices.Contains(c.Modes, s.Cluster.ModeOf(n)) }) {
 			continue // not a skip: the case says nothing about this dataplane
 		}
 		r := s.start(c)

@@ -54,7 +54,8 @@ func begin(dir, root string, keeper []string) (*Guard, error) {
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
-		return nil, fmt.Errorf("lock values of the machine: another experiment changes them now, or a test goes by them (%s): wait for its end", dir)
+		return nil, fmt.Errorf("lock values of the machine: another experiment changes them now, or a test goes by them (%s): wait for its end",
+			dir)
 	}
 	g := &Guard{dir: dir, root: root, lock: lock, old: map[string]string{}}
 	if err := restore(dir, root); err != nil {

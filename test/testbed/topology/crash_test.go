@@ -74,7 +74,8 @@ func machine(t *testing.T) []string {
 	for _, r := range routes {
 		dump = append(dump, "route "+r.String())
 	}
-	for _, pattern := range []string{"ipv4/conf/*/rp_filter", "ipv4/ip_forward", "ipv6/conf/*/forwarding", "ipv6/conf/*/accept_dad", "ipv6/conf/*/accept_ra"} {
+	for _, pattern := range []string{"ipv4/conf/*/rp_filter", "ipv4/ip_forward", "ipv6/conf/*/forwarding", "ipv6/conf/*/accept_dad",
+		"ipv6/conf/*/accept_ra"} {
 		files, _ := filepath.Glob("/proc/sys/net/" + pattern)
 		for _, f := range files {
 			text, err := os.ReadFile(f)

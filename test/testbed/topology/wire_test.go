@@ -43,7 +43,8 @@ func TestBulkFitsThroughEveryPodNetwork(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, a := range server.Addrs() {
-				out, err := client.Command(t.Context(), "curl", "-sS", "-m", "5", "--noproxy", "*", "http://"+netip.AddrPortFrom(a, 80).String()).Output()
+				out, err := client.Command(t.Context(), "curl", "-sS", "-m", "5", "--noproxy", "*",
+					"http://"+netip.AddrPortFrom(a, 80).String()).Output()
 				if err != nil || len(out) != size {
 					t.Errorf("from %s: got %d bytes, %v", a, len(out), err)
 				}

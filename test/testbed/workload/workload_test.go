@@ -147,7 +147,8 @@ func firstAnswer(from *net.UDPAddr, to netip.AddrPort, says string) (string, err
 	if _, err := asker.Write([]byte(says)); err != nil {
 		return "", err
 	}
-	if a := workload.Put(context.Background(), workload.Question{Kind: workload.UDP, To: to.String(), Timeout: 5 * time.Second}); a.Outcome != workload.Answered {
+	if a := workload.Put(context.Background(), workload.Question{Kind: workload.UDP, To: to.String(),
+		Timeout: 5 * time.Second}); a.Outcome != workload.Answered {
 		return "", fmt.Errorf("the later question: %+v", a)
 	}
 	buf := make([]byte, 2048)
@@ -165,7 +166,8 @@ func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 	if out, err := server.Command(t.Context(), "ip", "address", "add", "10.244.1.99/24", "dev", "eth0").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if out, err := server.Command(t.Context(), "ip", "address", "add", "fd44:0:0:1::99/64", "nodad", "dev", "eth0").CombinedOutput(); err != nil {
+	if out, err := server.Command(t.Context(), "ip", "address", "add", "fd44:0:0:1::99/64", "nodad", "dev",
+		"eth0").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	start(t, server, workload.Config{Kind: workload.UDP, Listen: ":7000"})

@@ -25,7 +25,9 @@ var notServed = []setting{
 	{"bindAddress", func(f *v1alpha1.KubeProxyConfiguration) bool {
 		return !slices.Contains([]string{"", "0.0.0.0", "::"}, f.BindAddress)
 	}, []string{"bind-address"}, []string{"", "0.0.0.0", "::"}},
-	{"showHiddenMetricsForVersion", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ShowHiddenMetricsForVersion != "" }, []string{"show-hidden-metrics-for-version"}, []string{""}},
+	{"showHiddenMetricsForVersion",
+		func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ShowHiddenMetricsForVersion != "" },
+		[]string{"show-hidden-metrics-for-version"}, []string{""}},
 	{"iptables.localhostNodePorts", func(f *v1alpha1.KubeProxyConfiguration) bool {
 		return f.IPTables.LocalhostNodePorts != nil && *f.IPTables.LocalhostNodePorts
 	}, []string{"iptables-localhost-nodeports"}, []string{"false"}},
@@ -35,17 +37,25 @@ var notServed = []setting{
 	{"nftables.masqueradeBit", func(f *v1alpha1.KubeProxyConfiguration) bool {
 		return f.NFTables.MasqueradeBit != nil && *f.NFTables.MasqueradeBit != 14
 	}, nil, nil},
-	{"ipvs", func(f *v1alpha1.KubeProxyConfiguration) bool { return ipvsAsked(f.IPVS) }, []string{"ipvs-sync-period", "ipvs-min-sync-period", "ipvs-scheduler", "ipvs-exclude-cidrs", "ipvs-strict-arp", "ipvs-tcp-timeout", "ipvs-tcpfin-timeout", "ipvs-udp-timeout"}, []string{"", "false"}},
+	{"ipvs",
+		func(f *v1alpha1.KubeProxyConfiguration) bool { return ipvsAsked(f.IPVS) },
+		[]string{"ipvs-sync-period", "ipvs-min-sync-period", "ipvs-scheduler", "ipvs-exclude-cidrs", "ipvs-strict-arp", "ipvs-tcp-timeout",
+			"ipvs-tcpfin-timeout", "ipvs-udp-timeout"}, []string{"", "false"}},
 	{"winkernel", func(f *v1alpha1.KubeProxyConfiguration) bool {
 		return f.Winkernel != (v1alpha1.KubeProxyWinkernelConfiguration{})
 	}, nil, nil},
 	{"windowsRunAsService", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.WindowsRunAsService }, nil, nil},
 	{"oomScoreAdj", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.OOMScoreAdj != nil }, []string{"oom-score-adj"}, nil},
 	{"portRange", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.PortRange != "" }, nil, nil},
-	{"clientConnection.acceptContentTypes", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ClientConnection.AcceptContentTypes != "" }, nil, nil},
-	{"configSyncPeriod", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ConfigSyncPeriod.Duration != 0 }, []string{"config-sync-period"}, nil},
-	{"logging.vmodule", func(f *v1alpha1.KubeProxyConfiguration) bool { return len(f.Logging.VModule) > 0 }, []string{"vmodule"}, []string{""}},
-	{"logging.flushFrequency", func(f *v1alpha1.KubeProxyConfiguration) bool { return f.Logging.FlushFrequency.Duration.Duration != 0 }, []string{"log-flush-frequency"}, nil},
+	{"clientConnection.acceptContentTypes",
+		func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ClientConnection.AcceptContentTypes != "" }, nil, nil},
+	{"configSyncPeriod",
+		func(f *v1alpha1.KubeProxyConfiguration) bool { return f.ConfigSyncPeriod.Duration != 0 }, []string{"config-sync-period"}, nil},
+	{"logging.vmodule",
+		func(f *v1alpha1.KubeProxyConfiguration) bool { return len(f.Logging.VModule) > 0 }, []string{"vmodule"}, []string{""}},
+	{"logging.flushFrequency",
+		func(f *v1alpha1.KubeProxyConfiguration) bool { return f.Logging.FlushFrequency.Duration.Duration != 0 },
+		[]string{"log-flush-frequency"}, nil},
 	{"logging.options", loggingOptionsAsked, []string{
 		"log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream", "log-json-info-buffer-size",
 	}, []string{"", "0", "false"}},

@@ -109,7 +109,8 @@ func TestRoleChangeReplacesProgramsInPlace(t *testing.T) {
 	must(t, err)
 	must(t, netlink.AddrDel(l, parseCIDR(t, "192.0.2.1/24")))
 	await.NoError(t, func() error { return samePrograms(t, index, ingress, progs.FromPod) })
-	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
+	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK,
+		Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
 	await.NoError(t, func() error { return samePrograms(t, index, ingress, progs.FromNetwork) })
 }
 

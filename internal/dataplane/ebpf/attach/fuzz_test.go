@@ -32,7 +32,8 @@ func FuzzParseAddr(f *testing.F) {
 	whole := message(unix.AF_INET, own, attribute(unix.IFA_LOCAL, 10, 0, 0, 1), attribute(unix.IFA_FLAGS, 128, 0, 0, 0))
 	for _, m := range [][]byte{
 		whole, whole[:len(whole)-2], whole[:6], {}, message(unix.AF_INET6, own, attribute(unix.IFA_ADDRESS, append(make([]byte, 15), 1)...)),
-		message(unix.AF_INET, own, attribute(unix.IFA_LOCAL, 10)), message(unix.AF_INET, attribute(unix.IFA_TARGET_NETNSID, 7)), message(unix.AF_INET, own, attribute(unix.IFA_FLAGS)),
+		message(unix.AF_INET, own, attribute(unix.IFA_LOCAL, 10)), message(unix.AF_INET, attribute(unix.IFA_TARGET_NETNSID, 7)),
+		message(unix.AF_INET, own, attribute(unix.IFA_FLAGS)),
 		message(unix.AF_INET, own, []byte{0xff, 0xff, 2, 0}), message(unix.AF_INET, own, []byte{0, 0, 0, 0}),
 	} {
 		f.Add(m)

@@ -218,7 +218,8 @@ func (u *Maps) Revoke(s donottrack.State, c *donottrack.Changes) error {
 		if err := u.read(); err != nil {
 			return err
 		}
-		if n := differences(before.ports, u.have.ports) + differences(before.pods, u.have.pods) + differences(before.blocks, u.have.blocks); n > 0 {
+		if n := differences(before.ports, u.have.ports) + differences(before.pods, u.have.pods) +
+			differences(before.blocks, u.have.blocks); n > 0 {
 			u.log.Warn("another program changed the entries of policies that bypass netfilter; they are restored", "entries", n)
 		}
 	}

@@ -154,7 +154,8 @@ func (s *carrierState) report(log *slog.Logger, addr netip.Addr) {
 	const text = "Packets for an endpoint on another node"
 	switch objects.TCDsrEncapsulationKind(s.value.Kind) {
 	case objects.TCDsrEncapsulationKindDSR_BY_NOTHING:
-		log.Warn("An endpoint on another node does not see clients' addresses: it answers no probe", "endpoint", addr, "carrier", objects.CarrierName(s.value))
+		log.Warn("An endpoint on another node does not see clients' addresses: it answers no probe", "endpoint", addr, "carrier",
+			objects.CarrierName(s.value))
 	case objects.TCDsrEncapsulationKindDSR_BY_GUE:
 		log.Info(text, "endpoint", addr, "carrier", objects.CarrierName(s.value), "mtu", s.value.Mtu)
 	default:
@@ -251,7 +252,8 @@ func (c *Carriers) List() (list []dataplane.DSRCarrier) {
 
 // CarriersDesc describes the metric of Collect.
 var CarriersDesc = prometheus.NewDesc("spillway_ebpf_direct_endpoints",
-	"Addresses of endpoints on other nodes behind Services with DSR, by how packets tell their node about the Service. option: by an IP option. gue: within datagrams. none: new connections get SNAT. unknown: not probed yet.", []string{"carrier"}, nil)
+	"Addresses of endpoints on other nodes behind Services with DSR, by how packets tell their node about the Service. option: by an IP "+
+		"option. gue: within datagrams. none: new connections get SNAT. unknown: not probed yet.", []string{"carrier"}, nil)
 
 // Collect exports the number of endpoints by how packets reach them. A nil *Carriers exports nothing.
 func (c *Carriers) Collect(ch chan<- prometheus.Metric) {

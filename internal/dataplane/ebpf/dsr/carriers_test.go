@@ -111,12 +111,14 @@ func TestCarriersOutliveTheAgent(t *testing.T) {
 	n := network{a: {MTU: 1400}, b: {Option: true}}
 	c, clock := newTestCarriers(t, n), &carrierClock{time.Now()}
 	clock.round(t, c, 0, a, b)
-	again, err := New(c.m.(*ebpf.Map), &objects.Config{DSRKeys: probeKeys, DSRPort: objects.DefaultDSRPort, Log: slog.New(slog.DiscardHandler)})
+	again, err := New(c.m.(*ebpf.Map), &objects.Config{DSRKeys: probeKeys, DSRPort: objects.DefaultDSRPort,
+		Log: slog.New(slog.DiscardHandler)})
 	ok(t, err)
 	again.probe = c.probe
 	n[a] = noRoute // the first probe of the new agent fails
 	clock.round(t, again, 0, a, b)
-	if got := again.List(); len(got) != 2 || got[0].Carrier != dataplane.CarrierGUE || got[0].MTU != 1400 || got[1].Carrier != dataplane.CarrierOption {
+	if got := again.List(); len(got) != 2 || got[0].Carrier != dataplane.CarrierGUE || got[0].MTU != 1400 ||
+		got[1].Carrier != dataplane.CarrierOption {
 		t.Errorf("a new agent knows %+v", got)
 	}
 	clock.round(t, again, carrierKept, b)

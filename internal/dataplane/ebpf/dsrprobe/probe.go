@@ -48,7 +48,8 @@ const (
 )
 
 // lengths are what networks forward: jumbo frames, Ethernet, and what tunnels leave of it.
-var lengths = []int{8950, 8900, 4000, 1500, 1492, 1480, 1460, 1450, 1440, 1430, 1420, 1410, 1400, 1380, minIPv6 + 80, 1300, minIPv6, 1000, 576}
+var lengths = []int{8950, 8900, 4000, 1500, 1492, 1480, 1460, 1450, 1440, 1430, 1420, 1410, 1400, 1380, minIPv6 + 80,
+	1300, minIPv6, 1000, 576}
 
 // Probe sends probes to the address of an endpoint on another node. It takes up to a second, or two
 // to find the length. The error is one of this node, and says nothing about the network: without a

@@ -88,7 +88,8 @@ func (t *loadTable) read() ([]objects.TCLoad, error) {
 // count receives each live entry of the flow table.
 func (c *loadCount) count(f *objects.TCFlow) {
 	const mask = objects.TCFlowFlagsFLOW_COUNTED | objects.TCFlowFlagsFLOW_REPLY
-	if c != nil && objects.TCFlowFlags(f.Flags)&mask == objects.TCFlowFlagsFLOW_COUNTED && objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED {
+	if c != nil && objects.TCFlowFlags(f.Flags)&mask == objects.TCFlowFlagsFLOW_COUNTED &&
+		objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED {
 		c.flows[f.Backend%uint32(len(c.flows))]++
 	}
 }

@@ -16,17 +16,19 @@ var (
 	eventsDesc = prometheus.NewDesc("spillway_flow_events_total",
 		"Flow events that the agent has received from the eBPF programs, by kind.", []string{"kind"}, nil)
 	eventsLostDesc = prometheus.NewDesc("spillway_flow_events_lost_total",
-		"Flow events that are missing because the kernel's ring or the agent's table of open flows was full. The agent gets too little CPU time, or --flow-events-rate allows too many.", nil, nil)
+		"Flow events that are missing because the kernel's ring or the agent's table of open flows was full. The agent gets too little CPU "+
+			"time, or --flow-events-rate allows too many.", nil, nil)
 	eventsLeftOutDesc = prometheus.NewDesc("spillway_flow_events_left_out_total",
 		"Flows, refusals and drops that were not reported because of --flow-events-sample or --flow-events-rate.", nil, nil)
 	serviceConnectionsDesc = serviceDesc("connections_total", "Connections and UDP flows to a Service.")
 	serviceActiveDesc      = serviceDesc("active_connections", "Open connections and UDP flows in the flow table at the last sweep.")
-	serviceRefusedDesc     = serviceDesc("refused_total", "Packets and connections that the Service refuses: no endpoints, a source range, a Local policy.", "reason")
-	serviceDroppedDesc     = serviceDesc("dropped_total", "Packets to the Service that were dropped, by reason.", "reason")
-	serviceBytesDesc       = serviceDesc("bytes_total", "Bytes of translated packets, with IP headers.", "direction")
-	servicePacketsDesc     = serviceDesc("packets_total", "Translated packets.", "direction")
-	serviceHandshakeDesc   = serviceDesc("handshake_duration_seconds", "Time from a flow's first packet to the endpoint's answer.")
-	servicesOmittedDesc    = prometheus.NewDesc("spillway_service_metrics_omitted",
+	serviceRefusedDesc     = serviceDesc("refused_total",
+		"Packets and connections that the Service refuses: no endpoints, a source range, a Local policy.", "reason")
+	serviceDroppedDesc   = serviceDesc("dropped_total", "Packets to the Service that were dropped, by reason.", "reason")
+	serviceBytesDesc     = serviceDesc("bytes_total", "Bytes of translated packets, with IP headers.", "direction")
+	servicePacketsDesc   = serviceDesc("packets_total", "Translated packets.", "direction")
+	serviceHandshakeDesc = serviceDesc("handshake_duration_seconds", "Time from a flow's first packet to the endpoint's answer.")
+	servicesOmittedDesc  = prometheus.NewDesc("spillway_service_metrics_omitted",
 		"Service ports without metrics of their own, because --service-metrics exports fewer.", nil, nil)
 	serviceUncountedDesc = prometheus.NewDesc("spillway_service_metrics_uncounted_total",
 		"Packets and connections that no Service's counters have, because the kernel's maps of counters are full.", nil, nil)
@@ -42,7 +44,8 @@ var (
 // Describe implements prometheus.Collector.
 func (t *Table) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{flowsDesc, flowsMaxDesc, sweptDesc,
-		eventsDesc, eventsLostDesc, eventsLeftOutDesc, serviceConnectionsDesc, serviceActiveDesc, serviceRefusedDesc, serviceDroppedDesc, serviceBytesDesc,
+		eventsDesc, eventsLostDesc, eventsLeftOutDesc, serviceConnectionsDesc, serviceActiveDesc, serviceRefusedDesc,
+		serviceDroppedDesc, serviceBytesDesc,
 		servicePacketsDesc, serviceHandshakeDesc, servicesOmittedDesc, serviceUncountedDesc, socketsEndedDesc} {
 		ch <- d
 	}
@@ -95,7 +98,8 @@ func (t *Table) collectServices(ch chan<- prometheus.Metric) {
 		collectService(ch, id, all[id])
 	}
 	ch <- prometheus.MustNewConstMetric(servicesOmittedDesc, prometheus.GaugeValue, float64(len(all)-len(top)))
-	uncounted := objects.SumPerCPU(t.m(objects.TCMapEventCounts), int(objects.TCEventCountEVENT_COUNTS))[objects.TCEventCountSERVICES_UNCOUNTED]
+	uncounted := objects.SumPerCPU(t.m(objects.TCMapEventCounts),
+		int(objects.TCEventCountEVENT_COUNTS))[objects.TCEventCountSERVICES_UNCOUNTED]
 	ch <- prometheus.MustNewConstMetric(serviceUncountedDesc, prometheus.CounterValue, float64(uncounted))
 }
 

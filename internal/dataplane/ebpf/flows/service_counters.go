@@ -51,10 +51,11 @@ func (t *Table) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dat
 		return nil, nil
 	}
 	services := t.services.IDsOf(ports)
-	r := countersReading{verdicts: t.objects.Verdicts, of: map[intent.PortID]*dataplane.ServiceCounters{}, port: func(service uint32) (intent.PortID, bool) {
-		id, wanted := services[service]
-		return id, wanted
-	}}
+	r := countersReading{verdicts: t.objects.Verdicts, of: map[intent.PortID]*dataplane.ServiceCounters{},
+		port: func(service uint32) (intent.PortID, bool) {
+			id, wanted := services[service]
+			return id, wanted
+		}}
 	counters := t.m(objects.TCMapServiceCounters)
 	for service := range services {
 		var perCPU []objects.TCServiceCounts

@@ -57,7 +57,8 @@ const (
 var endOutcomeNames = [endOutcomes]string{"ended", "closed", "unreachable", "failed"}
 
 var socketsEndedDesc = prometheus.NewDesc("spillway_sockets_ended_total",
-	"Connected sockets whose endpoint was removed, by outcome. Processes got an error for those that are ended. For unreachable ones, the agent needs CAP_SYS_ADMIN and the host's /run/netns.", []string{"protocol", "outcome"}, nil)
+	"Connected sockets whose endpoint was removed, by outcome. Processes got an error for those that are ended. For unreachable ones, "+
+		"the agent needs CAP_SYS_ADMIN and the host's /run/netns.", []string{"protocol", "outcome"}, nil)
 
 // socketEnds ends sockets. A nil *socketEnds ends none.
 type socketEnds struct {
@@ -199,7 +200,8 @@ func (t *Table) EndSockets(ctx context.Context) (known bool, err error) {
 }
 
 // endThose ends the sockets that an iterator lists and whose endpoint is gone.
-func (t *Table) endThose(ctx context.Context, list *link.Iter, lookup func(use func(gone func(objects.TCFrontendKey) bool)) (known bool)) (known bool, err error) {
+func (t *Table) endThose(ctx context.Context, list *link.Iter,
+	lookup func(use func(gone func(objects.TCFrontendKey) bool)) (known bool)) (known bool, err error) {
 	lost, all, err := listSockets(list)
 	if err != nil || len(lost) == 0 {
 		return true, err
@@ -331,7 +333,8 @@ func (e *socketEnds) report(sum [2][endOutcomes]int) {
 	}
 	if n := sum[0][endUnreachable] + sum[1][endUnreachable]; n > 0 && !e.warned {
 		e.warned = true
-		e.log.Warn("Sockets of removed endpoints remain: their network namespaces cannot be entered: give the agent CAP_SYS_ADMIN without --drop-capabilities, and the host's /run/netns or process ids", "sockets", n)
+		e.log.Warn("Sockets of removed endpoints remain: their network namespaces cannot be entered: give the agent CAP_SYS_ADMIN without "+
+			"--drop-capabilities, and the host's /run/netns or process ids", "sockets", n)
 	}
 }
 
@@ -387,7 +390,8 @@ func (e *socketEnds) collect(ch chan<- prometheus.Metric) {
 	}
 	for i, p := range []model.Protocol{model.TCP, model.UDP} {
 		for o := range endOutcomes {
-			ch <- prometheus.MustNewConstMetric(socketsEndedDesc, prometheus.CounterValue, float64(e.counts[i][o].Load()), p.String(), endOutcomeNames[o])
+			ch <- prometheus.MustNewConstMetric(socketsEndedDesc, prometheus.CounterValue, float64(e.counts[i][o].Load()),
+				p.String(), endOutcomeNames[o])
 		}
 	}
 }

@@ -38,9 +38,11 @@ type DryRun struct {
 
 // agentMaps are the maps that only the agent writes. A DryRun shares them.
 var agentMaps = []string{
-	objects.TCMapFrontends, objects.TCMapServices, objects.TCMapSlots, objects.TCMapBackends, objects.TCMapServiceChanges, objects.TCMapPods, objects.TCMapNodeAddrs,
+	objects.TCMapFrontends, objects.TCMapServices, objects.TCMapSlots, objects.TCMapBackends, objects.TCMapServiceChanges,
+	objects.TCMapPods, objects.TCMapNodeAddrs,
 	objects.TCMapUplinks, objects.TCMapL3Devices, objects.TCMapUntrackedPorts, objects.TCMapUntrackedPods, objects.TCMapUntrackedBlocks,
-	objects.TCMapNodeSettings, objects.TCMapSnatPorts, objects.TCMapPortFilter, objects.TCMapSourceRanges, objects.TCMapClusterRanges, objects.TCMapUnhookedCgroups,
+	objects.TCMapNodeSettings, objects.TCMapSnatPorts, objects.TCMapPortFilter, objects.TCMapSourceRanges, objects.TCMapClusterRanges,
+	objects.TCMapUnhookedCgroups,
 	objects.TCMapDsrCarriers, objects.TCMapRouteMtus,
 }
 
@@ -187,7 +189,8 @@ func (d *DryRun) prepare(spec *ebpf.CollectionSpec) error {
 		}
 	}
 	for name, size := range map[string]uint32{
-		objects.TCMapFlows: dryRunFlows, objects.TCMapUnconfirmed: d.maps[objects.TCMapUnconfirmed].MaxEntries(), objects.TCMapDsrPaths: d.maps[objects.TCMapDsrPaths].MaxEntries(),
+		objects.TCMapFlows: dryRunFlows, objects.TCMapUnconfirmed: d.maps[objects.TCMapUnconfirmed].MaxEntries(),
+		objects.TCMapDsrPaths: d.maps[objects.TCMapDsrPaths].MaxEntries(),
 	} {
 		if m := spec.Maps[name]; m != nil {
 			m.MaxEntries = size

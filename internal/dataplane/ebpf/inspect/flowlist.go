@@ -55,7 +55,8 @@ func ListFlows(ctx context.Context, table *ebpf.Map, timeouts *objects.Timeouts,
 // SYN-ACK, the endpoint's entry has a sequence number or a window.
 func isRefused(table *ebpf.Map, k *objects.TCTuple, f *objects.TCFlow) bool {
 	const reset, confirmed = objects.TCFlowFlagsFLOW_RESET, objects.TCFlowFlagsFLOW_CONFIRMED
-	if k.Proto != uint8(model.TCP) || objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED || objects.TCFlowFlags(f.Flags)&(reset|confirmed) != reset {
+	if k.Proto != uint8(model.TCP) || objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED ||
+		objects.TCFlowFlags(f.Flags)&(reset|confirmed) != reset {
 		return false
 	}
 	var reply objects.TCFlow

@@ -191,7 +191,8 @@ type SettingsEntry struct {
 // Settings reads the settings of the programs.
 func (v *View) Settings() SettingsEntry {
 	s, _ := lookup[uint32, objects.TCSettings](v, objects.TCMapNodeSettings, 0)
-	e := SettingsEntry{Flags: v.flags("settings_flags", uint64(s.Flags), "SETTING_"), SNATPorts: int(s.SnatPorts), NetworkPorts: int(s.NetworkPorts)}
+	e := SettingsEntry{Flags: v.flags("settings_flags", uint64(s.Flags), "SETTING_"), SNATPorts: int(s.SnatPorts),
+		NetworkPorts: int(s.NetworkPorts)}
 	if s.SnatPorts > 0 {
 		e.First, _ = lookup[uint32, uint16](v, objects.TCMapSnatPorts, 0)
 		e.Last, _ = lookup[uint32, uint16](v, objects.TCMapSnatPorts, s.SnatPorts-1)
@@ -207,7 +208,8 @@ func (v *View) SourceRanges(service uint32, client netip.Addr) (list []netip.Pre
 			list = append(list, objects.RangePrefix(k))
 		}
 	})
-	_, contains = lookup[objects.TCRangeKey, uint8](v, objects.TCMapSourceRanges, objects.RangeKey(service, netip.PrefixFrom(client, client.BitLen())))
+	_, contains = lookup[objects.TCRangeKey, uint8](v, objects.TCMapSourceRanges,
+		objects.RangeKey(service, netip.PrefixFrom(client, client.BitLen())))
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return list, contains
 }
@@ -286,7 +288,8 @@ func (v *View) Affinity(service uint32, client netip.Addr, cookie uint64) *Affin
 // UntrackedRules returns how many rules of do-not-track policies leave a port of a pod
 // untracked, for some peers.
 func (v *View) UntrackedRules(proto model.Protocol, at netip.AddrPort) (rules int) {
-	e, _ := lookup[objects.TCFrontendKey, objects.TCUntrackedPort](v, objects.TCMapUntrackedPorts, objects.PortKey(at.Addr(), proto, at.Port()))
+	e, _ := lookup[objects.TCFrontendKey, objects.TCUntrackedPort](v, objects.TCMapUntrackedPorts,
+		objects.PortKey(at.Addr(), proto, at.Port()))
 	for _, r := range e.Rules {
 		if r.Peers != 0 {
 			rules++

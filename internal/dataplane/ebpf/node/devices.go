@@ -27,7 +27,8 @@ func (w *Writer) OnUplinks(uplinks map[int]attach.Uplink) {
 		}
 		want[uint32(i)] = v
 	}
-	if err := errors.Join(objects.ReplaceMap(w.m(objects.TCMapUplinks), want), objects.ReplaceMap(w.m(objects.TCMapL3Devices), l3)); err != nil {
+	if err := errors.Join(objects.ReplaceMap(w.m(objects.TCMapUplinks), want),
+		objects.ReplaceMap(w.m(objects.TCMapL3Devices), l3)); err != nil {
 		w.cfg.Log.Error("Write external devices", "err", err)
 	}
 	if w.node != nil {

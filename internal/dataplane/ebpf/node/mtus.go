@@ -17,7 +17,8 @@ func (w *Writer) OnRouteMTUs(routes attach.RouteMTUs) {
 	left := routes.LeftOut > 0
 	if left != w.routesLeftOut {
 		if left {
-			w.cfg.Log.Warn("Routes with an MTU, and those within them, are too many: some packets are sent by another route's MTU, or by the device's; "+
+			w.cfg.Log.Warn("Routes with an MTU, and those within them, are too many: some packets are sent by another route's MTU, or by the "+
+				"device's; "+
 				"give the device that MTU instead", "leftOut", routes.LeftOut, "room", w.m(objects.TCMapRouteMtus).MaxEntries())
 		} else {
 			w.cfg.Log.Info("There is room again for all routes with an MTU")

@@ -71,7 +71,8 @@ func (w *Writer) OnRefused(r attach.Refusal) {
 	w.cfg.Log.Warn("pod address refused: packets for it do not use this interface",
 		"address", r.Addr, "interface", r.Interface, "reason", r.Reason.String(), "moreIgnored", r.Last)
 	if w.cfg.Refused != nil {
-		w.cfg.Refused(fmt.Sprintf("No packets for %s are sent past netfilter to interface %s: a pod or virtual machine there claims the address, but %s. "+
+		w.cfg.Refused(fmt.Sprintf("No packets for %s are sent past netfilter to interface %s: a pod or virtual machine there claims the "+
+			"address, but %s. "+
 			"If the address is right, check the node's routes (ip route get %s); if not, check the pod behind the interface (ip -d link show %s)",
 			r.Addr, r.Interface, r.Reason, r.Addr, r.Interface))
 	}

@@ -38,7 +38,8 @@ func TestPodsMap(t *testing.T) {
 		}
 		noError(t, b.Write(&node))
 	}
-	for n, p := range map[int]objects.TCPod{1: entry(5, reachable), 2: entry(6, reachable|policed), 3: entry(7, reachable|policed), 9: entry(8, reachable|policed)} {
+	for n, p := range map[int]objects.TCPod{1: entry(5, reachable), 2: entry(6, reachable|policed), 3: entry(7, reachable|policed),
+		9: entry(8, reachable|policed)} {
 		noError(t, b.m(objects.TCMapPods).Put(objects.AddrKey(a(n)), p)) // an earlier run's
 	}
 	police(2, 4)
@@ -49,7 +50,8 @@ func TestPodsMap(t *testing.T) {
 		return objects.TCPod{Ifindex: ifindex, Flags: uint32(flags)}
 	}
 	five, six := bare(18, 0), bare(19, 0) // without MACs the device is known all the same
-	want("after the first news", map[int]objects.TCPod{2: entry(16, reachable|policed), 3: entry(17, reachable), 4: entry(0, policed), 5: five, 6: six})
+	want("after the first news", map[int]objects.TCPod{2: entry(16, reachable|policed), 3: entry(17, reachable),
+		4: entry(0, policed), 5: five, 6: six})
 
 	police(3)
 	want("after other policies", map[int]objects.TCPod{2: entry(16, reachable), 3: entry(17, reachable|policed), 5: five, 6: six})
@@ -109,5 +111,6 @@ func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 	// Several interfaces claim an address.
 	write(intent.Node{})
 	b.OnPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{addrs[2]: {}}, Deletes: addrs[:2]})
-	objectstest.WantSame(t, "contested", objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)), map[objects.TCAddrKey]objects.TCPod{objects.AddrKey(addrs[2]): {Flags: policed}})
+	objectstest.WantSame(t, "contested", objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, b.m(objects.TCMapPods)),
+		map[objects.TCAddrKey]objects.TCPod{objects.AddrKey(addrs[2]): {Flags: policed}})
 }

@@ -51,33 +51,39 @@ func TestSettings(t *testing.T) {
 		[6]uint32{60, 600, 120, 100, 70, 80}; got != want {
 		t.Errorf("time-outs %v, want %v", got, want)
 	}
-	if got, want := objects.TCSettingsFlags(s.Flags), objects.TCSettingsFlagsSETTING_MASQUERADE_ALL|objects.TCSettingsFlagsSETTING_BYPASS_NEVER; got != want {
+	if got, want := objects.TCSettingsFlags(s.Flags),
+		objects.TCSettingsFlagsSETTING_MASQUERADE_ALL|objects.TCSettingsFlagsSETTING_BYPASS_NEVER; got != want {
 		t.Errorf("flags %b, want %b", got, want)
 	}
 	if s.NodeV4 != objects.ToAddr(v4) || s.NodeV6 != objects.ToAddr(v6) {
 		t.Errorf("addresses %v %v", s.NodeV4, s.NodeV6)
 	}
 	wantSNATPorts(t, b, s)
-	objectstest.WantSame(t, "node addresses", objectstest.ReadAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)), map[objects.TCAddrKey]uint32{
-		objects.AddrKey(v4): 0, objects.AddrKey(v6): 0, objects.AddrKey(other): uint32(objects.TCNodeAddrFlagsNODE_ADDR_NODEPORT),
-	})
+	objectstest.WantSame(t, "node addresses", objectstest.ReadAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)),
+		map[objects.TCAddrKey]uint32{
+			objects.AddrKey(v4): 0, objects.AddrKey(v6): 0, objects.AddrKey(other): uint32(objects.TCNodeAddrFlagsNODE_ADDR_NODEPORT),
+		})
 
 	// An address is removed; an external device names the primary one.
 	b.OnUplinks(map[int]attach.Uplink{3: {V4: other}})
 	noError(t, b.Write(&intent.Node{Addrs: []netip.Addr{v4, other}}))
 	s = objectstest.Settings(t, b.objects)
-	if s.NodeV4 != objects.ToAddr(other) || s.NodeV6 != (objects.TCAddr{}) || objects.TCSettingsFlags(s.Flags) != objects.TCSettingsFlagsSETTING_BYPASS_NEVER {
+	if s.NodeV4 != objects.ToAddr(other) || s.NodeV6 != (objects.TCAddr{}) ||
+		objects.TCSettingsFlags(s.Flags) != objects.TCSettingsFlagsSETTING_BYPASS_NEVER {
 		t.Errorf("settings %+v", s)
 	}
-	objectstest.WantSame(t, "node addresses", objectstest.ReadAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)), map[objects.TCAddrKey]uint32{objects.AddrKey(v4): 0, objects.AddrKey(other): 0})
-	objectstest.WantSame(t, "outward interfaces", objectstest.ReadAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)), map[uint32]objects.TCUplink{3: {V4: objects.ToAddr(other)}})
+	objectstest.WantSame(t, "node addresses", objectstest.ReadAll[objects.TCAddrKey, uint32](t, b.m(objects.TCMapNodeAddrs)),
+		map[objects.TCAddrKey]uint32{objects.AddrKey(v4): 0, objects.AddrKey(other): 0})
+	objectstest.WantSame(t, "outward interfaces", objectstest.ReadAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)),
+		map[uint32]objects.TCUplink{3: {V4: objects.ToAddr(other)}})
 	if ranges := objectstest.ReadAll[objects.TCRangeKey, uint8](t, b.m(objects.TCMapSourceRanges)); len(ranges) > 0 {
 		t.Errorf("pod ranges %v are left", ranges)
 	}
 
 	// Other interfaces take the place of these.
 	b.OnUplinks(map[int]attach.Uplink{4: {V6: v6}})
-	objectstest.WantSame(t, "outward interfaces", objectstest.ReadAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)), map[uint32]objects.TCUplink{4: {V6: objects.ToAddr(v6)}})
+	objectstest.WantSame(t, "outward interfaces", objectstest.ReadAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)),
+		map[uint32]objects.TCUplink{4: {V6: objects.ToAddr(v6)}})
 	// Too few ports are an error, not a division by zero in the kernel.
 	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "1024 65535"))
 	if err := b.Write(node); err == nil || !strings.Contains(err.Error(), "ip_local_port_range") {

@@ -75,7 +75,8 @@ func (c *Config) selectSocketPrograms(sock *ebpf.CollectionSpec, f kernel.Featur
 		wanted, always    bool // always: for all Services
 		program, constant string
 	}{
-		{events || c.ServiceMetrics || c.OutlierEjection || c.BalanceByLoad, events || c.ServiceMetrics, SockProgSockOps, SockVarReportTcpSockets},
+		{events || c.ServiceMetrics || c.OutlierEjection || c.BalanceByLoad, events || c.ServiceMetrics, SockProgSockOps,
+			SockVarReportTcpSockets},
 		{udp, udp && events, SockProgSockRelease, SockVarReportUdpSockets},
 		{udp, udp && c.BalanceByLoad, SockProgSockRelease, SockVarUdpEndsSeen},
 		{c.BalanceByLoad && f.SocketIterators, false, SockProgCountedSockets, ""},

@@ -148,6 +148,7 @@ func (c *Config) withMemory(err error) error {
 	if bytes, file := kernel.MemoryLimit(); bytes > 0 {
 		limit = fmt.Sprintf("the memory limit is %d MiB (%s): raise it, or ", bytes>>20, file)
 	}
-	return fmt.Errorf("%w: the maps need %d MiB, the flow table of %d flows among them; %sgive smaller --conntrack-max-per-core and --conntrack-min",
+	return fmt.Errorf("%w: the maps need %d MiB, the flow table of %d flows among them; %sgive smaller --conntrack-max-per-core and "+
+		"--conntrack-min",
 		err, need>>20, c.FlowTableSize, limit)
 }

@@ -42,9 +42,10 @@ func TestMemoryOfMaps(t *testing.T) {
 		t.Skip("the kernel estimates the memory of maps before Linux 6.4")
 	}
 	for name, cfg := range map[string]Config{
-		"small":    {FlowTableSize: 5000, MaxFrontends: 3000, MaxEndpoints: 6000},
-		"powers":   {FlowTableSize: 1 << 14, MaxFrontends: 1 << 12, MaxEndpoints: 1 << 13},
-		"features": {FlowTableSize: 5000, MaxFrontends: 3000, MaxEndpoints: 6000, XDP: XDPAuto, FlowEvents: EventsAll, BalanceByLoad: true, DSRKeys: []DSRKey{{1}}},
+		"small":  {FlowTableSize: 5000, MaxFrontends: 3000, MaxEndpoints: 6000},
+		"powers": {FlowTableSize: 1 << 14, MaxFrontends: 1 << 12, MaxEndpoints: 1 << 13},
+		"features": {FlowTableSize: 5000, MaxFrontends: 3000, MaxEndpoints: 6000, XDP: XDPAuto, FlowEvents: EventsAll, BalanceByLoad: true,
+			DSRKeys: []DSRKey{{1}}},
 	} {
 		all, err := newMaps(&cfg)
 		noError(t, err)
@@ -117,7 +118,8 @@ func TestMapsFitIntoAMemoryLimit(t *testing.T) {
 	}
 	file := limitedCgroup(t, limit)
 	script := `echo $$ > "$1"; shift; exec "$@"`
-	cmd := exec.Command("sh", "-c", script, "sh", filepath.Join(filepath.Dir(file), "cgroup.procs"), os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
+	cmd := exec.Command("sh", "-c", script, "sh", filepath.Join(filepath.Dir(file), "cgroup.procs"), os.Args[0], "-test.v",
+		"-test.run=^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), inside+"="+file)
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
@@ -148,7 +150,8 @@ func TestAMapWithoutMemoryIsExplained(t *testing.T) {
 	if bytes, file := kernel.MemoryLimit(); bytes > 0 {
 		limit = fmt.Sprintf("the memory limit is %d MiB (%s)", bytes>>20, file)
 	}
-	for _, part := range []string{"map flows: map create: cannot allocate memory", fmt.Sprintf("the maps need %d MiB", need>>20), "flow table of 262144 flows", limit, "--conntrack-min"} {
+	for _, part := range []string{"map flows: map create: cannot allocate memory", fmt.Sprintf("the maps need %d MiB", need>>20),
+		"flow table of 262144 flows", limit, "--conntrack-min"} {
 		if !strings.Contains(text, part) {
 			t.Errorf("the error does not say %q: %s", part, text)
 		}

@@ -137,7 +137,8 @@ func TestALargePortIsWrittenInBatches(t *testing.T) {
 	table := openPorts(t, m)
 	large := objectstest.SimplePort(1, 0)
 	for i := range endpoints {
-		large.Endpoints = append(large.Endpoints, intent.Endpoint{Addr: objectstest.SimplePort(i%200, i/200+1).Endpoints[i/200].Addr, ClusterPolicy: true})
+		large.Endpoints = append(large.Endpoints, intent.Endpoint{Addr: objectstest.SimplePort(i%200, i/200+1).Endpoints[i/200].Addr,
+			ClusterPolicy: true})
 	}
 	slices.SortFunc(large.Endpoints, func(a, b intent.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	calls := &countedBatches{Map: table.backends}

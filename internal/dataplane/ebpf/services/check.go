@@ -34,8 +34,9 @@ type reading struct {
 
 func readMaps(m map[string]*ebpf.Map) (*reading, error) {
 	r := &reading{
-		services: map[uint32]objects.TCService{}, frontends: map[objects.TCFrontendKey]objects.TCFrontend{}, backends: map[uint32]objects.TCBackend{},
-		slots: map[objects.TCSlotKey]uint32{}, ranges: map[objects.TCRangeKey]uint8{},
+		services: map[uint32]objects.TCService{}, frontends: map[objects.TCFrontendKey]objects.TCFrontend{},
+		backends: map[uint32]objects.TCBackend{},
+		slots:    map[objects.TCSlotKey]uint32{}, ranges: map[objects.TCRangeKey]uint8{},
 	}
 	if err := objects.Each(m[objects.TCMapServices], func(k uint32, v objects.TCService) { r.services[k] = v }); err != nil {
 		return nil, err

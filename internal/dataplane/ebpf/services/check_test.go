@@ -52,8 +52,10 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 		{"a Service gone", func() { deleteAny(t, m[objects.TCMapServices]) }, "services: entry"},
 		{"a slot gone", func() { deleteAny(t, m[objects.TCMapSlots]) }, "slots: entry"},
 		{"an endpoint gone", func() { deleteAny(t, m[objects.TCMapBackends]) }, "backends: entry"},
-		{"another endpoint in a slot", func() { noError(t, m[objects.TCMapSlots].Put(slotKey(1, objects.ClusterSet, 0), uint32(99))) }, "was changed"},
-		{"an endpoint of no port", func() { noError(t, m[objects.TCMapBackends].Put(uint32(4711), objects.TCBackend{Service: 77})) }, "belongs to no object"},
+		{"another endpoint in a slot", func() { noError(t, m[objects.TCMapSlots].Put(slotKey(1, objects.ClusterSet, 0), uint32(99))) },
+			"was changed"},
+		{"an endpoint of no port", func() { noError(t, m[objects.TCMapBackends].Put(uint32(4711), objects.TCBackend{Service: 77})) },
+			"belongs to no object"},
 		{"a range of no port", func() {
 			noError(t, m[objects.TCMapSourceRanges].Put(objects.TCRangeKey{Prefixlen: 64, Scope: 77}, uint8(1)))
 		}, "belongs to no object"},

@@ -113,14 +113,16 @@ func (t *portTable) expected(m map[string]*ebpf.Map, id intent.PortID) []expecte
 	for key, v := range have.frontends {
 		if t.owners[key] == p.service {
 			list = append(list, entryOf(m, objects.TCMapFrontends, key, v, "address "+frontendText(key), func(v objects.TCFrontend) string {
-				return fmt.Sprintf("Service %d with routes %s from outside and %s from inside", v.Service, routeText(v.ExternalRoute), routeText(v.InternalRoute))
+				return fmt.Sprintf("Service %d with routes %s from outside and %s from inside", v.Service, routeText(v.ExternalRoute),
+					routeText(v.InternalRoute))
 			}))
 		}
 	}
 	addrs := map[uint32]string{}
 	for _, e := range have.backends {
 		addrs[e.id] = e.addr.String()
-		list = append(list, entryOf(m, objects.TCMapBackends, e.id, e.value, "endpoint "+e.addr.String(), func(v objects.TCBackend) string { return objects.EndpointOf(v).String() }))
+		list = append(list, entryOf(m, objects.TCMapBackends, e.id, e.value, "endpoint "+e.addr.String(),
+			func(v objects.TCBackend) string { return objects.EndpointOf(v).String() }))
 		key := endpointKey(p.protocol, e.addr)
 		_, odd := t.endpoints.odd[key]
 		if want, ok := t.endpointEntry(key); ok && !odd {

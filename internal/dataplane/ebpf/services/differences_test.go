@@ -44,17 +44,23 @@ func TestDifferencesAreOfOnePort(t *testing.T) {
 		change func()
 		want   string
 	}{
-		{"the Service is gone", func() { noError(t, m[objects.TCMapServices].Delete(p.service)) }, "the Service port: eBPF map services has no entry"},
-		{"the Service has no endpoints", func() { noError(t, m[objects.TCMapServices].Put(p.service, objects.TCService{})) }, "0 endpoints for policy Cluster"},
-		{"the address is gone", func() { noError(t, m[objects.TCMapFrontends].Delete(frontend)) }, "address " + frontendText(frontend) + ": eBPF map frontends has no entry"},
-		{"the address leads elsewhere", func() { noError(t, m[objects.TCMapFrontends].Put(frontend, objects.TCFrontend{Service: 99})) }, "has Service 99 with routes"},
-		{"the endpoint is gone", func() { noError(t, m[objects.TCMapBackends].Delete(have.backends[0].id)) }, "endpoint " + have.backends[0].addr.String()},
+		{"the Service is gone", func() { noError(t, m[objects.TCMapServices].Delete(p.service)) },
+			"the Service port: eBPF map services has no entry"},
+		{"the Service has no endpoints", func() { noError(t, m[objects.TCMapServices].Put(p.service, objects.TCService{})) },
+			"0 endpoints for policy Cluster"},
+		{"the address is gone", func() { noError(t, m[objects.TCMapFrontends].Delete(frontend)) },
+			"address " + frontendText(frontend) + ": eBPF map frontends has no entry"},
+		{"the address leads elsewhere", func() { noError(t, m[objects.TCMapFrontends].Put(frontend, objects.TCFrontend{Service: 99})) },
+			"has Service 99 with routes"},
+		{"the endpoint is gone", func() { noError(t, m[objects.TCMapBackends].Delete(have.backends[0].id)) },
+			"endpoint " + have.backends[0].addr.String()},
 		{"the endpoint is another", func() {
 			v := have.backends[0].value
 			v.Port = objects.ToPort(1)
 			noError(t, m[objects.TCMapBackends].Put(have.backends[0].id, v))
 		}, "has " + have.backends[0].addr.Addr().String() + ":1, not " + have.backends[0].addr.String()},
-		{"a slot leads nowhere", func() { noError(t, m[objects.TCMapSlots].Put(slotKey(p.service, objects.ClusterSet, 1), uint32(4711))) }, "has unknown endpoint 4711"},
+		{"a slot leads nowhere", func() { noError(t, m[objects.TCMapSlots].Put(slotKey(p.service, objects.ClusterSet, 1), uint32(4711))) },
+			"has unknown endpoint 4711"},
 		{"the source range is gone", func() {
 			noError(t, m[objects.TCMapSourceRanges].Delete(objects.RangeKey(p.service, ports[0].Frontends[0].SourceRanges[0])))
 		}, "source range 192.0.2.0/24"},

@@ -25,7 +25,8 @@ type endpointAddrs struct {
 }
 
 func newEndpointAddrs() endpointAddrs {
-	return endpointAddrs{refs: map[objects.TCFrontendKey]uint32{}, tftp: map[objects.TCFrontendKey]uint32{}, odd: map[objects.TCFrontendKey]struct{}{}}
+	return endpointAddrs{refs: map[objects.TCFrontendKey]uint32{}, tftp: map[objects.TCFrontendKey]uint32{},
+		odd: map[objects.TCFrontendKey]struct{}{}}
 }
 
 func endpointKey(proto model.Protocol, addr netip.AddrPort) objects.TCFrontendKey {

@@ -18,9 +18,11 @@ import (
 func readPorts(m map[string]*ebpf.Map, filter *objects.PortFilter) (*portTable, error) {
 	n := &journal{}
 	t := &portTable{
-		frontends: filter.Before(noted[objects.TCFrontendKey](n, m, objects.TCMapFrontends)), services: noted[uint32](n, m, objects.TCMapServices),
-		slots: noted[objects.TCSlotKey](n, m, objects.TCMapSlots), backends: noted[uint32](n, m, objects.TCMapBackends),
-		ranges: noted[objects.TCRangeKey](n, m, objects.TCMapSourceRanges), ids: m[objects.IDsMap], changes: m[objects.TCMapServiceChanges], notes: n,
+		frontends: filter.Before(noted[objects.TCFrontendKey](n, m, objects.TCMapFrontends)),
+		services:  noted[uint32](n, m, objects.TCMapServices),
+		slots:     noted[objects.TCSlotKey](n, m, objects.TCMapSlots), backends: noted[uint32](n, m, objects.TCMapBackends),
+		ranges: noted[objects.TCRangeKey](n, m, objects.TCMapSourceRanges), ids: m[objects.IDsMap],
+		changes: m[objects.TCMapServiceChanges], notes: n,
 		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
 		owners: map[objects.TCFrontendKey]uint32{}, endpoints: newEndpointAddrs(),
 	}
@@ -158,7 +160,8 @@ func (w *Writer) Applied() (ports []*intent.ServicePort, err error) {
 		}
 		sp := &intent.ServicePort{
 			ID: id, Affinity: time.Duration(p.entries.header.Affinity) * time.Second,
-			Frontends: p.intentFrontends(), Balance: objects.BalanceOf(p.entries.header.Flags), DSR: objects.TCServiceFlags(p.entries.header.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0,
+			Frontends: p.intentFrontends(), Balance: objects.BalanceOf(p.entries.header.Flags),
+			DSR:      objects.TCServiceFlags(p.entries.header.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0,
 			SYNLimit: p.entries.header.SynLimit,
 		}
 		sp.Endpoints, sp.ServingUnselected, sp.Weights = p.intentEndpoints()

@@ -176,7 +176,8 @@ func (t *portTable) replace(ctx context.Context, ports []*intent.ServicePort) (m
 // ports first, unless the others get an address or an endpoint of theirs. Of what continues it adds
 // all new entries before it removes any, so that an address that moves between Services is always
 // served. The entries of a port that does not fit are removed where the port no longer has them.
-func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gone []intent.PortID, whole bool) (map[intent.PortID]error, error) {
+func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gone []intent.PortID,
+	whole bool) (map[intent.PortID]error, error) {
 	defer t.release()
 	failed := map[intent.PortID]error{}
 	gone, ended := t.split(gone, ports)

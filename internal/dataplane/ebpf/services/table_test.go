@@ -172,7 +172,8 @@ func TestAddressMovesBetweenServices(t *testing.T) {
 				watch := &mapWatch{t: t, maps: m, given: map[uint32]endpointName{}}
 				from, to := objectstest.SimplePort(names[0], 2), objectstest.SimplePort(names[1], 3)
 				without := *from
-				moving := intent.Frontend{Kind: intent.ExternalIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, ExternalRoute: intent.ToCluster, InternalRoute: intent.ToCluster}
+				moving := intent.Frontend{Kind: intent.ExternalIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, ExternalRoute: intent.ToCluster,
+					InternalRoute: intent.ToCluster}
 				with := *to
 				from.Frontends = append(slices.Clone(from.Frontends), moving)
 				with.Frontends = append(slices.Clone(to.Frontends), moving)

@@ -233,7 +233,8 @@ func (c contents) faults() []string {
 		}
 	}
 	for id, s := range c.services {
-		for set, member := range []objects.TCBackendFlags{objects.ClusterSet: objects.TCBackendFlagsBACKEND_CLUSTER_POLICY, objects.LocalSet: objects.TCBackendFlagsBACKEND_LOCAL_POLICY} {
+		for set, member := range []objects.TCBackendFlags{objects.ClusterSet: objects.TCBackendFlagsBACKEND_CLUSTER_POLICY,
+			objects.LocalSet: objects.TCBackendFlagsBACKEND_LOCAL_POLICY} {
 			for i := range int(s.Count[set]) {
 				b, ok := c.backends[c.slots[slotKey(id, set, i)]]
 				if !ok || b.Service != id || objects.TCBackendFlags(b.Flags)&member == 0 {

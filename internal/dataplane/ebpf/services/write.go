@@ -151,7 +151,8 @@ func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[o
 			some.Table = append(some.Table, uint32(index[i]))
 		}
 	}
-	some.ServingUnselected = slices.DeleteFunc(slices.Clone(p.ServingUnselected), func(endpoint intent.Endpoint) bool { return !e.has(endpoint.Addr) })
+	some.ServingUnselected = slices.DeleteFunc(slices.Clone(p.ServingUnselected),
+		func(endpoint intent.Endpoint) bool { return !e.has(endpoint.Addr) })
 	some.Frontends = nil
 	for _, f := range p.Frontends {
 		key := objects.FrontendKey(p.ID, f)
@@ -159,7 +160,8 @@ func (e *portEntries) common(service uint32, p *intent.ServicePort, owners map[o
 			continue
 		}
 		if f.SourceRanges != nil {
-			f.SourceRanges = slices.DeleteFunc(slices.Clone(f.SourceRanges), func(r netip.Prefix) bool { return !e.ranges[objects.RangeKey(service, r)] })
+			f.SourceRanges = slices.DeleteFunc(slices.Clone(f.SourceRanges),
+				func(r netip.Prefix) bool { return !e.ranges[objects.RangeKey(service, r)] })
 		}
 		f.ExternalRoute, f.InternalRoute = left.route(f.ExternalRoute), left.route(f.InternalRoute)
 		some.Frontends = append(some.Frontends, f)

@@ -39,7 +39,8 @@ func New(o *objects.Objects, log *slog.Logger) *Writer {
 func (w *Writer) OnChanges(changed, ended func()) { w.addrs.changed, w.ended = changed, ended }
 
 // Update writes these changes. failed has the errors of single ports.
-func (w *Writer) Update(ctx context.Context, upserts []*intent.ServicePort, deletes []intent.PortID) (failed map[intent.PortID]error, err error) {
+func (w *Writer) Update(ctx context.Context, upserts []*intent.ServicePort,
+	deletes []intent.PortID) (failed map[intent.PortID]error, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.table.byID == nil { // the first call, without a replace before it

@@ -47,7 +47,8 @@ type Rollback struct {
 // drops capabilities. Maps whose layout is the same are shared. The others are created
 // and stay empty until leave.
 func PrepareRollback(cfg *objects.Config, features kernel.Features, own *objects.Objects) (*Rollback, error) {
-	r := &Rollback{cfg: *cfg, from: own.Maps, To: &objects.Objects{Maps: map[string]*ebpf.Map{}, Programs: map[string]*ebpf.Program{}}, pins: []string{objects.IDsMap}}
+	r := &Rollback{cfg: *cfg, from: own.Maps, To: &objects.Objects{Maps: map[string]*ebpf.Map{}, Programs: map[string]*ebpf.Program{}},
+		pins: []string{objects.IDsMap}}
 	tc, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(PreviousTc))
 	if err != nil {
 		return nil, fmt.Errorf("read eBPF objects of the release before: %w", err)
@@ -134,7 +135,8 @@ func (r *Rollback) LeaveBy(attach func() error) error {
 		return err
 	}
 	RetireLayouts(r.cfg.BPFFS, PreviousVersion)
-	r.cfg.Log.Info("Maps and programs are left as the release before has them", "version", PreviousVersion, "openedMeanwhile", objects.FlowsCreated(r.from[objects.TCMapVerdicts])-created)
+	r.cfg.Log.Info("Maps and programs are left as the release before has them", "version", PreviousVersion, "openedMeanwhile",
+		objects.FlowsCreated(r.from[objects.TCMapVerdicts])-created)
 	return nil
 }
 
@@ -157,7 +159,8 @@ func (r *Rollback) copy(m *Migrator, when Phase) error {
 		m.since = objects.BootSeconds()
 	}
 	for name, f := range Rollbacks {
-		t := transfer{from: r.from[name], to: r.To.Maps[name], path: []convert{f}, timeouts: r.cfg.Timeouts, switched: when != BeforeSwitch, keep: when != BeforeSwitch, since: m.since}
+		t := transfer{from: r.from[name], to: r.To.Maps[name], path: []convert{f}, timeouts: r.cfg.Timeouts, switched: when != BeforeSwitch,
+			keep: when != BeforeSwitch, since: m.since}
 		if err := t.run(); err != nil {
 			return fmt.Errorf("convert map %s: %w", name, err)
 		}

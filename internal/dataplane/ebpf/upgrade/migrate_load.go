@@ -111,7 +111,8 @@ func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *objects.Config) err
 // timeouts, loads are counted again, and the rest is of events.
 func replaceable(name string) bool {
 	switch name {
-	case objects.TCMapUnconfirmed, objects.TCMapEvents, objects.TCMapHandshakes, objects.TCMapFlowBytes, objects.TCMapLoads, objects.TCMapSynProofs:
+	case objects.TCMapUnconfirmed, objects.TCMapEvents, objects.TCMapHandshakes, objects.TCMapFlowBytes,
+		objects.TCMapLoads, objects.TCMapSynProofs:
 		return true
 	}
 	return false
@@ -134,7 +135,8 @@ func ClaimPins(bpffs string) error {
 		return nil
 	case known:
 		if where := kernel.FindNetns(owner); where != "" || attach.Attached(bpffs) {
-			return fmt.Errorf("bpffs %s: belongs to the agent of another network namespace, %s: give another --bpffs, or uninstall that agent first: %s",
+			return fmt.Errorf("bpffs %s: belongs to the agent of another network namespace, %s: give another --bpffs, or uninstall that agent "+
+				"first: %s",
 				bpffs, owner, cleanupThere(bpffs, where))
 		}
 	}

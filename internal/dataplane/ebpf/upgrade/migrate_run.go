@@ -95,7 +95,8 @@ func (c *Migrator) Migrate(maps map[string]*ebpf.Map, when Phase) error {
 			} else if err != nil {
 				return fmt.Errorf("open older map %s: %w", name, err)
 			}
-			t := transfer{from: from, to: to, path: path, timeouts: c.timeouts, switched: when != BeforeSwitch, keep: when != BeforeSwitch || !c.made[name], since: c.since}
+			t := transfer{from: from, to: to, path: path, timeouts: c.timeouts, switched: when != BeforeSwitch, keep: when != BeforeSwitch ||
+				!c.made[name], since: c.since}
 			err = t.run()
 			from.Close()
 			if err != nil {

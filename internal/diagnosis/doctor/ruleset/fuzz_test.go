@@ -9,9 +9,17 @@ import (
 // command must be one line.
 func FuzzRuleset(f *testing.F) {
 	for _, s := range []string{
-		"*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SVC - [0:0]\n-A PREROUTING -p udp -m udp --dport 69 -m comment --comment \"a -j B\" -j KUBE-SVC\n-A KUBE-SVC -p udp -j DNAT --to-destination 10.0.0.1:69\n-A POSTROUTING -s 10.0.0.1/32 -j SNAT --to-source 10.0.0.1\n-A POSTROUTING -p tcp -j MASQUERADE --to-ports 1-2\n-A POSTROUTING -p tcp -j SNAT --to-source [::1]:1-2\nCOMMIT\n# Table `filter' is incompatible, use 'nft' tool.\n",
-		"table ip kube-proxy { # handle 7\n\tmap service-ips { # handle 1\n\t\ttype ipv4_addr . inet_proto . inet_service : verdict\n\t\telements = { 10.96.0.1 . udp . 69 comment \"a, b\" : goto svc,\n\t\t\t     10.96.0.2 . 17 . 53 : goto svc }\n\t}\n\tchain svc { # handle 2\n\t\ttype nat hook prerouting priority dstnat; policy accept;\n\t\tudp dport 69 dnat to 10.0.0.1:69 # handle 9\n\t\tmasquerade random # handle 10\n\t\tsnat to 10.0.0.1:1-2 comment \"to :3\" # handle 12\n\t\tmasquerade comment \"\" to :1-2 # handle 13\n\t\txt target \"LOG\" # handle 11\n\t}\n}\n",
-		"*nat\n:A ACCEPT\n-A A -j A\n-A A --to-source -s -j SNAT --dport\n-A A --comment \"\\\n-A A \"\\\\\n", "table x y {\nmap @ {\nelements = {}\n}}\n", "*\n:\n-A \n",
+		"*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SVC - [0:0]\n-A PREROUTING -p udp -m udp --dport 69 -m comment --comment \"a -j B\" -j " +
+			"KUBE-SVC\n-A KUBE-SVC -p udp -j DNAT --to-destination 10.0.0.1:69\n-A POSTROUTING -s 10.0.0.1/32 -j SNAT --to-source 10.0.0.1\n-A " +
+			"POSTROUTING -p tcp -j MASQUERADE --to-ports 1-2\n-A POSTROUTING -p tcp -j SNAT --to-source [::1]:1-2\nCOMMIT\n# Table `filter' is " +
+			"incompatible, use 'nft' tool.\n",
+		"table ip kube-proxy { # handle 7\n\tmap service-ips { # handle 1\n\t\ttype ipv4_addr . inet_proto . inet_service : " +
+			"verdict\n\t\telements = { 10.96.0.1 . udp . 69 comment \"a, b\" : goto svc,\n\t\t\t     10.96.0.2 . 17 . 53 : goto svc " +
+			"}\n\t}\n\tchain svc { # handle 2\n\t\ttype nat hook prerouting priority dstnat; policy accept;\n\t\tudp dport 69 dnat to " +
+			"10.0.0.1:69 # handle 9\n\t\tmasquerade random # handle 10\n\t\tsnat to 10.0.0.1:1-2 comment \"to :3\" # handle 12\n\t\tmasquerade " +
+			"comment \"\" to :1-2 # handle 13\n\t\txt target \"LOG\" # handle 11\n\t}\n}\n",
+		"*nat\n:A ACCEPT\n-A A -j A\n-A A --to-source -s -j SNAT --dport\n-A A --comment \"\\\n-A A \"\\\\\n",
+		"table x y {\nmap @ {\nelements = {}\n}}\n", "*\n:\n-A \n",
 	} {
 		f.Add([]byte(s), true)
 		f.Add([]byte(s), false)

@@ -114,7 +114,8 @@ func (rs *Ruleset) readTables(ctx context.Context) error {
 		return fmt.Errorf("rules of nftables were not read: %w", err)
 	}
 	if hidden := rs.parseNFT(out, done); len(hidden) > 0 {
-		return fmt.Errorf("rules of nftables were read only in part: extensions of iptables, which nft does not show, in %s", strings.Join(hidden, ", "))
+		return fmt.Errorf("rules of nftables were read only in part: extensions of iptables, which nft does not show, in %s",
+			strings.Join(hidden, ", "))
 	}
 	return nil
 }

@@ -71,7 +71,8 @@ func TestEveryRuleAndElementIsKeptOnceWithItsPlace(t *testing.T) {
 	for _, r := range parsed(t).Rules {
 		got = append(got, r.Where())
 	}
-	want := []string{"iptables-nft nat PREROUTING 1", "iptables-nft nat POSTROUTING 1", "iptables-nft nat KUBE-SERVICES 1", "iptables-nft nat KUBE-SERVICES 2",
+	want := []string{"iptables-nft nat PREROUTING 1", "iptables-nft nat POSTROUTING 1", "iptables-nft nat KUBE-SERVICES 1",
+		"iptables-nft nat KUBE-SERVICES 2",
 		"iptables-nft nat KUBE-SVC-A 1", "iptables-nft nat KUBE-SVC-A 2", "nft inet t @m handle 0", "nft inet t @m handle 0",
 		"nft inet t post handle 2", "nft inet t post handle 12", "nft inet t svc handle 5", "nft inet t svc handle 6"}
 	if !slices.Equal(got, want) {
@@ -128,7 +129,8 @@ func TestFrontendsAreFollowedBackFromTheEndpoint(t *testing.T) {
 
 func TestAddressesThatRulesTranslateTo(t *testing.T) {
 	a := parsed(t).Addresses()
-	for addr, want := range map[string]bool{"10.96.0.1": false, "192.0.2.1": true, "192.0.2.8": true, "192.0.2.10": false, "fd44:0:0:1::2": true,
+	for addr, want := range map[string]bool{"10.96.0.1": false, "192.0.2.1": true, "192.0.2.8": true,
+		"192.0.2.10": false, "fd44:0:0:1::2": true,
 		"10.96.0.6": true, "10.2.3.4": true, "10.244.0.2": false, "10.0.0.1": false} {
 		if got := a.Mention(netip.MustParseAddr(addr)); got != want {
 			t.Errorf("%s: %v, want %v", addr, got, want)
@@ -203,7 +205,8 @@ func TestARandomRuleIsTheSameRuleOtherwise(t *testing.T) {
 	}{
 		{Rule{Command: "iptables-nft", Table: "nat", Chain: "POSTROUTING", Place: 3, Text: `-m comment --comment "x y" -j MASQUERADE`},
 			`iptables-nft -t nat -R POSTROUTING 3 -m comment --comment 'x y' -j MASQUERADE --random-fully`},
-		{Rule{Command: "iptables-nft", Table: "nat", Chain: "a;b", Place: 1, Text: "! -o eth0 -m comment --comment \"$(touch /x) `touch /x` it\\'s \\\"so\\\" \" -j MASQUERADE"},
+		{Rule{Command: "iptables-nft", Table: "nat", Chain: "a;b", Place: 1,
+			Text: "! -o eth0 -m comment --comment \"$(touch /x) `touch /x` it\\'s \\\"so\\\" \" -j MASQUERADE"},
 			"iptables-nft -t nat -R 'a;b' 1 ! -o eth0 -m comment --comment '$(touch /x) `touch /x` it'\\''s \"so\" ' -j MASQUERADE --random-fully"},
 		{Rule{Command: "iptables-nft", Table: "nat", Chain: "c", Place: 1, Text: `-m comment --comment "broken`}, ""},
 		{Rule{Command: "nft", Family: "ip", Table: "t", Chain: "c; flush ruleset", Place: 1, Text: "masquerade"}, ""},

@@ -134,5 +134,6 @@ func (r *Rule) replaceText(change func(text string) string) string {
 	if loc := quoted.FindStringIndex(text); loc != nil {
 		text, comment = strings.TrimSpace(text[:loc[0]]), " "+text[loc[0]:]
 	}
-	return "nft replace rule " + r.Family + " " + r.Table + " " + r.Chain + " handle " + strconv.Itoa(r.Place) + " " + escape.Shell(change(text)+comment)
+	return "nft replace rule " + r.Family + " " + r.Table + " " + r.Chain + " handle " + strconv.Itoa(r.Place) + " " +
+		escape.Shell(change(text)+comment)
 }

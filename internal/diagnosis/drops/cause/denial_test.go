@@ -19,7 +19,8 @@ func TestADenialIsToldAsFarAsItIsKnown(t *testing.T) {
 	}{
 		{"", "a rule", nftables.Denial{}},
 		{"", "DoNotTrackPolicy cache (deny: others) denied it", denies},
-		{"", "DoNotTrackPolicy cache (deny: others) denies it, if it was not dropped before by a rule reached from nft chain raw/PREROUTING or theirs/pre", behind},
+		{"", "DoNotTrackPolicy cache (deny: others) denies it, if it was not dropped before by a rule reached from nft chain raw/PREROUTING " +
+			"or theirs/pre", behind},
 		{nftables.PolicyTable, "DoNotTrackPolicy cache (deny: others) denied it", behind},
 		{nftables.PolicyTable, "a DoNotTrackPolicy (deny: others) denied it, and none does any more: it is not known which", nftables.Denial{}},
 	} {

@@ -314,7 +314,8 @@ func (d *decision) lower(sysctl string, now int, need float64, least int) {
 	if !changed || to >= now || !d.calm(set, need < calmBelow*float64(to)) {
 		return
 	}
-	d.steps = append(d.steps, Step{Setting: set, From: now, To: to, Back: to == r.Found, Why: fmt.Sprintf("%.0f have been enough for %v", need, Calm)})
+	d.steps = append(d.steps, Step{Setting: set, From: now, To: to, Back: to == r.Found,
+		Why: fmt.Sprintf("%.0f have been enough for %v", need, Calm)})
 }
 
 // calm reports whether a setting has been calm for Calm. now says whether it is calm now.

@@ -62,7 +62,8 @@ func TestWhatIsDecided(t *testing.T) {
 		{"short flows, where sizes cannot be written", machine(short), Bounds{Memory: plenty, Fixed: map[Setting]bool{
 			{Sysctl: sizeMax}: true, {Sysctl: sizeBuckets}: true, {Sysctl: sizeExpectMax}: true}}, "nf_conntrack_udp_timeout of pod 30 -> 15"},
 		{"short flows, with little memory", machine(short), Bounds{Memory: 392 * 30_000}, "nf_conntrack_udp_timeout of pod 30 -> 10"},
-		{"an operator's timeout as a bound", machine(short), Bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 20}}, "nf_conntrack_udp_timeout of pod 30 -> 20"},
+		{"an operator's timeout as a bound", machine(short), Bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 20}},
+			"nf_conntrack_udp_timeout of pod 30 -> 20"},
 		{"an operator's longer than now", machine(short), Bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 60}}, ""},
 		{"flows that go on", machine(streams), Bounds{Memory: 392 * 30_000, Fixed: noMax}, ""},
 	} {
@@ -168,10 +169,12 @@ func TestUnderAnyConstantLoadItSettlesWithinItsBounds(t *testing.T) {
 			}
 		}
 		if w.max < max || w.buckets < buckets || w.expectMax < expect {
-			t.Errorf("seed %d: max %d, buckets %d, expect_max %d are below the operator's %d, %d, %d", seed, w.max, w.buckets, w.expectMax, max, buckets, expect)
+			t.Errorf("seed %d: max %d, buckets %d, expect_max %d are below the operator's %d, %d, %d", seed, w.max, w.buckets,
+				w.expectMax, max, buckets, expect)
 		}
 		within := capacity.TableWithin(b.Memory)
-		if w.max > max && w.max > within || w.buckets > buckets && w.buckets > within || w.expectMax > expect && w.expectMax > capacity.ExpectMax(within) {
+		if w.max > max && w.max > within || w.buckets > buckets && w.buckets > within || w.expectMax > expect &&
+			w.expectMax > capacity.ExpectMax(within) {
 			t.Errorf("seed %d: max %d, buckets %d, expect_max %d do not fit into %d bytes", seed, w.max, w.buckets, w.expectMax, b.Memory)
 		}
 		for _, s := range w.spaces {

@@ -35,9 +35,11 @@ type batch struct {
 }
 
 func newWorld(spaces int) *world {
-	w := &world{now: time.Unix(1e9, 0), max: 65536, buckets: 65536, expectMax: 1024, noise: rand.New(rand.NewPCG(1, 2)), fixed: map[Setting]bool{}}
+	w := &world{now: time.Unix(1e9, 0), max: 65536, buckets: 65536, expectMax: 1024, noise: rand.New(rand.NewPCG(1, 2)),
+		fixed: map[Setting]bool{}}
 	for i := range spaces {
-		w.spaces = append(w.spaces, &worldSpace{netns: uint64(i + 1), rates: map[string]float64{}, steady: map[string]int{}, pending: map[string][]batch{},
+		w.spaces = append(w.spaces, &worldSpace{netns: uint64(i + 1), rates: map[string]float64{}, steady: map[string]int{},
+			pending:  map[string][]batch{},
 			timeouts: map[string]int{timeoutUDP: 30, timeoutUDPStream: 120, timeoutTimeWait: 120, timeoutFinWait: 120}})
 	}
 	return w
@@ -72,7 +74,8 @@ func (s *worldSpace) entries() (n int) {
 func (w *world) measure(since time.Duration) Measured {
 	m := Measured{At: w.now, Max: w.max, Buckets: w.buckets, ExpectMax: w.expectMax}
 	for _, s := range w.spaces {
-		sp := Space{Netns: s.netns, Name: "pod", Entries: s.entries(), Expectations: s.expect, Timeouts: map[string]int{}, Ages: map[string]capacity.Ages{}}
+		sp := Space{Netns: s.netns, Name: "pod", Entries: s.entries(), Expectations: s.expect, Timeouts: map[string]int{},
+			Ages: map[string]capacity.Ages{}}
 		sp.Growth = float64(sp.Entries-s.before) / since.Seconds()
 		s.before = sp.Entries
 		for sysctl, t := range s.timeouts {

@@ -61,7 +61,8 @@ func podNamespace(t *testing.T) conntrack.Namespace {
 	run(t, "ip", "netns", "add", name)
 	t.Cleanup(func() { exec.Command("ip", "netns", "del", name).Run() })
 	run(t, "ip", "-n", name, "link", "set", "lo", "up")
-	run(t, "ip", "netns", "exec", name, "nft", "add table ip t; add chain ip t c { type filter hook output priority 0; }; add rule ip t c ct state new counter")
+	run(t, "ip", "netns", "exec", name, "nft", "add table ip t; add chain ip t c { type filter hook output priority 0; }; add rule ip t "+
+		"c ct state new counter")
 	list, _ := conntrack.Namespaces()
 	i := slices.IndexFunc(list, func(n conntrack.Namespace) bool { return slices.Contains(n.Names, name) })
 	if i < 0 {
@@ -185,7 +186,8 @@ func TestWhatCannotBeWrittenIsSaidOnceAndLeftAlone(t *testing.T) {
 	for range 3 {
 		r.round(t.Context(), time.Now())
 	}
-	if n := strings.Count(r.log.String(), "cannot write"); n != 1 || len(r.events) != 1 || !strings.Contains(r.events[0], "permission denied") {
+	if n := strings.Count(r.log.String(), "cannot write"); n != 1 || len(r.events) != 1 ||
+		!strings.Contains(r.events[0], "permission denied") {
 		t.Errorf("said %d times, events %q:\n%s", n, r.events, r.log.String())
 	}
 	if _, err := os.Stat(r.State); !os.IsNotExist(err) {

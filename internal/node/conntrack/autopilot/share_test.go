@@ -41,7 +41,8 @@ func TestAPodDoesNotShortenTheNodesTimeouts(t *testing.T) {
 // Of pods, one with a large need shortens no timeouts of one with a small need.
 func TestOnlyLargeNeedsAreShortened(t *testing.T) {
 	bounds := Bounds{Memory: 392 * 100_000, PageBytes: 4096, Fixed: map[Setting]bool{{Sysctl: sizeMax}: true, {Sysctl: sizeBuckets}: true}}
-	m := Measured{Max: 1 << 20, Buckets: 1 << 20, ExpectMax: 1024, Spaces: []Space{spaceOf(1, "small", 300, 30), spaceOf(2, "large", 10_000, 30)}}
+	m := Measured{Max: 1 << 20, Buckets: 1 << 20, ExpectMax: 1024,
+		Spaces: []Space{spaceOf(1, "small", 300, 30), spaceOf(2, "large", 10_000, 30)}}
 	if got, want := steps(Decide(m, NewMemory(nil), bounds)), "nf_conntrack_udp_timeout of large 30 -> 10"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

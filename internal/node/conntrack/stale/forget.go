@@ -20,7 +20,8 @@ const maxDeletes = 50_000
 // sees packets of an untracked connection, so that a TCP entry would stay for five days.
 // Entries in other zones stay. Forget returns the number of deleted entries, and whether
 // there may be more.
-func (r *Reconciler) Forget(ctx context.Context, untracked, denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error) {
+func (r *Reconciler) Forget(ctx context.Context, untracked,
+	denied func(p model.Protocol, from, to netip.AddrPort) bool) (deleted int, more bool, err error) {
 	var failed error
 	err = r.cfg.Table.Dump(ctx, conntrack.Filter{}, func(e *conntrack.Entry) bool {
 		if deleted == maxDeletes {

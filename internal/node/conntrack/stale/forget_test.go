@@ -27,8 +27,10 @@ func TestOnlyWhatIsNeitherSeenNorTranslatedIsForgotten(t *testing.T) {
 	stay := []conntrack.Entry{
 		with(func(e *conntrack.Entry) { e.Status = conntrack.DstNAT }), with(func(e *conntrack.Entry) { e.Status = conntrack.SrcNAT }),
 		with(func(e *conntrack.Entry) { e.Reply.Dst = other }), with(func(e *conntrack.Entry) { e.Reply.Src = other }),
-		with(func(e *conntrack.Entry) { e.Zone = 1 }), with(func(e *conntrack.Entry) { e.Orig.Zone = 1 }), with(func(e *conntrack.Entry) { e.Reply.Zone = 1 }),
-		with(func(e *conntrack.Entry) { e.Protocol = unix.IPPROTO_ICMP }), with(func(e *conntrack.Entry) { e.Orig.Dst, e.Reply.Src = other, other }),
+		with(func(e *conntrack.Entry) { e.Zone = 1 }), with(func(e *conntrack.Entry) { e.Orig.Zone = 1 }),
+		with(func(e *conntrack.Entry) { e.Reply.Zone = 1 }),
+		with(func(e *conntrack.Entry) { e.Protocol = unix.IPPROTO_ICMP }),
+		with(func(e *conntrack.Entry) { e.Orig.Dst, e.Reply.Src = other, other }),
 	}
 	f := &fakeTable{entries: append([]conntrack.Entry{plain}, stay...)}
 	unseen := func(p model.Protocol, from, to netip.AddrPort) bool { return from == a && to == b }
@@ -53,7 +55,8 @@ func TestOnlyWhatIsNeitherSeenNorTranslatedIsForgotten(t *testing.T) {
 // TestBothDirectionsOfWhatIsTranslatedAreGiven checks the tuples of packets before
 // translation.
 func TestBothDirectionsOfWhatIsTranslatedAreGiven(t *testing.T) {
-	client, service, pod, node := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.0.2:11211"), netip.MustParseAddrPort("10.0.0.9:1024")
+	client, service, pod, node := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.96.0.1:80"),
+		netip.MustParseAddrPort("10.0.0.2:11211"), netip.MustParseAddrPort("10.0.0.9:1024")
 	entry := func(status conntrack.Status, orig, reply conntrack.Tuple, state uint8) conntrack.Entry {
 		return conntrack.Entry{Protocol: unix.IPPROTO_TCP, Status: status, Orig: orig, Reply: reply, TCPState: state}
 	}
@@ -63,7 +66,8 @@ func TestBothDirectionsOfWhatIsTranslatedAreGiven(t *testing.T) {
 	ended := conntrack.Tuple{Src: node, Dst: service}
 	f := &fakeTable{entries: []conntrack.Entry{
 		entry(conntrack.DstNAT, asked, answered, 3), entry(conntrack.SrcNAT, left, back, 3), entry(0, node2pod, node2pod, 3),
-		entry(conntrack.DstNAT, ended, ended, tcpTimeWait), entry(conntrack.SrcNAT, ended, ended, tcpClose), entry(conntrack.DstNAT, asked, left, tcpTimeWait),
+		entry(conntrack.DstNAT, ended, ended, tcpTimeWait), entry(conntrack.SrcNAT, ended, ended, tcpClose),
+		entry(conntrack.DstNAT, asked, left, tcpTimeWait),
 	}}
 	elsewhere := entry(conntrack.DstNAT, ended, ended, tcpTimeWait)
 	elsewhere.Zone = 1

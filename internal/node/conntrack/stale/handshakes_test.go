@@ -38,7 +38,8 @@ func rested(t *testing.T, f *fakeTable, ports ...*intent.ServicePort) *Reconcile
 }
 
 func TestOnlyUnansweredHandshakesWithRemovedEndpointsAreDeleted(t *testing.T) {
-	lost := []conntrack.Entry{handshakeEntry("10.96.0.10:53", epA), handshakeEntry("172.30.0.1:30053", epA), handshakeEntry("203.0.113.10:53", epA)}
+	lost := []conntrack.Entry{handshakeEntry("10.96.0.10:53", epA), handshakeEntry("172.30.0.1:30053", epA),
+		handshakeEntry("203.0.113.10:53", epA)}
 	with := func(change func(*conntrack.Entry)) conntrack.Entry {
 		e := handshakeEntry("10.96.0.10:53", epA)
 		change(&e)

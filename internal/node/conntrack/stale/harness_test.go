@@ -175,7 +175,8 @@ func (w *world) translate(pairs ...string) {
 		}
 		fmt.Fprintf(&rules, "\t\t%s udp dport %s dnat %s to %s\n", match, port, family, to)
 	}
-	w.nft("table inet byhand\ndelete table inet byhand\ntable inet byhand {\n\tchain pre {\n\t\ttype nat hook prerouting priority dstnat\n" + rules.String() + "\t}\n}\n")
+	w.nft("table inet byhand\ndelete table inet byhand\ntable inet byhand {\n\tchain pre {\n\t\ttype nat hook prerouting priority dstnat\n" +
+		rules.String() + "\t}\n}\n")
 }
 
 func (w *world) nft(script string) {

@@ -168,17 +168,23 @@ func (n *Node) Sent() uint64 { return n.sent.Load() }
 func (n *Node) Status(context.Context, *node.StatusRequest) (*node.StatusResponse, error) {
 	now := time.Now()
 	r := &node.StatusResponse{
-		Node: n.Name, Version: "0.1.0", Commit: "0123456789ab", Kernel: "6.18.2", Time: timestamppb.New(now), Started: timestamppb.New(n.started.Add(-26 * time.Hour)),
-		ProxyMode:  "ebpf",
-		Sync:       &node.Sync{Listed: true, LastSynced: timestamppb.New(now.Add(-1200 * time.Millisecond)), Services: uint32(len(n.list)), Ports: uint32(len(n.list)), Endpoints: uint32(len(n.targets))},
+		Node: n.Name, Version: "0.1.0", Commit: "0123456789ab", Kernel: "6.18.2", Time: timestamppb.New(now),
+		Started:   timestamppb.New(n.started.Add(-26 * time.Hour)),
+		ProxyMode: "ebpf",
+		Sync: &node.Sync{Listed: true, LastSynced: timestamppb.New(now.Add(-1200 * time.Millisecond)), Services: uint32(len(n.list)),
+			Ports: uint32(len(n.list)), Endpoints: uint32(len(n.targets))},
 		Dataplanes: []*node.Dataplane{{Name: "ebpf", Ports: uint32(len(n.list))}, {Name: "nftables", Ports: 2}},
-		Tables:     []*node.Table{{Name: "flows", Used: 41_200, Size: 262_144}, {Name: "backends", Used: uint64(len(n.targets)), Size: 1 << 20}, {Name: "frontends", Used: uint64(len(n.list)), Size: 131_072}},
-		Hooks:      []*node.Hook{{Place: "eth0", Program: "from_network", Mechanism: "tcx"}, {Place: "eth0", Program: "to_network", Mechanism: "tcx"}, {Place: "/sys/fs/cgroup", Program: "connect4", Mechanism: "cgroup"}},
-		Features:   []*node.Feature{{Name: "tcx", Present: true}, {Name: "bpf_redirect_peer", Present: true}, {Name: "sock_ops", Present: false, Detail: "needs Linux 5.10"}},
-		Events:     &node.Events{Enabled: !n.NoWatch, Received: n.sent.Load()},
+		Tables: []*node.Table{{Name: "flows", Used: 41_200, Size: 262_144}, {Name: "backends", Used: uint64(len(n.targets)), Size: 1 << 20},
+			{Name: "frontends", Used: uint64(len(n.list)), Size: 131_072}},
+		Hooks: []*node.Hook{{Place: "eth0", Program: "from_network", Mechanism: "tcx"},
+			{Place: "eth0", Program: "to_network", Mechanism: "tcx"}, {Place: "/sys/fs/cgroup", Program: "connect4", Mechanism: "cgroup"}},
+		Features: []*node.Feature{{Name: "tcx", Present: true}, {Name: "bpf_redirect_peer", Present: true},
+			{Name: "sock_ops", Present: false, Detail: "needs Linux 5.10"}},
+		Events: &node.Events{Enabled: !n.NoWatch, Received: n.sent.Load()},
 	}
 	if !n.Healthy {
-		r.Problems = []*node.Problem{{Where: "Service edge/ingress", What: "externalTrafficPolicy Local, and no endpoint is on this node: packets from outside are dropped"}}
+		r.Problems = []*node.Problem{{Where: "Service edge/ingress",
+			What: "externalTrafficPolicy Local, and no endpoint is on this node: packets from outside are dropped"}}
 		r.Tables[0].Used = 236_000
 		r.Events.Lost = 12
 	}
@@ -214,7 +220,8 @@ func (n *Node) service(s *node.Service, whole bool) *node.Service {
 	}
 	p := s.Ports[0]
 	q := &node.ServicePort{
-		Name: p.Name, Port: p.Port, Protocol: p.Protocol, Dataplane: p.Dataplane, Family: p.Family, Frontends: p.Frontends, EndpointCount: p.EndpointCount,
+		Name: p.Name, Port: p.Port, Protocol: p.Protocol, Dataplane: p.Dataplane, Family: p.Family, Frontends: p.Frontends,
+		EndpointCount:         p.EndpointCount,
 		ExternalTrafficPolicy: p.ExternalTrafficPolicy, InternalTrafficPolicy: p.InternalTrafficPolicy, Affinity: p.Affinity,
 		Counters: &node.Counters{
 			Connections: weight * seconds, Active: weight * 3, BytesToEndpoint: weight * seconds * 640, BytesToClient: weight * seconds * 18_400,
@@ -235,7 +242,8 @@ func (n *Node) service(s *node.Service, whole bool) *node.Service {
 	}
 	out := &node.Service{Namespace: s.Namespace, Name: s.Name, Type: s.Type, Ports: []*node.ServicePort{q}}
 	if !n.Healthy && s.Name == "ingress" {
-		out.Problems = []*node.Problem{{Where: "Service edge/ingress", What: "externalTrafficPolicy Local, and no endpoint is on this node: packets from outside are dropped"}}
+		out.Problems = []*node.Problem{{Where: "Service edge/ingress",
+			What: "externalTrafficPolicy Local, and no endpoint is on this node: packets from outside are dropped"}}
 	}
 	return out
 }
@@ -326,7 +334,8 @@ func (n *Node) Drops(context.Context, *node.DropsRequest) (*node.DropsResponse, 
 	seconds := uint64(time.Since(n.started).Seconds()) + 60
 	return &node.DropsResponse{Drops: []*node.Drop{
 		{Reason: "snat_ports", Meaning: "no free port of the node towards the endpoint", Packets: 3 * seconds, Namespace: "shop", Service: "web"},
-		{Reason: "source_range", Meaning: "the client is outside loadBalancerSourceRanges", Packets: 2 * seconds, Namespace: "shop", Service: "checkout"},
+		{Reason: "source_range", Meaning: "the client is outside loadBalancerSourceRanges", Packets: 2 * seconds,
+			Namespace: "shop", Service: "checkout"},
 		{Reason: "policy_local", Meaning: "a Local policy, and no endpoint on this node", Packets: 41, Namespace: "edge", Service: "ingress"},
 		{Reason: "flow_table", Meaning: "the flow could not be stored", Packets: 7},
 	}}, nil
@@ -340,10 +349,18 @@ func (n *Node) Findings(context.Context, *node.FindingsRequest) (*node.FindingsR
 	const docs = "https://spillway.dev/docs/runbooks/"
 	return &node.FindingsResponse{
 		Findings: []*node.Finding{
-			{Id: "timeouts-long", Severity: "info", Title: "Finished flows hold 6 % of the table", Detail: "The table carries fewer connections in a second than it could.", Fix: "Use shorter timeouts.", Documentation: docs + "timeouts-long/", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_tcp_timeout_time_wait=10"}},
-			{Id: "conntrack-table-full", Severity: "critical", Title: "The conntrack table of the node is 97 % full", Detail: "New connections are dropped: 254,300 of 262,144 entries are in use.", Fix: "Raise nf_conntrack_max and nf_conntrack_buckets.", Documentation: docs + "conntrack-table-full/",
-				Evidence: []string{"254,300 of 262,144 entries", "drop grew by 1,204 in the last second"}, Commands: []string{"sysctl -w net.netfilter.nf_conntrack_max=1048576", "sysctl -w net.netfilter.nf_conntrack_buckets=262144"}},
-			{Id: "masquerade-not-random", Severity: "warning", Title: "A masquerade rule does not use random ports", Detail: "New connections can lose their first packet: the rule of flannel gives two connections one port.", Fix: "Use the same rule with --random-fully.", Documentation: docs + "masquerade-not-random/", Evidence: []string{"-A FLANNEL-POSTRTG -s 10.244.0.0/16 -j MASQUERADE"}},
+			{Id: "timeouts-long", Severity: "info", Title: "Finished flows hold 6 % of the table",
+				Detail: "The table carries fewer connections in a second than it could.", Fix: "Use shorter timeouts.",
+				Documentation: docs + "timeouts-long/", Commands: []string{"sysctl -w net.netfilter.nf_conntrack_tcp_timeout_time_wait=10"}},
+			{Id: "conntrack-table-full", Severity: "critical", Title: "The conntrack table of the node is 97 % full",
+				Detail: "New connections are dropped: 254,300 of 262,144 entries are in use.", Fix: "Raise nf_conntrack_max and nf_conntrack_buckets.",
+				Documentation: docs + "conntrack-table-full/",
+				Evidence:      []string{"254,300 of 262,144 entries", "drop grew by 1,204 in the last second"},
+				Commands:      []string{"sysctl -w net.netfilter.nf_conntrack_max=1048576", "sysctl -w net.netfilter.nf_conntrack_buckets=262144"}},
+			{Id: "masquerade-not-random", Severity: "warning", Title: "A masquerade rule does not use random ports",
+				Detail: "New connections can lose their first packet: the rule of flannel gives two connections one port.",
+				Fix:    "Use the same rule with --random-fully.", Documentation: docs + "masquerade-not-random/",
+				Evidence: []string{"-A FLANNEL-POSTRTG -s 10.244.0.0/16 -j MASQUERADE"}},
 		},
 		Problems: []*node.Problem{{Where: "namespace of pod default/vm-1", What: "its sysctls cannot be read: permission denied"}},
 	}, nil

@@ -57,7 +57,8 @@ func run(args []string) error {
 	flags.IntVar(&cfg.Nodes, "nodes", 3, "number of nodes")
 	flags.StringVar((*string)(&cfg.CNI), "cni", string(cluster.FlannelVXLAN), fmt.Sprintf("pod network: one of %q", cluster.CNIs))
 	flags.StringVar((*string)(&cfg.Proxy), "proxy", string(cluster.Spillway), fmt.Sprintf("proxy: one of %q", cluster.Proxies))
-	flags.StringVar((*string)(&cfg.Families), "families", string(cluster.IPv4), fmt.Sprintf("address families: one of %q", cluster.AllFamilies))
+	flags.StringVar((*string)(&cfg.Families), "families", string(cluster.IPv4),
+		fmt.Sprintf("address families: one of %q", cluster.AllFamilies))
 	flags.BoolVar(&cfg.Kubeadm, "kubeadm", false, "make the control plane and the nodes with kubeadm")
 	flags.StringVar(&cfg.Image, "image", "", "archive of Spillway's image (default bin/image.tar)")
 	flags.DurationVar(&cfg.Wait, "wait", 3*time.Minute, "how long each thing that starts may take")

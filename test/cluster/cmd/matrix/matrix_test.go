@@ -48,7 +48,8 @@ func TestAFailedRowDoesNotStopTheOthers(t *testing.T) {
 		}
 	}
 	results := m.run(t.Context(), rows)
-	if text := out.String(); !strings.Contains(text, "-name left\n") || strings.Contains(text, "removed\n") || strings.Contains(text, "another-test") {
+	if text := out.String(); !strings.Contains(text, "-name left\n") || strings.Contains(text, "removed\n") ||
+		strings.Contains(text, "another-test") {
 		t.Errorf("clusters that are left of the rows: want \"left\" alone:\n%s", text)
 	}
 	var ok []bool

@@ -16,9 +16,11 @@ var Timeouts = objects.Timeouts{
 
 // Flow returns the n-th flow, as the programs make it: both directions. seen is in seconds since boot.
 func Flow(n uint32, proto model.Protocol, state objects.TCFlowState, seen uint32) (keys [2]objects.TCTuple, flows [2]objects.TCFlow) {
-	client, service, node, endpoint := objects.TCAddr{W: [4]uint32{n}}, objects.TCAddr{W: [4]uint32{1}}, objects.TCAddr{W: [4]uint32{2}}, objects.TCAddr{W: [4]uint32{3, n}}
+	client, service, node, endpoint := objects.TCAddr{W: [4]uint32{n}}, objects.TCAddr{W: [4]uint32{1}}, objects.TCAddr{W: [4]uint32{2}},
+		objects.TCAddr{W: [4]uint32{3, n}}
 	keys[0] = objects.TCTuple{Saddr: client, Daddr: service, Sport: 1, Dport: 2, Proto: uint8(proto), Family: uint8(model.IPv6)}
-	flows[0] = objects.TCFlow{Saddr: node, Daddr: endpoint, Sport: 3, Dport: 4, State: uint8(state), Seen: seen, Flags: uint16(objects.TCFlowFlagsFLOW_SNAT)}
+	flows[0] = objects.TCFlow{Saddr: node, Daddr: endpoint, Sport: 3, Dport: 4, State: uint8(state), Seen: seen,
+		Flags: uint16(objects.TCFlowFlagsFLOW_SNAT)}
 	keys[1] = objects.TCTuple{Saddr: endpoint, Daddr: node, Sport: 4, Dport: 3, Proto: uint8(proto), Family: uint8(model.IPv6)}
 	flows[1] = objects.TCFlow{Saddr: service, Daddr: client, Sport: 2, Dport: 1, State: uint8(state), Seen: seen,
 		Flags: uint16(objects.TCFlowFlagsFLOW_SNAT | objects.TCFlowFlagsFLOW_REPLY)}
