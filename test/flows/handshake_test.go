@@ -3,6 +3,7 @@ package flows_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
@@ -103,6 +105,11 @@ func (s *handshake) heard(t *testing.T) error {
 }
 
 func (s *handshake) run(t *testing.T) {
+	// The connect hook has translated a socket of the node, and no packet of it passes a program.
+	byHook := s.f.From == "a" && s.h.ModeOf("a") == "ebpf"
+	if err := kernel.ProbeSocketIterators(); byHook && errors.Is(err, os.ErrPermission) {
+		t.Skip(err) // no agent can find the socket
+	}
 	file := s.h.Load(t, s.service(s.old, s.port))
 	p, err := s.h.Probe(s.f.From)
 	if err != nil {
@@ -125,8 +132,7 @@ func (s *handshake) run(t *testing.T) {
 	if err := <-asked; err != nil {
 		t.Fatal(err)
 	}
-	// The connect hook has translated a socket of the node, and no packet of it passes a program.
-	if s.f.From == "a" && s.h.ModeOf("a") == "ebpf" {
+	if byHook {
 		if !strings.Contains(answer.Detail, unix.ECONNABORTED.Error()) {
 			t.Errorf("answer %+v, want %v", answer, unix.ECONNABORTED)
 		}
