@@ -756,6 +756,7 @@ enum verdict {
 	DROP_SYN_FORM,	      /* a SYN with options or fragments, to a Service with a SYN filter */
 	DSR_ENCAPSULATED,     /* sent to the endpoint's node within a datagram */
 	DSR_PROBED,	      /* another node's probe was answered */
+	DROP_MISSED_TAIL_CALL, /* the program behind an entry program is gone */
 	VERDICTS,
 };
 

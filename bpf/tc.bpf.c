@@ -12,6 +12,9 @@
  * An endpoint may be on another node: then the flow table sends the packet back to the network.
  * to_network is at the egress of both kinds of devices. It acts on packets of the node's own stack.
  *
+ * The programs of the hooks parse a packet and leave it to the stack if it is no Service's
+ * business: most are not. What may be ours goes to the program handle, by a tail call (tc.h).
+ *
  * Each packet is parsed once, looked up once and acted on once:
  *
  *    parse       parse/packet.h                   headers -> struct packet
@@ -63,13 +66,13 @@ int from_network(struct __sk_buff *skb)
 	/* A promiscuous port sees frames for other hosts. No Service has a group address. */
 	if (skb->pkt_type != PACKET_HOST)
 		return NEXT;
-	return handle(skb, FROM_NETWORK, ETH_HLEN);
+	return enter(skb, FROM_NETWORK, ETH_HLEN);
 }
 
 SEC("tc")
 int from_network_l3(struct __sk_buff *skb)
 {
-	return handle(skb, FROM_NETWORK, NO_HEADER);
+	return enter(skb, FROM_NETWORK, NO_HEADER);
 }
 
 SEC("tc")
@@ -78,10 +81,10 @@ int from_pod(struct __sk_buff *skb)
 	/* On a port of a bridge, a frame for the bridge has PACKET_OTHERHOST. */
 	if (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
 		return NEXT;
-	return handle(skb, FROM_POD, ETH_HLEN);
+	return enter(skb, FROM_POD, ETH_HLEN);
 }
 
-static __always_inline int egress(struct __sk_buff *skb, __u32 l3_off)
+static __always_inline int enter_egress(struct __sk_buff *skb, __u32 l3_off)
 {
 	__u32 *features;
 
@@ -93,20 +96,27 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3_off)
 	if (!features || !(*features & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT |
 					FEATURE_NODE_SOCKET)))
 		return pass(PASS_OTHER);
-	return handle(skb, EGRESS, l3_off);
+	return enter(skb, EGRESS, l3_off);
 }
 
 /* Also for egress of pod-side devices. */
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
-	return egress(skb, ETH_HLEN);
+	return enter_egress(skb, ETH_HLEN);
 }
 
 SEC("tc")
 int to_network_l3(struct __sk_buff *skb)
 {
-	return egress(skb, NO_HEADER);
+	return enter_egress(skb, NO_HEADER);
+}
+
+/* Behind the others, which have parsed the packet. */
+SEC("tc")
+int handle(struct __sk_buff *skb)
+{
+	return handle_parsed(skb);
 }
 
 /* BTF, and so Go, would lack enumerations that no map or function uses as a type. */

@@ -5,6 +5,7 @@
 
 #include "answer/answer.h"
 #include "dsr/option.h"
+#include "hook.h"
 #include "lookup/next_hop.h"
 
 /* The lists of source ports that may replace a client's port. */
@@ -46,6 +47,7 @@ struct icmp_scratch {
 /* One per CPU: tc programs of one CPU never nest. */
 struct scratch {
 	struct packet packet;
+	enum hook hook; /* of the entry program */
 	struct flow_pair pair;
 	struct next_hop next_hop;
 	union {

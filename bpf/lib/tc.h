@@ -121,11 +121,41 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 	return handle_first(skb, p, s, hook);
 }
 
-/* l3_off is the length of the link-layer header, in bytes. */
-static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l3_off)
+/* The program behind those of the hooks. Tail calls find it by its index. */
+int handle(struct __sk_buff *skb);
+
+#define TAIL_CALL_HANDLE 0
+
+/* Not pinned by its name: the programs of each agent call their own (attach/tailcalls.go). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, int(void *));
+} tail_calls SEC(".maps") = {
+	.values = { [TAIL_CALL_HANDLE] = (void *)&handle },
+};
+
+/* May the packet that an entry program has parsed be these programs' business? */
+static __always_inline bool may_be_ours(struct packet *p, enum hook hook)
+{
+	/* An ICMP error is looked up by the packet that it quotes. */
+	if (unlikely(p->flags & PACKET_ICMP_ERROR))
+		return true;
+	if (dsr && hook == FROM_NETWORK && may_be_wrapped(p))
+		return true;
+	return filter_passes(p);
+}
+
+/*
+ * What an entry program does: parses the packet, and calls the program handle if the packet may be
+ * ours. It writes nothing to packets: the kernel would have it make the headers of each cloned
+ * packet private first, and drop the packet if that fails (bpf_unclone_prologue). All TCP data from
+ * pods is cloned. l3_off is the length of the link-layer header, in bytes.
+ */
+static __always_inline int enter(struct __sk_buff *skb, enum hook hook, __u32 l3_off)
 {
 	struct scratch *m = get_scratch();
-	struct settings *s;
 	struct packet *p;
 	int ret;
 
@@ -142,28 +172,38 @@ static __always_inline int handle(struct __sk_buff *skb, enum hook hook, __u32 l
 	ret = parse(skb, p);
 	if (unlikely(ret != PARSE_OK))
 		return pass(ret == PARSE_OTHER ? PASS_OTHER : PASS_MALFORMED);
-	/* These two come before the filter: they lack the ports that it compares. */
-	if (unlikely(p->flags & PACKET_ICMP_ERROR))
-		return relay_error(skb, hook);
+	/* The filter compares ports. */
 	if (unlikely(p->flags & PACKET_NO_L4) && fragment_follow(p))
 		return pass(PASS_FRAGMENT);
-	if (dsr && hook == FROM_NETWORK) {
+	if (!may_be_ours(p, hook))
+		return pass(PASS_OTHER);
+	/* Without a flow for egress, only a first packet may need another source port. */
+	if (hook == EGRESS && !(p->flags & PACKET_ICMP_ERROR) && !packet_begins(p) &&
+	    !feature_seen(FEATURE_STACK_FLOW | FEATURE_NODE_HELPER))
+		return pass(PASS_OTHER);
+	m->hook = hook;
+	bpf_tail_call_static(skb, &tail_calls, TAIL_CALL_HANDLE);
+	return drop(DROP_MISSED_TAIL_CALL);
+}
+
+/* Handles a packet that an entry program has parsed. */
+static __always_inline int handle_parsed(struct __sk_buff *skb)
+{
+	struct scratch *m = get_scratch();
+	struct settings *s = get_settings();
+	int ret;
+
+	if (!m || !s)
+		return NEXT;
+	if (unlikely(m->packet.flags & PACKET_ICMP_ERROR))
+		return relay_error(skb, m->hook);
+	if (dsr && m->hook == FROM_NETWORK) {
 		ret = dsr_unwrap(skb, m);
 		if (ret != GO_ON)
 			return ret;
 	}
-	if (!(p->flags & PACKET_TRANSLATED) && !filter_passes(p))
-		return pass(PASS_OTHER);
-	/* Without a flow for egress, only a first packet may need another source port. */
-	if (hook == EGRESS && !packet_begins(p) &&
-	    !feature_seen(FEATURE_STACK_FLOW | FEATURE_NODE_HELPER))
-		return pass(PASS_OTHER);
-
-	s = get_settings();
-	if (!s)
-		return NEXT;
-	p->time = now();
-	ret = handle_packet(skb, m, s, hook);
+	m->packet.time = now();
+	ret = handle_packet(skb, m, s, m->hook);
 	if (unlikely(ret == DROP))
 		return drop_reported(s, 0, m->drop, REPORT_FLOW);
 	return ret;

@@ -169,6 +169,12 @@ __noinline int dsr_answer_probe(struct __sk_buff *skb)
 	return answer_send(skb, p);
 }
 
+/* May the packet say which Service it is for, by the option or within a datagram? */
+static __always_inline bool may_be_wrapped(const struct packet *p)
+{
+	return p->flags & PACKET_DSR || gue_possible(p);
+}
+
 /*
  * Takes from a packet what the node that received it first has added. Returns GO_ON, or the TC
  * action of a packet that ends here.

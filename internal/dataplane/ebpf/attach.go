@@ -40,6 +40,7 @@ func programsOf(o *objects.Objects) attach.Programs {
 			loaded, err := o.L3Programs()
 			return loaded[objects.TCProgFromNetworkL3], loaded[objects.TCProgToNetworkL3], err
 		},
+		TailCalls: o.TailCalls,
 	}
 }
 

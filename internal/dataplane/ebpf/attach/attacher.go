@@ -58,6 +58,8 @@ type Programs struct {
 	// LoadL3 loads the first two for external devices without a link-layer header (Interface.L3),
 	// which few nodes have. It is called when there is one, until it succeeds; nil: none is served.
 	LoadL3 func() (fromNetwork, toNetwork *ebpf.Program, err error)
+	// TailCalls, if set, is the array of the programs that these call.
+	TailCalls *ebpf.Map
 }
 
 // Config configures an Attacher. One goroutine at a time calls the callbacks. They must
@@ -122,7 +124,8 @@ type hooks interface {
 	load() error
 	ensure(h hook, p program, verify bool) error
 	drop(hook) error
-	hooks() []hook
+	// attached returns the hooks with their programs.
+	attached() map[hook]ebpf.ProgramID
 	close()
 }
 
@@ -133,6 +136,7 @@ type Attacher struct {
 	h        *netlink.Handle
 	events   *events
 	programs map[kind]map[direction]program
+	calls    *tailCalls
 
 	mu      sync.Mutex // for the fields below, and for the callbacks
 	hooks   hooks
@@ -174,6 +178,9 @@ func (a *Attacher) open() error {
 	var err error
 	a.ns = netns.None()
 	if a.programs, err = programTable(a.cfg.Programs); err != nil {
+		return err
+	}
+	if a.calls, err = openTailCalls(a.cfg.PinDir, a.cfg.Programs.TailCalls); err != nil {
 		return err
 	}
 	// The sockets belong to this thread's namespace without setns(2), which would need
@@ -343,7 +350,8 @@ func (a *Attacher) Detach() error {
 	defer a.mu.Unlock()
 	return kernel.Do(a.ns, func() error {
 		a.hooks.close()
-		errs := []error{UnpinXDP(a.cfg.PinDir), dropAll(a.newHooks(true)), dropAll(a.newHooks(false)), removeDir(a.linksDir())}
+		errs := []error{UnpinXDP(a.cfg.PinDir), dropAll(a.newHooks(true)), dropAll(a.newHooks(false)), removeDir(a.linksDir()),
+			os.RemoveAll(tailCallsDir(a.cfg.PinDir))}
 		a.hooks = a.newHooks(a.tcx)
 		a.loaded = false
 		clear(a.status)
@@ -374,7 +382,7 @@ func Unpin(pinDir string) error {
 			errs = append(errs, fmt.Errorf("detach pinned link: %w", err))
 		}
 	})
-	if err := os.RemoveAll(linksDir(pinDir)); err != nil {
+	if err := errors.Join(os.RemoveAll(linksDir(pinDir)), os.RemoveAll(tailCallsDir(pinDir))); err != nil {
 		errs = append(errs, fmt.Errorf("remove pinned links: %w", err))
 	}
 	return errors.Join(errs...)
@@ -402,7 +410,7 @@ func eachPinnedLink(pinDir string, do func(link.Link)) {
 // dropAll removes the hooks of an earlier run.
 func dropAll(hk hooks) error {
 	errs := []error{hk.load()}
-	for _, h := range hk.hooks() {
+	for h := range hk.attached() {
 		// A handle of another program must not keep the program attached.
 		if t, ok := hk.(*tcxHooks); ok {
 			if err := t.links[h].Detach(); err != nil && !errors.Is(err, link.ErrNotSupported) {

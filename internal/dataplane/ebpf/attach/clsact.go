@@ -3,6 +3,7 @@ package attach
 import (
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -128,13 +129,7 @@ func (c *clsactHooks) drop(at hook) error {
 	return nil
 }
 
-func (c *clsactHooks) hooks() []hook {
-	res := make([]hook, 0, len(c.progs))
-	for h := range c.progs {
-		res = append(res, h)
-	}
-	return res
-}
+func (c *clsactHooks) attached() map[hook]ebpf.ProgramID { return maps.Clone(c.progs) }
 
 func (c *clsactHooks) close() { c.progs = nil }
 

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"spillway.dev/spillway/internal/node/kernel"
@@ -194,6 +195,11 @@ func (a *Attacher) apply(ifaces []Interface, d dirty) error {
 		a.loaded = true
 		d.all = true
 	}
+	if d.all {
+		if err := a.calls.pin(); err != nil {
+			return err
+		}
+	}
 	wanted := make(map[hook]bool)
 	status := make(map[int]Status)
 	var errs []error
@@ -206,7 +212,7 @@ func (a *Attacher) apply(ifaces []Interface, d dirty) error {
 		a.report(i.Name, st.Err)
 		status[i.Ifindex] = st
 	}
-	for _, h := range a.hooks.hooks() {
+	for h := range a.hooks.attached() {
 		if wanted[h] {
 			continue
 		}
@@ -214,10 +220,29 @@ func (a *Attacher) apply(ifaces []Interface, d dirty) error {
 			errs = append(errs, fmt.Errorf("detach from interface %d: %w", h.ifindex, err))
 		}
 	}
+	if a.calls.left && a.haveOwnPrograms() {
+		errs = append(errs, a.calls.dropOthers())
+	}
 	a.status = status
 	a.forget(ifaces)
 	errs = append(errs, a.applyXDP(ifaces))
 	return errors.Join(errs...)
+}
+
+// haveOwnPrograms reports whether all hooks have programs of this agent.
+func (a *Attacher) haveOwnPrograms() bool {
+	own := map[ebpf.ProgramID]bool{}
+	for _, programs := range a.programs {
+		for _, p := range programs {
+			own[p.id] = true
+		}
+	}
+	for _, id := range a.hooks.attached() {
+		if !own[id] {
+			return false
+		}
+	}
+	return true
 }
 
 // applyXDP attaches the XDP program after the others: it leaves them what it does not do.

@@ -244,10 +244,10 @@ func (t *tcxHooks) drop(h hook) error {
 	return err
 }
 
-func (t *tcxHooks) hooks() []hook {
-	res := make([]hook, 0, len(t.links))
-	for h := range t.links {
-		res = append(res, h)
+func (t *tcxHooks) attached() map[hook]ebpf.ProgramID {
+	res := make(map[hook]ebpf.ProgramID, len(t.links))
+	for h, l := range t.links {
+		res[h] = l.prog
 	}
 	return res
 }

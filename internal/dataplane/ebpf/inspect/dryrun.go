@@ -126,7 +126,7 @@ func (d *DryRun) load() error {
 	}
 	spec := d.spec.Copy()
 	for name := range spec.Programs {
-		if name != string(FromNetwork) && name != string(FromPod) {
+		if name != string(FromNetwork) && name != string(FromPod) && name != objects.TCProgHandle {
 			delete(spec.Programs, name)
 		}
 	}

@@ -22,6 +22,8 @@ import (
 type Objects struct {
 	Maps     map[string]*ebpf.Map
 	Programs map[string]*ebpf.Program
+	// TailCalls is the array of the program that those of tc call; nil in releases before.
+	TailCalls *ebpf.Map
 	// l3 has the programs for devices without a link-layer header, which loadL3 loads later than the
 	// others. Only the attacher uses it: readers of programs take no lock.
 	l3     map[string]*ebpf.Program
@@ -45,6 +47,7 @@ func (o *Objects) Close() {
 	for _, m := range o.Maps {
 		m.Close()
 	}
+	o.TailCalls.Close()
 }
 
 // loadL3Programs loads the programs for devices without a link-layer header, with the maps of o.
@@ -59,6 +62,7 @@ func (o *Objects) loadL3Programs(cfg *Config, features kernel.Features) (map[str
 	spec := all[0]
 	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !isL3(name) })
 	shared := Share(spec, func(name string) *ebpf.Map { return o.Maps[name] })
+	spec.Maps[TCMapTailCalls].Contents, shared[TCMapTailCalls] = nil, o.TailCalls
 	coll, err := NewCollection(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
 		return nil, fmt.Errorf("load eBPF programs: %w", OneLine(err))
@@ -139,6 +143,10 @@ func Load(all []*ebpf.CollectionSpec, dir string, cfg *Config, features kernel.F
 			o.Programs[name] = p
 		}
 		for name, m := range coll.Maps {
+			if name == TCMapTailCalls {
+				o.TailCalls = m
+				continue
+			}
 			if old := o.Maps[name]; old != nil {
 				old.Close()
 			}

@@ -511,58 +511,59 @@ type TCUplink struct {
 type TCVerdict uint32
 
 const (
-	TCVerdictPASS_OTHER           TCVerdict = 0
-	TCVerdictPASS_MALFORMED       TCVerdict = 1
-	TCVerdictPASS_FRAGMENT        TCVerdict = 2
-	TCVerdictTRANSLATED_DIRECT    TCVerdict = 3
-	TCVerdictTRANSLATED_STACK     TCVerdict = 4
-	TCVerdictTRANSLATED_EGRESS    TCVerdict = 5
-	TCVerdictTRANSLATED_ICMP      TCVerdict = 6
-	TCVerdictPASSED_DIRECT        TCVerdict = 7
-	TCVerdictFLOW_CREATED         TCVerdict = 8
-	TCVerdictREJECTED_RST         TCVerdict = 9
-	TCVerdictREJECTED_ICMP        TCVerdict = 10
-	TCVerdictANSWERED_TOO_BIG     TCVerdict = 11
-	TCVerdictANSWERED_TTL         TCVerdict = 12
-	TCVerdictDROP_POLICY_LOCAL    TCVerdict = 13
-	TCVerdictDROP_SOURCE_RANGE    TCVerdict = 14
-	TCVerdictDROP_REJECTED_SILENT TCVerdict = 15
-	TCVerdictDROP_NO_BACKEND      TCVerdict = 16
-	TCVerdictDROP_SNAT_PORTS      TCVerdict = 17
-	TCVerdictDROP_NO_SNAT_ADDR    TCVerdict = 18
-	TCVerdictDROP_NO_ROUTE        TCVerdict = 19
-	TCVerdictDROP_FLOW_TABLE      TCVerdict = 20
-	TCVerdictDROP_REWRITE         TCVerdict = 21
-	TCVerdictFLOW_REVIVED         TCVerdict = 22
-	TCVerdictFLOW_CONFLICT        TCVerdict = 23
-	TCVerdictSOCKET_TRANSLATED    TCVerdict = 24
-	TCVerdictSOCKET_REFUSED       TCVerdict = 25
-	TCVerdictSOCKET_TIMED_OUT     TCVerdict = 26
-	TCVerdictPASS_CONNTRACK       TCVerdict = 27
-	TCVerdictHELPER_ASKED         TCVerdict = 28
-	TCVerdictHELPER_ANSWERED      TCVerdict = 29
-	TCVerdictDROP_HELPER_ANSWERS  TCVerdict = 30
-	TCVerdictPORT_CHANGED         TCVerdict = 31
-	TCVerdictPASSED_UNTRACKED     TCVerdict = 32
-	TCVerdictPASS_SOURCE          TCVerdict = 33
-	TCVerdictPASS_VLAN            TCVerdict = 34
-	TCVerdictFLOW_REPLACED        TCVerdict = 35
-	TCVerdictDROP_NO_FLOW         TCVerdict = 36
-	TCVerdictREJECTED_NO_FLOW     TCVerdict = 37
-	TCVerdictFLOW_OVER_SHARE      TCVerdict = 38
-	TCVerdictDROP_XFRM            TCVerdict = 39
-	TCVerdictDROP_ICMP_RATE       TCVerdict = 40
-	TCVerdictDROP_SOURCE          TCVerdict = 41
-	TCVerdictDSR_ANNOUNCED        TCVerdict = 42
-	TCVerdictDROP_DSR             TCVerdict = 43
-	TCVerdictDSR_UNANSWERED       TCVerdict = 44
-	TCVerdictTRANSLATED_XDP       TCVerdict = 45
-	TCVerdictSYN_CHALLENGED       TCVerdict = 46
-	TCVerdictSYN_PROVED           TCVerdict = 47
-	TCVerdictDROP_SYN_FORM        TCVerdict = 48
-	TCVerdictDSR_ENCAPSULATED     TCVerdict = 49
-	TCVerdictDSR_PROBED           TCVerdict = 50
-	TCVerdictVERDICTS             TCVerdict = 51
+	TCVerdictPASS_OTHER            TCVerdict = 0
+	TCVerdictPASS_MALFORMED        TCVerdict = 1
+	TCVerdictPASS_FRAGMENT         TCVerdict = 2
+	TCVerdictTRANSLATED_DIRECT     TCVerdict = 3
+	TCVerdictTRANSLATED_STACK      TCVerdict = 4
+	TCVerdictTRANSLATED_EGRESS     TCVerdict = 5
+	TCVerdictTRANSLATED_ICMP       TCVerdict = 6
+	TCVerdictPASSED_DIRECT         TCVerdict = 7
+	TCVerdictFLOW_CREATED          TCVerdict = 8
+	TCVerdictREJECTED_RST          TCVerdict = 9
+	TCVerdictREJECTED_ICMP         TCVerdict = 10
+	TCVerdictANSWERED_TOO_BIG      TCVerdict = 11
+	TCVerdictANSWERED_TTL          TCVerdict = 12
+	TCVerdictDROP_POLICY_LOCAL     TCVerdict = 13
+	TCVerdictDROP_SOURCE_RANGE     TCVerdict = 14
+	TCVerdictDROP_REJECTED_SILENT  TCVerdict = 15
+	TCVerdictDROP_NO_BACKEND       TCVerdict = 16
+	TCVerdictDROP_SNAT_PORTS       TCVerdict = 17
+	TCVerdictDROP_NO_SNAT_ADDR     TCVerdict = 18
+	TCVerdictDROP_NO_ROUTE         TCVerdict = 19
+	TCVerdictDROP_FLOW_TABLE       TCVerdict = 20
+	TCVerdictDROP_REWRITE          TCVerdict = 21
+	TCVerdictFLOW_REVIVED          TCVerdict = 22
+	TCVerdictFLOW_CONFLICT         TCVerdict = 23
+	TCVerdictSOCKET_TRANSLATED     TCVerdict = 24
+	TCVerdictSOCKET_REFUSED        TCVerdict = 25
+	TCVerdictSOCKET_TIMED_OUT      TCVerdict = 26
+	TCVerdictPASS_CONNTRACK        TCVerdict = 27
+	TCVerdictHELPER_ASKED          TCVerdict = 28
+	TCVerdictHELPER_ANSWERED       TCVerdict = 29
+	TCVerdictDROP_HELPER_ANSWERS   TCVerdict = 30
+	TCVerdictPORT_CHANGED          TCVerdict = 31
+	TCVerdictPASSED_UNTRACKED      TCVerdict = 32
+	TCVerdictPASS_SOURCE           TCVerdict = 33
+	TCVerdictPASS_VLAN             TCVerdict = 34
+	TCVerdictFLOW_REPLACED         TCVerdict = 35
+	TCVerdictDROP_NO_FLOW          TCVerdict = 36
+	TCVerdictREJECTED_NO_FLOW      TCVerdict = 37
+	TCVerdictFLOW_OVER_SHARE       TCVerdict = 38
+	TCVerdictDROP_XFRM             TCVerdict = 39
+	TCVerdictDROP_ICMP_RATE        TCVerdict = 40
+	TCVerdictDROP_SOURCE           TCVerdict = 41
+	TCVerdictDSR_ANNOUNCED         TCVerdict = 42
+	TCVerdictDROP_DSR              TCVerdict = 43
+	TCVerdictDSR_UNANSWERED        TCVerdict = 44
+	TCVerdictTRANSLATED_XDP        TCVerdict = 45
+	TCVerdictSYN_CHALLENGED        TCVerdict = 46
+	TCVerdictSYN_PROVED            TCVerdict = 47
+	TCVerdictDROP_SYN_FORM         TCVerdict = 48
+	TCVerdictDSR_ENCAPSULATED      TCVerdict = 49
+	TCVerdictDSR_PROBED            TCVerdict = 50
+	TCVerdictDROP_MISSED_TAIL_CALL TCVerdict = 51
+	TCVerdictVERDICTS              TCVerdict = 52
 )
 
 type TCXdpDevice struct {
@@ -621,6 +622,7 @@ const (
 	TCMapSources                    = "sources"
 	TCMapSynProofs                  = "syn_proofs"
 	TCMapSynRates                   = "syn_rates"
+	TCMapTailCalls                  = "tail_calls"
 	TCMapUnconfirmed                = "unconfirmed"
 	TCMapUnconfirmedNext            = "unconfirmed_next"
 	TCMapUnhookedCgroups            = "unhooked_cgroups"
@@ -633,6 +635,7 @@ const (
 	TCProgFromNetwork               = "from_network"
 	TCProgFromNetworkL3             = "from_network_l3"
 	TCProgFromPod                   = "from_pod"
+	TCProgHandle                    = "handle"
 	TCProgToNetwork                 = "to_network"
 	TCProgToNetworkL3               = "to_network_l3"
 	TCVarBalanceByLoad              = "balance_by_load"
@@ -734,6 +737,7 @@ type TCProgramSpecs struct {
 	FromNetwork   *ebpf.ProgramSpec `ebpf:"from_network"`
 	FromNetworkL3 *ebpf.ProgramSpec `ebpf:"from_network_l3"`
 	FromPod       *ebpf.ProgramSpec `ebpf:"from_pod"`
+	Handle        *ebpf.ProgramSpec `ebpf:"handle"`
 	ToNetwork     *ebpf.ProgramSpec `ebpf:"to_network"`
 	ToNetworkL3   *ebpf.ProgramSpec `ebpf:"to_network_l3"`
 }
@@ -781,6 +785,7 @@ type TCMapSpecs struct {
 	Sources         *ebpf.MapSpec `ebpf:"sources"`
 	SynProofs       *ebpf.MapSpec `ebpf:"syn_proofs"`
 	SynRates        *ebpf.MapSpec `ebpf:"syn_rates"`
+	TailCalls       *ebpf.MapSpec `ebpf:"tail_calls"`
 	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
 	UnhookedCgroups *ebpf.MapSpec `ebpf:"unhooked_cgroups"`
@@ -909,6 +914,7 @@ type TCMaps struct {
 	Sources         *ebpf.Map `ebpf:"sources"`
 	SynProofs       *ebpf.Map `ebpf:"syn_proofs"`
 	SynRates        *ebpf.Map `ebpf:"syn_rates"`
+	TailCalls       *ebpf.Map `ebpf:"tail_calls"`
 	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
 	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
 	UnhookedCgroups *ebpf.Map `ebpf:"unhooked_cgroups"`
@@ -961,6 +967,7 @@ func (m *TCMaps) Close() error {
 		m.Sources,
 		m.SynProofs,
 		m.SynRates,
+		m.TailCalls,
 		m.Unconfirmed,
 		m.UnconfirmedNext,
 		m.UnhookedCgroups,
@@ -1038,6 +1045,7 @@ type TCPrograms struct {
 	FromNetwork   *ebpf.Program `ebpf:"from_network"`
 	FromNetworkL3 *ebpf.Program `ebpf:"from_network_l3"`
 	FromPod       *ebpf.Program `ebpf:"from_pod"`
+	Handle        *ebpf.Program `ebpf:"handle"`
 	ToNetwork     *ebpf.Program `ebpf:"to_network"`
 	ToNetworkL3   *ebpf.Program `ebpf:"to_network_l3"`
 }
@@ -1047,6 +1055,7 @@ func (p *TCPrograms) Close() error {
 		p.FromNetwork,
 		p.FromNetworkL3,
 		p.FromPod,
+		p.Handle,
 		p.ToNetwork,
 		p.ToNetworkL3,
 	)

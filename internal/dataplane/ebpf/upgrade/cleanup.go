@@ -166,7 +166,8 @@ func mapNames() (map[string]bool, error) {
 // with all in the instance's own directory. A directory of another instance, which
 // contains maps, does not count.
 func strangersIn(bpffs string, all bool) (found []string) {
-	inside := append([]string{filepath.Join(bpffs, "links"), filepath.Join(bpffs, "cgroup")}, objects.Layouts(bpffs)...)
+	inside := append([]string{filepath.Join(bpffs, "links"), filepath.Join(bpffs, "cgroup"),
+		filepath.Join(bpffs, "tailcalls")}, objects.Layouts(bpffs)...)
 	dirs := inside
 	if all {
 		dirs = append(slices.Clone(inside), bpffs)
