@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -54,10 +53,7 @@ const framesForSure = `(() => {
 // Open starts Debian's chromium with one tab of a size in CSS pixels. It ends with the test.
 func Open(t *testing.T, width, height int) *Tab {
 	t.Helper()
-	program, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Fatalf("find a browser: %v: run \"hack/deps browser\"", err)
-	}
+	program := find(t)
 	const tries = 3 // chromium has hung when it attached to its tab, on a busy machine
 	for try := 1; ; try++ {
 		tab, err := start(t, program, width, height)
@@ -203,13 +199,15 @@ func (tab *Tab) Click(selector, text string) {
 }
 
 // Screenshot returns the picture of the tab, as PNG.
-func (tab *Tab) Screenshot() []byte {
+func (tab *Tab) Screenshot() (png []byte) {
 	tab.t.Helper()
-	ctx, cancel := context.WithTimeout(tab.ctx, patience)
-	defer cancel()
-	png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
-	if err != nil {
-		tab.t.Fatalf("take a picture: %v", err)
+	if err := await.Error(func() (err error) {
+		ctx, cancel := context.WithTimeout(tab.ctx, askAgain)
+		defer cancel()
+		png, err = chromedp.Run(ctx, chromedp.CaptureScreenshot())
+		return err
+	}); err != nil {
+		tab.t.Fatalf("take a picture: %v: %s", err, tab.state())
 	}
 	return png
 }
