@@ -163,7 +163,7 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		t.Run(fmt.Sprint("LoadAll=", all), func(t *testing.T) {
 			cfg := ownPlace(t)
-			cfg.LoadAll = all
+			cfg.LoadAll, cfg.XDP = all, XDPAuto // with a map of its own for what it has parsed
 			if all {
 				stubPrograms(t) // TestLoadLimits loads all at once
 			}
@@ -179,6 +179,10 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 			if err != nil || in == nil || out == nil {
 				t.Errorf("programs %v and %v, error %v", in, out, err)
 			}
+			used, whole := mapsOf(t, in), mapsOf(t, o.Programs[objects.TCProgFromNetwork])
+			if !slices.Equal(used, whole) {
+				t.Errorf("uses the maps %v, the program for other devices %v", used, whole)
+			}
 			again, _, err := programsOf(o).LoadL3()
 			if err != nil || again != in {
 				t.Errorf("again: program %v, error %v", again, err)
@@ -188,6 +192,26 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 			}
 		})
 	}
+}
+
+// mapsOf returns the ids of the maps that a program uses, without those of constants.
+func mapsOf(t *testing.T, p *ebpf.Program) (ids []ebpf.MapID) {
+	t.Helper()
+	info, err := p.Info()
+	noError(t, err)
+	all, _ := info.MapIDs()
+	for _, id := range all {
+		m, err := ebpf.NewMapFromID(id)
+		noError(t, err)
+		defer m.Close()
+		about, err := m.Info()
+		noError(t, err)
+		if !strings.Contains(about.Name, ".") {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // Two forward declarations of a type come in any order: flow_keys_type in parse/packet.h.

@@ -62,6 +62,12 @@ func (o *Objects) loadL3Programs(cfg *Config, features kernel.Features) (map[str
 	spec := all[0]
 	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !isL3(name) })
 	shared := Share(spec, func(name string) *ebpf.Map { return o.Maps[name] })
+	// What an entry program has parsed is in a map without a pin.
+	for name := range spec.Maps {
+		if constants := strings.HasPrefix(name, "."); !constants && o.Maps[name] != nil {
+			shared[name] = o.Maps[name]
+		}
+	}
 	spec.Maps[TCMapTailCalls].Contents, shared[TCMapTailCalls] = nil, o.TailCalls
 	coll, err := NewCollection(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
@@ -147,8 +153,9 @@ func Load(all []*ebpf.CollectionSpec, dir string, cfg *Config, features kernel.F
 				o.TailCalls = m
 				continue
 			}
-			if old := o.Maps[name]; old != nil {
-				old.Close()
+			if o.Maps[name] != nil { // of the tc programs: the same, if it is pinned
+				m.Close()
+				continue
 			}
 			o.Maps[name] = m
 		}
