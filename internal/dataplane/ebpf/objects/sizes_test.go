@@ -28,6 +28,7 @@ func newMaps(cfg *Config) (*ebpf.Collection, error) {
 		m.Pinning = ebpf.PinNone
 	}
 	clear(tc.Programs)
+	tc.Maps[TCMapTailCalls].Contents = nil
 	tc.Variables = nil
 	maps.DeleteFunc(tc.Maps, func(name string, _ *ebpf.MapSpec) bool { return strings.HasPrefix(name, ".") })
 	return ebpf.NewCollection(tc)
