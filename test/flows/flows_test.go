@@ -3,8 +3,10 @@ package flows_test
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,8 +25,17 @@ func TestMain(m *testing.M) { harness.Main(m, 32) }
 // start makes a cluster for cases.
 func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 	t.Helper()
+	cfg.Flags = maps.Clone(cfg.Flags)
+	if cfg.Flags == nil {
+		cfg.Flags = map[string][]string{}
+	}
+	cfg.Flags[""] = append(slices.Clone(cfg.Flags[""]), idleSockets)
 	return suite.New(harness.Start(t, cfg).Cluster)
 }
+
+// idleSockets is a flag of all agents. The kept UDP sockets of a case are idle while its next step is
+// written, on a busy machine for longer than conntrack's default of 30 s.
+const idleSockets = "--conntrack-udp-timeout=10m"
 
 // spec is the cluster that the package comment describes.
 func spec(name, network string) topology.Spec {
@@ -102,7 +113,7 @@ func startDirect(t *testing.T, spec topology.Spec) *harness.Harness {
 		t.Fatal(err)
 	}
 	return harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{
-		"": {"--host-ports", "--forwarding", "dsr", "--dsr-key-file", secret, "--maglev-table-size", "251"},
+		"": {"--host-ports", "--forwarding", "dsr", "--dsr-key-file", secret, "--maglev-table-size", "251", idleSockets},
 	}})
 }
 
