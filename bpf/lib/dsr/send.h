@@ -40,13 +40,17 @@ static __noinline void dsr_choose_encapsulation(struct __sk_buff *skb, struct sc
 
 /*
  * Has the packet room for the option? The first packet of a flow has: dsr_carries. The MTU is
- * unknown until the neighbor is known.
+ * unknown until the neighbor is known. A packet with options of the client's own gets no other: of
+ * IPv4 headers, only those with this option alone are read, and an IPv6 Hop-by-Hop Options header
+ * must stay the first (RFC 8200, 4.1).
  */
 static __always_inline bool dsr_fits(const struct __sk_buff *skb, const struct packet *p,
 				     const struct next_hop *hop)
 {
 	__u32 mtu = hop->mtu ? hop->mtu : IPV6_MIN_MTU;
 
+	if (p->flags & PACKET_OPTIONS)
+		return false;
 	return packet_syn(p) ||
 	       (!skb->gso_size && packet_size(skb, p) + dsr_room(p->tuple.family) <= mtu);
 }

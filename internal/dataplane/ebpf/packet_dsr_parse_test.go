@@ -101,6 +101,19 @@ func TestPacketDSRClientOptions(t *testing.T) {
 		}
 		c.answer(t, "P.", 'a')
 	})
+	for name, kind := range dsrCarriers {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			t.Run("UDP/"+name+"/"+family, func(t *testing.T) {
+				p := plans[family]
+				d.serveUDP(t, p)
+				d.first.carry(t, p.far, kind)
+				u := d.udp(p, 40000)
+				d.through(t, u.f)
+				f := withIPOptions(p, u.f)
+				d.wantEndpointGets(t, p, f, d.through(t, f))
+			})
+		}
+	}
 }
 
 // behindStack makes the endpoint's node route packets to its pod, as it does while it does not know the
