@@ -107,7 +107,8 @@ __noinline int dsr_receive_gue(struct __sk_buff *skb)
 	endpoint = p->tuple.daddr;
 	l3_off = p->l3_off;
 	if (parse_at(skb, p, l3_off + gue_room(p->tuple.family)) != PARSE_OK ||
-	    p->flags & (PACKET_NO_L4 | PACKET_FIRST_FRAGMENT | PACKET_ICMP_ERROR | PACKET_DSR) ||
+	    p->flags & (PACKET_NO_L4 | PACKET_FIRST_FRAGMENT | PACKET_ICMP_ERROR |
+			PACKET_DSR_OPTION) ||
 	    !addr_equal(&p->tuple.daddr, &endpoint))
 		return drop_for(m, DROP_DSR);
 	t = p->tuple;
@@ -172,7 +173,7 @@ __noinline int dsr_answer_probe(struct __sk_buff *skb)
 /* May the packet say which Service it is for, by the option or within a datagram? */
 static __always_inline bool may_be_wrapped(const struct packet *p)
 {
-	return p->flags & PACKET_DSR || gue_possible(p);
+	return p->flags & PACKET_DSR_OPTION || gue_possible(p);
 }
 
 /*
@@ -183,7 +184,7 @@ static __always_inline int dsr_unwrap(struct __sk_buff *skb, struct scratch *m)
 {
 	enum step step = GO_ON;
 
-	if (unlikely(m->packet.flags & PACKET_DSR))
+	if (unlikely(m->packet.flags & PACKET_DSR_OPTION))
 		step = dsr_receive(skb);
 	else if (unlikely(gue_possible(&m->packet)))
 		step = dsr_receive_gue(skb);

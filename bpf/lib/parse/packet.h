@@ -21,9 +21,10 @@ enum packet_flags {
 	PACKET_NO_L4 = 1 << 8, /* later fragment: the tuple alone has the ports */
 	PACKET_FIRST_FRAGMENT = 1 << 9,
 	PACKET_ICMP_ERROR = 1 << 10,
-	PACKET_OPTIONS = 1 << 11, /* IPv4 options or IPv6 extension headers */
-	PACKET_DF = 1 << 12,	  /* must not be fragmented; always set for IPv6 */
-	PACKET_DSR = 1 << 14,	  /* the option of dsr/option.h comes first */
+	PACKET_OPTIONS = 1 << 11,    /* IPv4 options or IPv6 extension headers */
+	PACKET_DF = 1 << 12,	     /* must not be fragmented; always set for IPv6 */
+	PACKET_DSR_OPTION = 1 << 13, /* the option of dsr/option.h comes first */
+	PACKET_DSR = 1 << 14, /* the option was read: dsr.claim in scratch memory is its content */
 	/*
 	 * The destination is the endpoint already, while the tuple has the Service's:
 	 * dsr/receive.h.
@@ -218,7 +219,7 @@ static __always_inline int parse_v4(struct __sk_buff *skb, struct packet *p)
 		p->flags |= PACKET_FIRST_FRAGMENT;
 	if (dsr && unlikely(hdr_len == sizeof(*ip) + DSR_OPTION_V4_LEN) &&
 	    option_v4(skb, p->l3_off + sizeof(*ip), DSR_OPTION_V4, DSR_OPTION_V4_LEN))
-		p->flags |= PACKET_DSR;
+		p->flags |= PACKET_DSR_OPTION;
 	/* The datagram is shorter than its header (RFC 1858). */
 	if (p->l3_len < hdr_len + (ip->protocol == IPPROTO_TCP ? sizeof(struct tcphdr) : 8))
 		return PARSE_MALFORMED;
@@ -269,7 +270,7 @@ static __always_inline int parse_v6_headers(struct __sk_buff *skb, struct packet
 				return PARSE_OTHER;
 			if (dsr && !i && next == IPPROTO_DSTOPTS && ext[1] == DSR_HEADER_V6_WORDS &&
 			    ext[2] == DSR_OPTION_V6 && ext[3] == DSR_OPTION_V6_LEN)
-				p->flags |= PACKET_DSR;
+				p->flags |= PACKET_DSR_OPTION;
 			p->l4_off += (ext[1] + 1) * 8;
 			next = ext[0];
 		} else {

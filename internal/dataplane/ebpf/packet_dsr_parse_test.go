@@ -282,6 +282,33 @@ func dsrOption(p *plan) func(frame) frame {
 	}
 }
 
+// TestPacketDSRForgedOption: a datagram with an option that this node does not read leaves the flow of
+// its client as it is: any host can send one in the client's name.
+func TestPacketDSRForgedOption(t *testing.T) {
+	d := newDSRNodes(t)
+	for _, name := range []string{"IPv4", "IPv6"} {
+		t.Run(name, func(t *testing.T) {
+			p := plans[name]
+			d.serveUDP(t, p)
+			sp, closed := dsrServiceOf(p, protoUDP, endpoint(p.far, 8080, elsewhere)), service(p, protoTCP)
+			d.first.serve(t, sp, closed)
+			u := d.udp(p, 40000)
+			u.ask(t, d.first)
+			key := tupleOf(protoUDP, u.f.src, u.f.dst)
+			before := d.first.flowAt(t, key)
+			// An answer to another packet is written where a node writes what an option says.
+			d.first.checksComplete = false // see TestPacketAnswers
+			d.first.send(t, inEth0, frame{proto: protoTCP, src: ap(p.client2, 1), dst: ap(p.clusterIP, 80), flags: "S"}).
+				want(t, actRedirect, objects.TCVerdictREJECTED_RST)
+			d.first.send(t, inEth0, dsrOption(p)(u.f))
+			if after := d.first.flowAt(t, key); after.Slot != before.Slot || after.Flags != before.Flags {
+				t.Errorf("the flow was %+v, and is %+v", before, after)
+			}
+			u.ask(t, d.first)
+		})
+	}
+}
+
 // cutIPv4 fragments a frame as a router does: each part has the options (RFC 791, copied flag).
 func cutIPv4(b []byte, size int) (first, later []byte) {
 	header := 14 + int(b[14]&15)*4
