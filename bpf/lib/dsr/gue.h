@@ -154,13 +154,16 @@ static __always_inline const void *gue_load(struct __sk_buff *skb, const struct 
 	return &v6->option;
 }
 
-/* Removes the headers before the packet inside. Returns 0, or -1. */
-static __always_inline int gue_remove(struct __sk_buff *skb, __u8 family)
+/* Removes the headers before the packet inside, which is the parsed one. Returns 0, or -1. */
+static __always_inline int gue_remove(struct __sk_buff *skb, struct packet *p)
 {
-	if (bpf_skb_adjust_room(skb, -(__s32)gue_room(family), BPF_ADJ_ROOM_MAC,
-				BPF_F_ADJ_ROOM_FIXED_GSO))
-		return -1;
-	return 0;
+	__u32 room = gue_room(p->tuple.family);
+
+	p->l3_off -= room;
+	p->l4_off -= room;
+	return bpf_skb_adjust_room(skb, -(__s32)room, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO)
+		       ? -1
+		       : 0;
 }
 
 #endif

@@ -64,24 +64,34 @@ __noinline int dsr_add(struct __sk_buff *skb)
 	return dsr_add_v6(skb, p, &m->dsr.header.v6, &p->tuple, tag);
 }
 
-/* Removes the option, whose header is in memory. Returns 0, or -1. */
-static __always_inline int dsr_remove(struct __sk_buff *skb, const struct packet *p,
-				      union dsr_header *h)
+/* Removes the option, whose header is in memory, from a packet. Returns 0, or -1. */
+static __always_inline int dsr_remove(struct __sk_buff *skb, struct packet *p, union dsr_header *h)
 {
-	if (bpf_skb_adjust_room(skb, -(__s32)dsr_room(p->tuple.family), BPF_ADJ_ROOM_NET, 0))
+	__u32 room = dsr_room(p->tuple.family);
+	bool more = false; /* other options */
+	int ret;
+
+	if (bpf_skb_adjust_room(skb, -(__s32)room, BPF_ADJ_ROOM_NET, 0))
 		return -1;
+	p->l3_len -= room;
+	p->l4_off -= room;
 	if (p->tuple.family == FAMILY_V4) {
 		h->v4.ip.ihl -= DSR_ROOM_V4 / 4;
-		h->v4.ip.tot_len = bpf_htons(bpf_ntohs(h->v4.ip.tot_len) - DSR_ROOM_V4);
+		h->v4.ip.tot_len = bpf_htons(p->l3_len);
 		h->v4.ip.check = 0;
 		h->v4.ip.check = ipv4_sum(&h->v4, sizeof(h->v4.ip));
-		return bpf_skb_store_bytes(skb, p->l3_off, &h->v4.ip, sizeof(h->v4.ip),
-					   BPF_F_RECOMPUTE_CSUM);
+		p->check = h->v4.ip.check;
+		ret = bpf_skb_store_bytes(skb, p->l3_off, &h->v4.ip, sizeof(h->v4.ip),
+					  BPF_F_RECOMPUTE_CSUM);
+	} else {
+		more = h->v6.next != p->tuple.proto;
+		h->v6.ip.nexthdr = h->v6.next;
+		h->v6.ip.payload_len = bpf_htons(p->l3_len - sizeof(h->v6.ip));
+		ret = bpf_skb_store_bytes(skb, p->l3_off, &h->v6.ip, sizeof(h->v6.ip),
+					  BPF_F_RECOMPUTE_CSUM);
 	}
-	h->v6.ip.nexthdr = h->v6.next;
-	h->v6.ip.payload_len = bpf_htons(bpf_ntohs(h->v6.ip.payload_len) - DSR_ROOM_V6);
-	return bpf_skb_store_bytes(skb, p->l3_off, &h->v6.ip, sizeof(h->v6.ip),
-				   BPF_F_RECOMPUTE_CSUM);
+	p->flags &= ~(PACKET_DSR_OPTION | (more ? 0 : PACKET_OPTIONS));
+	return ret;
 }
 
 #endif

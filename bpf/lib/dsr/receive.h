@@ -29,19 +29,9 @@ static __always_inline bool dsr_is_probe(const struct tuple *t)
 	return !t->dport && t->proto == IPPROTO_UDP;
 }
 
-/*
- * Parses a packet whose option was removed, or a probe. t is its tuple at the node that received
- * it. Returns GO_ON, DROP or ANSWER_PROBE.
- */
-static __always_inline enum step dsr_received(struct __sk_buff *skb, struct scratch *m,
-					      __u32 l3_off, const struct tuple *t)
+/* Gives a packet without its option the tuple that it had at the node that received it. */
+static __always_inline enum step dsr_received(struct packet *p, const struct tuple *t)
 {
-	struct packet *p = &m->packet;
-
-	if (parse_at(skb, p, l3_off) != PARSE_OK)
-		return drop_for(m, DROP_REWRITE);
-	if (dsr_is_probe(t))
-		return ANSWER_PROBE;
 	p->tuple = *t;
 	p->flags |= PACKET_DSR | PACKET_TRANSLATED;
 	return GO_ON;
@@ -78,7 +68,7 @@ __noinline int dsr_receive(struct __sk_buff *skb)
 		return drop_for(m, DROP_DSR);
 	if (dsr_remove(skb, p, &m->dsr.header))
 		return drop_for(m, DROP_REWRITE);
-	return dsr_received(skb, m, p->l3_off, &t);
+	return dsr_is_probe(&t) ? ANSWER_PROBE : dsr_received(p, &t);
 }
 
 /*
@@ -115,9 +105,12 @@ __noinline int dsr_receive_gue(struct __sk_buff *skb)
 	tag = dsr_read(option, &t, &m->dsr.claim);
 	if (!dsr_valid(&m->dsr.claim, tag))
 		return drop_for(m, DROP_DSR);
-	if (!dsr_is_probe(&t) && gue_remove(skb, t.family))
+	if (dsr_is_probe(&t)) /* goes back as it came */
+		return parse_at(skb, p, l3_off) == PARSE_OK ? ANSWER_PROBE
+							    : drop_for(m, DROP_REWRITE);
+	if (gue_remove(skb, p))
 		return drop_for(m, DROP_REWRITE);
-	return dsr_received(skb, m, l3_off, &t);
+	return dsr_received(p, &t);
 }
 
 /*
