@@ -277,7 +277,7 @@ struct flow {
 	};
 	__u32 backend;
 	__u32 service;
-	__u32 slot;   /* number in the ring unconfirmed; SLOT_CLAIMED: being replaced */
+	__u32 slot; /* number in the ring unconfirmed; SLOT_NONE: being replaced, or it has none */
 	__u32 opened; /* seconds since boot of the first packet; 0: a flow of version 2 */
 } __attribute__((aligned(8)));
 
@@ -285,7 +285,7 @@ struct flow {
  * unconfirmed: the keys of the newest flows, in a ring (flow/unconfirmed.h). A TCP flow is
  * unconfirmed until the client's ACK completes the handshake. A UDP flow stays unconfirmed.
  */
-#define SLOT_CLAIMED 0xffffffff
+#define SLOT_NONE 0xffffffff
 
 /*
  * sources: number of confirmed flows by client and by /64, hashed. Each sweep recounts

@@ -19,15 +19,16 @@ struct flow_pair {
 	struct flow flow;
 	struct flow reply;
 	struct tuple reply_key;
-	struct tuple holder_key;  /* key of another flow that has the reply tuple */
+	/* The key of another flow, or a copy: before 6.2 keys must not be memory of a caller. */
+	struct tuple other_key;
 	struct tuple reverse_key; /* key of that flow's reverse entry */
 	__u32 seq;		  /* of the first packet, if it is a SYN */
 	enum port_list ports;
 	__u32 exact; /* 1: with SOURCE_PORT_EXACT */
-	/* The best flow to replace that the search for a port has found. */
-	__u32 victim_slot;
-	__u32 victim_rank;
-	__be16 victim_port; /* 0: none was found */
+	/* The best flow to replace that the search for a port has found: flow_replace_rank. */
+	__u32 replace_slot;
+	__u32 replace_rank;
+	__be16 replace_port; /* 0: none was found */
 };
 
 #define QUOTED_L4 8
@@ -48,6 +49,11 @@ struct icmp_scratch {
 struct scratch {
 	struct packet packet;
 	enum hook hook; /* of the entry program */
+	/* The Service that a pod's TCP socket asked for: find_connection_service. */
+	struct {
+		struct addr addr;
+		__be16 port;
+	} asked;
 	struct flow_pair pair;
 	struct next_hop next_hop;
 	union {
@@ -55,7 +61,7 @@ struct scratch {
 		struct tcp_answer rst;
 		struct icmp_scratch icmp;
 		struct {
-			struct dsr_claim claim;
+			struct dsr_connection connection;
 			union dsr_header header;
 		} dsr;
 		struct backend own; /* plan_own_connection */

@@ -20,13 +20,13 @@ __noinline int flow_forget(const struct packet *p, __u32 slot)
 
 	if (!pair || !p)
 		return 0;
-	pair->holder_key = p->tuple;
-	f = bpf_map_lookup_elem(&flows, &pair->holder_key);
+	pair->other_key = p->tuple;
+	f = bpf_map_lookup_elem(&flows, &pair->other_key);
 	if (!f || f->slot != slot)
 		return 0;
 	if (f->flags & FLOW_REPORTED)
 		report_stale(f);
-	flow_delete(&pair->holder_key, slot, &pair->reverse_key);
+	flow_delete(&pair->other_key, slot, &pair->reverse_key);
 	return 0;
 }
 

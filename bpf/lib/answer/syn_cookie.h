@@ -9,7 +9,7 @@
 #define SYN_COOKIE_SECONDS 16 /* a cookie is valid for one to two times as long */
 
 /* What a cookie belongs to, as SipHash reads it. */
-struct syn_claim {
+struct syn_connection {
 	struct addr client;
 	struct addr service;
 	__be16 client_port;
@@ -20,7 +20,7 @@ struct syn_claim {
 /* Returns the hash of a client's SYN. The high half is its cookie. */
 static __always_inline __u64 syn_hash(const struct tuple *t, __u32 period)
 {
-	struct syn_claim c = {
+	struct syn_connection c = {
 		.client = t->saddr,
 		.service = t->daddr,
 		.client_port = t->sport,

@@ -58,10 +58,10 @@ static __always_inline bool dsr_syn_waits(const struct flow *f, const struct flo
  * Has another CPU just stored the flow of a client's SYN, which this flow must not replace? With
  * DSR both have the same reply tuple, and a forger may have sent the packet of this one.
  */
-static __always_inline bool dsr_just_begun(const struct flow *holder, const struct flow *reply)
+static __always_inline bool dsr_just_begun(const struct flow *owner, const struct flow *reply)
 {
-	return dsr_remote(reply) && dsr_remote(holder) && holder->state == FLOW_NEW &&
-	       holder->opened == reply->seen;
+	return dsr_remote(reply) && dsr_remote(owner) && owner->state == FLOW_NEW &&
+	       owner->opened == reply->seen;
 }
 
 /*

@@ -18,7 +18,7 @@
 #include "../siphash.h"
 
 /* What an option says about a connection, as SipHash reads it. */
-struct dsr_claim {
+struct dsr_connection {
 	struct addr client;
 	struct addr endpoint;
 	struct addr service;
@@ -29,7 +29,7 @@ struct dsr_claim {
 	__u8 family;
 };
 
-#define DSR_CLAIM_WORDS (sizeof(struct dsr_claim) / sizeof(__u64))
+#define DSR_CONNECTION_WORDS (sizeof(struct dsr_connection) / sizeof(__u64))
 
 struct dsr_option_v4 {
 	__u8 type;
@@ -112,21 +112,22 @@ static __always_inline __u32 gue_room(__u8 family)
 	return family == FAMILY_V4 ? sizeof(struct dsr_gue_v4) : sizeof(struct dsr_gue_v6);
 }
 
-/* Returns the tag of a claim by the present key, or by the one before it. */
-__noinline __u64 dsr_tag(const struct dsr_claim *c, __u32 previous)
+/* Returns the tag of a connection by the present key, or by the one before it. */
+__noinline __u64 dsr_tag(const struct dsr_connection *c, __u32 previous)
 {
 	__u64 k0 = previous ? dsr_previous_key0 : dsr_key0;
 	__u64 k1 = previous ? dsr_previous_key1 : dsr_key1;
 
-	return c ? siphash(c, DSR_CLAIM_WORDS, k0, k1) : 0;
+	return c ? siphash(c, DSR_CONNECTION_WORDS, k0, k1) : 0;
 }
 
 /*
- * Fills the claim of a connection from client to service, to an endpoint. That of a probe, which
- * has port 0, is without the client: netfilter may give the agent's datagrams another source.
+ * Fills a connection from client to service, to an endpoint. That of a probe, which has port 0, is
+ * without the client: netfilter may give the agent's datagrams another source.
  */
-static __always_inline void dsr_claim(struct dsr_claim *c, const struct tuple *to_service,
-				      const struct addr *endpoint, __be16 endpoint_port)
+static __always_inline void dsr_connection_fill(struct dsr_connection *c,
+						const struct tuple *to_service,
+						const struct addr *endpoint, __be16 endpoint_port)
 {
 	__builtin_memset(&c->client, 0, sizeof(c->client));
 	c->client_port = 0;
@@ -164,9 +165,9 @@ static __always_inline void dsr_write_v6(struct dsr_option_v6 *o, const struct t
 
 /*
  * Reads the option of a packet: a dsr_option_v4 or dsr_option_v6. Changes the tuple into that of
- * the packet at the node that received it first, and fills the claim. Returns the tag.
+ * the packet at the node that received it first, and fills the connection. Returns the tag.
  */
-static __always_inline __u64 dsr_read(const void *option, struct tuple *t, struct dsr_claim *c)
+static __always_inline __u64 dsr_read(const void *option, struct tuple *t, struct dsr_connection *c)
 {
 	const struct dsr_option_v4 *v4 = option;
 	const struct dsr_option_v6 *v6 = option;
@@ -183,7 +184,7 @@ static __always_inline __u64 dsr_read(const void *option, struct tuple *t, struc
 		t->dport = v6->port;
 		__builtin_memcpy(&tag, v6->tag, sizeof(tag));
 	}
-	dsr_claim(c, t, &endpoint, endpoint_port);
+	dsr_connection_fill(c, t, &endpoint, endpoint_port);
 	return tag;
 }
 

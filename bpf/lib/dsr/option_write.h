@@ -41,8 +41,9 @@ static __always_inline int dsr_add_v6(struct __sk_buff *skb, const struct packet
 /* Returns the tag for the packet in scratch memory, with the endpoint of its flow. */
 static __always_inline __u64 dsr_tag_packet(struct scratch *m)
 {
-	dsr_claim(&m->dsr.claim, &m->packet.tuple, &m->pair.flow.daddr, m->pair.flow.dport);
-	return dsr_tag(&m->dsr.claim, 0);
+	dsr_connection_fill(&m->dsr.connection, &m->packet.tuple, &m->pair.flow.daddr,
+			    m->pair.flow.dport);
+	return dsr_tag(&m->dsr.connection, 0);
 }
 
 /*

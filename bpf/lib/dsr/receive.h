@@ -8,7 +8,7 @@
 #include "../lookup/source.h"
 
 /* Is the option true? */
-static __always_inline bool dsr_valid(const struct dsr_claim *c, __u64 tag)
+static __always_inline bool dsr_valid(const struct dsr_connection *c, __u64 tag)
 {
 	if (dsr_tag(c, 0) == tag)
 		return true;
@@ -58,13 +58,13 @@ __noinline int dsr_receive(struct __sk_buff *skb)
 	if (t.family == FAMILY_V4) {
 		if (load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv4)))
 			return drop_for(m, DROP_REWRITE);
-		tag = dsr_read(&m->dsr.header.v4.option, &t, &m->dsr.claim);
+		tag = dsr_read(&m->dsr.header.v4.option, &t, &m->dsr.connection);
 	} else {
 		if (load(skb, p->l3_off, &m->dsr.header, sizeof(struct dsr_ipv6)))
 			return drop_for(m, DROP_REWRITE);
-		tag = dsr_read(&m->dsr.header.v6.option, &t, &m->dsr.claim);
+		tag = dsr_read(&m->dsr.header.v6.option, &t, &m->dsr.connection);
 	}
-	if (p->flags & PACKET_NO_L4 || !dsr_valid(&m->dsr.claim, tag))
+	if (p->flags & PACKET_NO_L4 || !dsr_valid(&m->dsr.connection, tag))
 		return drop_for(m, DROP_DSR);
 	if (dsr_remove(skb, p, &m->dsr.header))
 		return drop_for(m, DROP_REWRITE);
@@ -102,8 +102,8 @@ __noinline int dsr_receive_gue(struct __sk_buff *skb)
 	    !addr_equal(&p->tuple.daddr, &endpoint))
 		return drop_for(m, DROP_DSR);
 	t = p->tuple;
-	tag = dsr_read(option, &t, &m->dsr.claim);
-	if (!dsr_valid(&m->dsr.claim, tag))
+	tag = dsr_read(option, &t, &m->dsr.connection);
+	if (!dsr_valid(&m->dsr.connection, tag))
 		return drop_for(m, DROP_DSR);
 	if (dsr_is_probe(&t)) /* goes back as it came */
 		return parse_at(skb, p, l3_off) == PARSE_OK ? ANSWER_PROBE
@@ -214,7 +214,7 @@ static __always_inline int dsr_follow(struct scratch *m)
 /* Fills the endpoint that the option of the packet in scratch memory names. */
 static __always_inline void dsr_backend(const struct scratch *m, struct backend *b)
 {
-	const struct dsr_claim *c = &m->dsr.claim;
+	const struct dsr_connection *c = &m->dsr.connection;
 	struct frontend *fe;
 
 	backend_here(b, &c->endpoint, c->endpoint_port, c->family);
@@ -231,7 +231,7 @@ static __always_inline void dsr_backend(const struct scratch *m, struct backend 
  */
 static __always_inline bool dsr_endpoint_differs(const struct scratch *m, const struct flow *f)
 {
-	const struct dsr_claim *c = &m->dsr.claim;
+	const struct dsr_connection *c = &m->dsr.connection;
 
 	return m->packet.flags & PACKET_DSR && m->packet.tuple.proto == IPPROTO_UDP && f &&
 	       !(addr_equal(&f->daddr, &c->endpoint) && f->dport == c->endpoint_port);
@@ -265,7 +265,7 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 	if (!source_belongs(&m->packet.tuple, 0))
 		return drop(DROP_SOURCE);
 	dsr_backend(m, &b);
-	if (!is_endpoint(&b.addr, b.port, m->dsr.claim.proto, b.family))
+	if (!is_endpoint(&b.addr, b.port, m->dsr.connection.proto, b.family))
 		return drop_reported(s, b.service, DROP_NO_BACKEND, REPORT_PACKET);
 	f->backend = 0;
 	f->helper = HELPER_NONE;

@@ -91,8 +91,8 @@ static __always_inline int dsr_forget_ended(struct flow_pair *pair, const struct
 
 	if (!dsr_remote(reply))
 		return 0;
-	flow_reverse_key(&pair->holder_key, reply, &pair->reply_key);
-	f = bpf_map_lookup_elem(&flows, &pair->holder_key);
+	flow_reverse_key(&pair->other_key, reply, &pair->reply_key);
+	f = bpf_map_lookup_elem(&flows, &pair->other_key);
 	if (f && f->state <= FLOW_ESTABLISHED)
 		return 0;
 	return !flow_delete(&pair->reply_key, reply->slot, &pair->reverse_key);

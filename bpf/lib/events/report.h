@@ -121,7 +121,7 @@ __noinline int flow_opened(struct __sk_buff *skb)
 	if (!m)
 		return 0;
 	f = &m->pair.flow;
-	if (unconfirmed_max && f->slot != SLOT_CLAIMED) {
+	if (unconfirmed_max && f->slot != SLOT_NONE) {
 		index = f->slot % unconfirmed_max;
 		h = bpf_map_lookup_elem(&handshakes, &index);
 		if (h) {

@@ -17,11 +17,11 @@
  */
 #define EXACT_TRIES 3
 
-/* Ports to try before the best flow that they belong to is replaced. */
-#define VICTIM_TRIES 16
+/* Ports to try before the best flow that has one of them is replaced. */
+#define REPLACE_TRIES 16
 
-/* Most of the flows that count as young: see young_flows. */
-#define YOUNG_FLOWS_MAX 64
+/* The maximum of newer_flows_min. */
+#define NEWER_FLOWS_MAX 64
 
 /* With fewer ports than this, one client may use all of them. */
 #define PORTS_SHARED 256
@@ -104,20 +104,20 @@ static __always_inline int port_reusable(const struct flow *f, const struct tupl
 }
 
 /*
- * Returns how many newer flows there must be before an unconfirmed one is replaced. A younger
+ * Returns how many newer flows there must be before an unconfirmed one is replaced. A newer
  * one may be in the middle of its handshake: the new client had better repeat its SYN. In a
  * flood there are soon more.
  */
-static __always_inline __u32 young_flows(const struct settings *s)
+static __always_inline __u32 newer_flows_min(const struct settings *s)
 {
 	__u32 part = s->snat_ports / 16;
 
-	return part < YOUNG_FLOWS_MAX ? part : YOUNG_FLOWS_MAX;
+	return part < NEWER_FLOWS_MAX ? part : NEWER_FLOWS_MAX;
 }
 
-/* Ranks of flow_victim_rank above every age. */
-#define VICTIM_CLOSED 0xfffffffe
-#define VICTIM_REUSABLE 0xffffffff
+/* Ranks of flow_replace_rank above every age. */
+#define RANK_CLOSED 0xfffffffe
+#define RANK_REUSABLE 0xffffffff
 
 /*
  * Ranks the flow of a reply entry for replacement when ports are short. 0: it must stay.
@@ -126,23 +126,23 @@ static __always_inline __u32 young_flows(const struct settings *s)
  *      (RFC 5961, 4.2), while a replaced handshake fails. If ports waited for a timeout,
  *      short connections to one endpoint would have a ceiling: ports / timeout. After an RST
  *      a port stays with its client for a second.
- *   2. The oldest unconfirmed flow, unless it is young, also after an RST: a handshake, or a
- *      request and its reply, takes a moment.
+ *   2. The oldest unconfirmed flow, unless too few are newer, also after an RST: a handshake,
+ *      or a request and its reply, takes a moment.
  *   3. UDP flows that continued after the reply, when they are idle (RFC 4787, REQ-5).
  *
  * An answered TFTP request needs its port only for a repetition of the request.
  */
-static __always_inline __u32 flow_victim_rank(const struct flow *f, const struct tuple *key,
-					      __u32 time, __u32 seq, const struct settings *s)
+static __always_inline __u32 flow_replace_rank(const struct flow *f, const struct tuple *key,
+					       __u32 time, __u32 seq, const struct settings *s)
 {
 	__u32 age;
 
-	if (f->slot == SLOT_CLAIMED)
+	if (f->slot == SLOT_NONE)
 		return 0;
 	if (f->state == FLOW_CLOSED && !tcp_was_opening(f)) {
 		if (port_reusable(f, key, time, seq))
-			return VICTIM_REUSABLE;
-		return f->flags & FLOW_RESET ? 0 : VICTIM_CLOSED;
+			return RANK_REUSABLE;
+		return f->flags & FLOW_RESET ? 0 : RANK_CLOSED;
 	}
 	if (flow_confirmed(f) || flow_streams(f, time))
 		return 0;
@@ -152,7 +152,7 @@ static __always_inline __u32 flow_victim_rank(const struct flow *f, const struct
 	if (f->helper >= HELPER_DATA || f->flags & FLOW_STREAM)
 		return 1;
 	age = unconfirmed_age(f->slot);
-	if (age < young_flows(s))
+	if (age < newer_flows_min(s))
 		return 0;
 	return age > 1 ? age : 1;
 }
@@ -163,8 +163,8 @@ static __always_inline __u32 flow_victim_rank(const struct flow *f, const struct
  */
 static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
 {
-	pair->holder_key = pair->reply_key;
-	if (flow_delete(&pair->holder_key, slot, &pair->reverse_key))
+	pair->other_key = pair->reply_key;
+	if (flow_delete(&pair->other_key, slot, &pair->reverse_key))
 		return -1;
 	/* Another CPU may have stored a flow there since. */
 	return bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST);
@@ -174,29 +174,29 @@ static __always_inline int reply_replace(struct flow_pair *pair, __u32 slot)
  * Reserves pair's reply tuple. Succeeds if no live flow has it, or if this flow has it: its
  * forward entry was evicted, or a SYN reopens the connection. Returns 0 if it is ours.
  */
-static __always_inline int reply_claim(struct flow_pair *pair, const struct tuple *key,
-				       const struct settings *s)
+static __always_inline int reply_reserve(struct flow_pair *pair, const struct tuple *key,
+					 const struct settings *s)
 {
 	struct tuple *reply_key = &pair->reply_key;
-	struct flow *holder, *reply = &pair->reply;
-	__u32 spare;
+	struct flow *owner, *reply = &pair->reply;
+	__u32 rank;
 
 	if (!bpf_map_update_elem(&flows, reply_key, reply, BPF_NOEXIST))
 		return 0;
-	holder = bpf_map_lookup_elem(&flows, reply_key);
-	if (!holder)
+	owner = bpf_map_lookup_elem(&flows, reply_key);
+	if (!owner)
 		return -1;
-	if (dsr_just_begun(holder, reply))
+	if (dsr_just_begun(owner, reply))
 		return -1;
-	if (flow_is_reverse(holder, key) || flow_dead(holder, reply_key->proto, s, reply->seen))
-		return reply_replace(pair, holder->slot);
-	spare = flow_victim_rank(holder, key, reply->seen, pair->seq, s);
-	if (pair->exact && spare == VICTIM_REUSABLE)
-		return reply_replace(pair, holder->slot);
-	if (spare > pair->victim_rank) {
-		pair->victim_rank = spare;
-		pair->victim_slot = holder->slot;
-		pair->victim_port = reply_key->dport;
+	if (flow_is_reverse(owner, key) || flow_dead(owner, reply_key->proto, s, reply->seen))
+		return reply_replace(pair, owner->slot);
+	rank = flow_replace_rank(owner, key, reply->seen, pair->seq, s);
+	if (pair->exact && rank == RANK_REUSABLE)
+		return reply_replace(pair, owner->slot);
+	if (rank > pair->replace_rank) {
+		pair->replace_rank = rank;
+		pair->replace_slot = owner->slot;
+		pair->replace_port = reply_key->dport;
 	}
 	return -1;
 }
@@ -228,7 +228,7 @@ static __always_inline int port_usable(struct __sk_buff *skb, struct flow_pair *
 	if (pair->flow.flags & FLOW_SNAT && socket_owns(skb, &pair->reply_key))
 		return 0;
 	return !(pair->flow.helper == HELPER_NODE && proto == IPPROTO_UDP &&
-		 feature_seen(FEATURE_HELPER) && request_at(&pair->reply_key, &pair->holder_key));
+		 feature_seen(FEATURE_HELPER) && request_at(&pair->reply_key, &pair->other_key));
 }
 
 /*
@@ -239,18 +239,18 @@ static __always_inline int port_usable(struct __sk_buff *skb, struct flow_pair *
 __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settings *s, int attempt)
 {
 	struct flow_pair *pair = get_flow_pair();
-	struct flow *victim;
+	struct flow *old;
 
 	if (!pair || !key || !s)
 		return -1;
-	if (attempt >= VICTIM_TRIES && pair->victim_port) {
-		pair->reply_key.dport = pair->victim_port;
-		pair->victim_port = 0;
-		pair->victim_rank = 0;
+	if (attempt >= REPLACE_TRIES && pair->replace_port) {
+		pair->reply_key.dport = pair->replace_port;
+		pair->replace_port = 0;
+		pair->replace_rank = 0;
 		/* A segment may have undone an RST, or a client may have confirmed its flow. */
-		victim = bpf_map_lookup_elem(&flows, &pair->reply_key);
-		if (!victim || !flow_victim_rank(victim, key, pair->reply.seen, pair->seq, s) ||
-		    reply_replace(pair, pair->victim_slot))
+		old = bpf_map_lookup_elem(&flows, &pair->reply_key);
+		if (!old || !flow_replace_rank(old, key, pair->reply.seen, pair->seq, s) ||
+		    reply_replace(pair, pair->replace_slot))
 			return -1;
 		count(FLOW_REPLACED);
 		return 0;
@@ -261,7 +261,7 @@ __noinline int reply_try(struct __sk_buff *skb, struct tuple *key, struct settin
 		if (!port_usable(skb, pair, key->proto))
 			return -1;
 	}
-	return reply_claim(pair, key, s) ? -1 : 0;
+	return reply_reserve(pair, key, s) ? -1 : 0;
 }
 
 /*
@@ -337,14 +337,14 @@ __noinline int flow_store(const struct tuple *key)
 
 	if (!pair || !key)
 		return -1;
-	pair->holder_key = *key;
-	if (!bpf_map_update_elem(&flows, &pair->holder_key, &pair->flow, BPF_NOEXIST))
+	pair->other_key = *key;
+	if (!bpf_map_update_elem(&flows, &pair->other_key, &pair->flow, BPF_NOEXIST))
 		return 0;
-	other = bpf_map_lookup_elem(&flows, &pair->holder_key);
+	other = bpf_map_lookup_elem(&flows, &pair->other_key);
 	if (!dsr || !other || !dsr_gives_way(other, &pair->flow))
 		return -1;
-	flow_delete(&pair->holder_key, other->slot, &pair->reverse_key);
-	return bpf_map_update_elem(&flows, &pair->holder_key, &pair->flow, BPF_NOEXIST) ? -1 : 0;
+	flow_delete(&pair->other_key, other->slot, &pair->reverse_key);
+	return bpf_map_update_elem(&flows, &pair->other_key, &pair->flow, BPF_NOEXIST) ? -1 : 0;
 }
 
 /*
@@ -363,8 +363,8 @@ static __always_inline enum step flow_create(struct __sk_buff *skb, struct scrat
 	f->slot = unconfirmed_admit(key, f->seen, remote);
 	flow_make_reverse(&pair->reply, f, key);
 	flow_reverse_key(&pair->reply_key, f, key);
-	pair->victim_port = 0;
-	pair->victim_rank = 0;
+	pair->replace_port = 0;
+	pair->replace_rank = 0;
 	pair->exact = source == SOURCE_PORT_EXACT;
 	if (reply_search(skb, key, s, source))
 		return drop_for(m, DROP_SNAT_PORTS);

@@ -15,7 +15,7 @@ struct asked {
  * Finds the Service that a pod's TCP socket asked for, if the packet goes to the endpoint that the
  * connect hook chose. For a SYN to an endpoint that no Service has any more: the socket keeps its
  * address, but the handshake can be with another endpoint. Returns 1, and the Service's address in
- * pair.holder_key. A global function: the verifier checks it once.
+ * asked. A global function: the verifier checks it once.
  */
 __noinline int find_connection_service(struct __sk_buff *skb)
 {
@@ -32,8 +32,8 @@ __noinline int find_connection_service(struct __sk_buff *skb)
 	if (!c || !addr_equal(&c->endpoint, &m->packet.tuple.daddr) ||
 	    c->endpoint_port != m->packet.tuple.dport)
 		return 0;
-	m->pair.holder_key.daddr = c->service;
-	m->pair.holder_key.dport = c->service_port;
+	m->asked.addr = c->service;
+	m->asked.port = c->service_port;
 	return 1;
 }
 
@@ -46,15 +46,14 @@ static __noinline void find_socket_service(struct __sk_buff *skb, const struct p
 					   struct asked *asked)
 {
 	__u32 changes = service_changes_now(); /* before the lookups */
-	struct flow_pair *pair = get_flow_pair();
+	struct scratch *m = get_scratch();
 	const struct tuple *t = &p->tuple;
 	struct socket_peer *peer;
 	struct backend *b;
 
 	if (t->proto == IPPROTO_TCP) {
-		if (packet_syn(p) && pair && find_connection_service(skb))
-			asked->fe = socket_frontend(&pair->holder_key.daddr, pair->holder_key.dport,
-						    t);
+		if (packet_syn(p) && m && find_connection_service(skb))
+			asked->fe = socket_frontend(&m->asked.addr, m->asked.port, t);
 		return;
 	}
 	if (t->proto != IPPROTO_UDP)

@@ -288,12 +288,12 @@ static __always_inline int flow_yield_to_conntrack(struct __sk_buff *skb, const 
 	if (!pair)
 		return 0;
 	/* The stack's packet got another port when it left the node: serve_port_conflict. */
-	tuple_mirror(&pair->holder_key, &p->tuple);
-	node = bpf_map_lookup_elem(&flows, &pair->holder_key);
+	tuple_mirror(&pair->other_key, &p->tuple);
+	node = bpf_map_lookup_elem(&flows, &pair->other_key);
 	if (node && node->helper == HELPER_NODE)
 		return 0;
-	pair->holder_key = p->tuple;
-	return !flow_delete(&pair->holder_key, f->slot, &pair->reverse_key);
+	pair->other_key = p->tuple;
+	return !flow_delete(&pair->other_key, f->slot, &pair->reverse_key);
 }
 
 /*

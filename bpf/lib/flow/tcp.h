@@ -176,7 +176,7 @@ static __always_inline void flow_close(struct flow *f, struct flow *reverse, con
 	client_share_add(f, p, -1);
 	pair->reply_key = p->tuple;
 	slot = unconfirmed_admit(&pair->reply_key, p->time, false);
-	if (old != SLOT_CLAIMED && __sync_val_compare_and_swap(&f->slot, old, slot) == old)
+	if (old != SLOT_NONE && __sync_val_compare_and_swap(&f->slot, old, slot) == old)
 		reverse->slot = slot;
 }
 

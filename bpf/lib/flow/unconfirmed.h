@@ -89,8 +89,8 @@ static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tup
 	struct flow *f = bpf_map_lookup_elem(&flows, key), *reverse;
 
 	/* One CPU wins: slots are unique, even if the memory is another entry's by now. */
-	if (!f || slot == SLOT_CLAIMED ||
-	    __sync_val_compare_and_swap(&f->slot, slot, SLOT_CLAIMED) != slot)
+	if (!f || slot == SLOT_NONE ||
+	    __sync_val_compare_and_swap(&f->slot, slot, SLOT_NONE) != slot)
 		return -1;
 	if (balance_by_load && f->flags & FLOW_COUNTED && f->state != FLOW_CLOSED)
 		load_add_flow(f->backend, -1);
@@ -153,13 +153,13 @@ static __noinline __u32 unconfirmed_admit(const struct tuple *key, __u32 time, b
 {
 	struct flow_pair *pair = get_flow_pair();
 	struct tuple *old_key, *reverse_key;
-	__u32 *next = ring_next(remote), slot = SLOT_CLAIMED, before, index;
+	__u32 *next = ring_next(remote), slot = SLOT_NONE, before, index;
 	struct tuple *place;
 	struct flow *old;
 
 	if (!pair || !next || !ring_length(remote))
-		return SLOT_CLAIMED;
-	old_key = &pair->holder_key;
+		return SLOT_NONE;
+	old_key = &pair->other_key;
 	reverse_key = &pair->reverse_key;
 #pragma unroll
 	for (int i = 0; i < ADMIT_TRIES; i++) {
@@ -169,7 +169,7 @@ static __noinline __u32 unconfirmed_admit(const struct tuple *key, __u32 time, b
 		index = slot % ring_length(remote) + (remote ? unconfirmed_max : 0);
 		place = bpf_map_lookup_elem(&unconfirmed, &index);
 		if (!place)
-			return SLOT_CLAIMED;
+			return SLOT_NONE;
 		*old_key = *place;
 		old = bpf_map_lookup_elem(&flows, old_key);
 		if (!old || old->slot != before || flow_confirmed(old) ||

@@ -17,18 +17,18 @@
 __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 {
 	struct scratch *m = get_scratch();
-	struct flow *holder;
+	struct flow *owner;
 	struct tuple *t;
 
 	if (!m || !s)
 		return GO_ON;
 	t = &m->packet.tuple;
 	tuple_mirror(&m->pair.reply_key, t);
-	holder = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
-	if (!holder && t->proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER))
-		holder = request_at(&m->pair.reply_key, &m->pair.holder_key);
-	if (!holder || (holder->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
-	    flow_dead(holder, t->proto, s, now()))
+	owner = bpf_map_lookup_elem(&flows, &m->pair.reply_key);
+	if (!owner && t->proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER))
+		owner = request_at(&m->pair.reply_key, &m->pair.other_key);
+	if (!owner || (owner->flags & (FLOW_REPLY | FLOW_SNAT)) != (FLOW_REPLY | FLOW_SNAT) ||
+	    flow_dead(owner, t->proto, s, now()))
 		return GO_ON;
 	flow_identity(&m->pair.flow, t, FLOW_SNAT | FLOW_STACK, HELPER_NODE, t->dport);
 	m->pair.ports = PORTS_SNAT;

@@ -164,12 +164,12 @@ static __always_inline void tftp_fill(const struct tuple *answer, const struct f
 static __always_inline int tftp_store(const struct tuple *answer, struct flow_pair *pair,
 				      const struct settings *s)
 {
-	struct flow *holder;
+	struct flow *owner;
 
 	if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_NOEXIST)) {
-		holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
-		if (holder && holder->helper < HELPER_DATA &&
-		    !flow_dead(holder, answer->proto, s, pair->flow.seen))
+		owner = bpf_map_lookup_elem(&flows, &pair->reply_key);
+		if (owner && owner->helper < HELPER_DATA &&
+		    !flow_dead(owner, answer->proto, s, pair->flow.seen))
 			return -1;
 		if (bpf_map_update_elem(&flows, &pair->reply_key, &pair->reply, BPF_ANY))
 			return -1;
@@ -178,8 +178,8 @@ static __always_inline int tftp_store(const struct tuple *answer, struct flow_pa
 	if (bpf_map_update_elem(&flows, answer, &pair->flow, BPF_ANY))
 		return -1;
 	flow_protect(answer);
-	holder = bpf_map_lookup_elem(&flows, &pair->reply_key);
-	if (holder && holder->slot == pair->flow.slot)
+	owner = bpf_map_lookup_elem(&flows, &pair->reply_key);
+	if (owner && owner->slot == pair->flow.slot)
 		return 0;
 	/* Another CPU replaced the flow when only one of its entries was stored. */
 	bpf_map_delete_elem(&flows, answer);

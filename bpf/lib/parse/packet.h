@@ -24,7 +24,8 @@ enum packet_flags {
 	PACKET_OPTIONS = 1 << 11,    /* IPv4 options or IPv6 extension headers */
 	PACKET_DF = 1 << 12,	     /* must not be fragmented; always set for IPv6 */
 	PACKET_DSR_OPTION = 1 << 13, /* the option of dsr/option.h comes first */
-	PACKET_DSR = 1 << 14, /* the option was read: dsr.claim in scratch memory is its content */
+	PACKET_DSR =
+		1 << 14, /* the option was read: dsr.connection in scratch memory is its content */
 	/*
 	 * The destination is the endpoint already, while the tuple has the Service's:
 	 * dsr/receive.h.
