@@ -14,6 +14,13 @@ enum port_list {
 	PORTS_NETWORK, /* for the address of another node or of its pods */
 };
 
+/* The source port of a new flow towards its endpoint. */
+enum source_port {
+	SOURCE_PORT_KEEP, /* the client's, unless another flow to the endpoint has it */
+	SOURCE_PORT_RANDOM,
+	SOURCE_PORT_EXACT, /* the client's, or none */
+};
+
 /* The flow that a program works on, in both directions. */
 struct flow_pair {
 	struct flow flow;
@@ -23,8 +30,8 @@ struct flow_pair {
 	struct tuple other_key;
 	struct tuple reverse_key; /* key of that flow's reverse entry */
 	__u32 seq;		  /* of the first packet, if it is a SYN */
-	enum port_list ports;
-	__u32 exact; /* 1: with SOURCE_PORT_EXACT */
+	enum source_port source;
+	enum port_list ports; /* of random ports */
 	/* The best flow to replace that the search for a port has found: flow_replace_rank. */
 	__u32 replace_slot;
 	__u32 replace_rank;

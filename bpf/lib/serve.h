@@ -122,7 +122,7 @@ static __always_inline bool plan_own_connection(struct scratch *m, const struct 
 }
 
 /*
- * Is the next hop that flow_plan has found that of the new flow? With SNAT the source differs, and
+ * Is the next hop that plan_new has found that of the new flow? With SNAT the source differs, and
  * so may the route. If the slots differ, another CPU has stored another flow.
  */
 static __always_inline bool flow_is_routed(const struct flow_pair *pair)
@@ -133,46 +133,35 @@ static __always_inline bool flow_is_routed(const struct flow_pair *pair)
 
 /* Creates the flow of a Service's first packet to an endpoint, and forwards the packet. */
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
-				     const struct found *found, enum hook hook, bool with_dsr,
+				     const struct found *found, enum hook hook, enum dsr_role role,
 				     struct settings *s)
 {
 	struct packet *p = &m->packet;
-	struct port_plan port;
+	struct flow *f = &m->pair.flow;
 	enum step step;
+	bool remote;
 
-	m->pair.flow.helper = found->fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
-	m->pair.flow.end = END_UNKNOWN; /* and REQUEST_SENT */
-	if (m->pair.flow.helper) {
+	f->helper = found->fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
+	f->end = END_UNKNOWN; /* and REQUEST_SENT */
+	if (f->helper) {
 		feature_mark(FEATURE_HELPER);
 		count(HELPER_ASKED);
 	}
-	step = flow_plan(skb, m, found->choice.backend, hook, with_dsr, s);
-	if (found->choice.counted)
-		m->pair.flow.flags |= FLOW_COUNTED;
-	if (step == GO_ON)
-		step = xfrm_plan(s, m);
+	step = plan_new(skb, m, found->choice.backend, hook, role, s);
 	if (step == REFUSE)
 		return refuse(skb, m);
-	if (step == DROP)
-		return drop_reported(s, m->pair.flow.service, m->drop, REPORT_PLANNED);
-	if (dsr_remote(&m->pair.flow)) {
-		if (dsr_begin(skb, m))
-			return refuse(skb, m);
-		if (p->flags & PACKET_STATELESS) {
-			p->flags |= PACKET_ROUTED;
-			return flow_forward(skb, m, hook, NULL);
-		}
-	} else {
-		if (p->flags & PACKET_STATELESS) /* the endpoint is on this node */
-			return WITHOUT_FLOW;
-		flow_record_first(skb, m);
-		report_plan(s, &m->pair.flow);
+	if (step == WITHOUT_FLOW)
+		return step;
+	remote = dsr_remote(f);
+	if (step == GO_ON && remote && p->flags & PACKET_STATELESS) {
+		p->flags |= PACKET_ROUTED;
+		return flow_forward(skb, m, hook, NULL);
 	}
-	port = plan_port(p, &m->pair.flow, hook);
-	m->pair.ports = port.list;
-	if (flow_create(skb, m, port.source, dsr_remote(&m->pair.flow), s) == DROP)
-		return drop_reported(s, m->pair.flow.service, m->drop, REPORT_PLANNED);
-	if (!dsr_remote(&m->pair.flow))
+	if (found->choice.counted)
+		f->flags |= FLOW_COUNTED;
+	if (step == DROP || flow_create(skb, m, remote, s) == DROP)
+		return drop_reported(s, f->service, m->drop, REPORT_PLANNED);
+	if (!remote)
 		report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
 	if (flow_is_routed(&m->pair))
 		p->flags |= PACKET_ROUTED;
@@ -193,7 +182,7 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 {
 	struct scratch *m = get_scratch();
 	struct found found = {};
-	bool with_dsr = false;
+	enum dsr_role role = DSR_NONE;
 
 	if (!m || !s)
 		return NEXT;
@@ -238,13 +227,14 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		    has_syn_filter(found.fe->service))
 			return drop_reported(s, found.fe->service, DROP_SYN_FORM, REPORT_PACKET);
 		m->pair.flow.backend = found.choice.id;
-		with_dsr = dsr && found.choice.dsr && hook == FROM_NETWORK && dsr_plan(&m->packet);
+		if (dsr && found.choice.dsr && hook == FROM_NETWORK && dsr_plan(&m->packet))
+			role = DSR_RECEIVES;
 		/* With DSR it may have begun at another node, or have lost its flow here. */
-		if (!with_dsr && !packet_begins(&m->packet))
+		if (role == DSR_NONE && !packet_begins(&m->packet))
 			return WITHOUT_FLOW;
 		break;
 	}
-	return serve_new(skb, m, &found, hook, with_dsr, s);
+	return serve_new(skb, m, &found, hook, role, s);
 }
 
 #endif

@@ -271,15 +271,8 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 	f->helper = HELPER_NONE;
 	f->end = END_UNKNOWN;
 	/* No REFUSE: the endpoint is on this node. */
-	if (flow_plan(skb, m, &b, FROM_NETWORK, false, s) == DROP || xfrm_plan(s, m) == DROP)
-		return drop_reported(s, f->service, m->drop, REPORT_PLANNED);
-	f->flags |= FLOW_DSR;
-	if (packet_begins(&m->packet))
-		flow_record_first(skb, m);
-	else
-		f->state = FLOW_ESTABLISHED;
-	report_plan(s, f);
-	if (flow_create(skb, m, SOURCE_PORT_EXACT, false, s) == DROP)
+	if (plan_new(skb, m, &b, FROM_NETWORK, DSR_ANSWERS, s) == DROP ||
+	    flow_create(skb, m, false, s) == DROP)
 		return drop_reported(s, f->service, m->drop, REPORT_PLANNED);
 	report_opened(skb, s, &m->pair, false);
 	return flow_forward(skb, m, FROM_NETWORK, NULL);

@@ -148,8 +148,8 @@ __noinline int dsr_plan(struct packet *p)
 }
 
 /*
- * Completes a new flow with DSR with the next hop that flow_plan has found. Returns 0, or -1 if the
- * packet is too long for it.
+ * Completes a new flow with DSR with the next hop that plan_source has found. Returns 0, or -1 if
+ * the packet is too long for it.
  */
 static __always_inline int dsr_begin(struct __sk_buff *skb, struct scratch *m)
 {

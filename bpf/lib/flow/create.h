@@ -191,7 +191,7 @@ static __always_inline int reply_reserve(struct flow_pair *pair, const struct tu
 	if (flow_is_reverse(owner, key) || flow_dead(owner, reply_key->proto, s, reply->seen))
 		return reply_replace(pair, owner->slot);
 	rank = flow_replace_rank(owner, key, reply->seen, pair->seq, s);
-	if (pair->exact && rank == RANK_REUSABLE)
+	if (pair->source == SOURCE_PORT_EXACT && rank == RANK_REUSABLE)
 		return reply_replace(pair, owner->slot);
 	if (rank > pair->replace_rank) {
 		pair->replace_rank = rank;
@@ -282,19 +282,12 @@ __noinline int reply_release_contested(struct __sk_buff *skb)
 		return 0;
 	if (conntrack_find(skb, &pair->reply_key, &found) != IP_CT_DIR_REPLY)
 		return 0;
-	if (pair->exact && !(found.status & IPS_DST_NAT) &&
+	if (pair->source == SOURCE_PORT_EXACT && !(found.status & IPS_DST_NAT) &&
 	    (pair->reply_key.proto != IPPROTO_TCP || tracked_ended(&found)))
 		return 0;
 	bpf_map_delete_elem(&flows, &pair->reply_key);
 	return 1;
 }
-
-/* The source port of a new flow towards its endpoint. */
-enum source_port {
-	SOURCE_PORT_KEEP, /* the client's, unless another flow to the endpoint has it */
-	SOURCE_PORT_RANDOM,
-	SOURCE_PORT_EXACT, /* the client's, or none */
-};
 
 /* Tries reply tuples until one is ours. Returns -1 if none is. */
 __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct settings *s,
@@ -348,12 +341,11 @@ __noinline int flow_store(const struct tuple *key)
 }
 
 /*
- * Stores pair.flow under the tuple of the packet. Its sport is the client's, and changes if source
- * is SOURCE_PORT_RANDOM or another flow to the endpoint has it. Returns DROP, or GO_ON, and
- * pair.flow is then the entry in the map. remote: dsr_remote.
+ * Stores pair.flow under the tuple of the packet. Its sport is the client's, and changes if
+ * pair.source is SOURCE_PORT_RANDOM or another flow to the endpoint has it. Returns DROP, or GO_ON,
+ * and pair.flow is then the entry in the map. remote: dsr_remote.
  */
-static __always_inline enum step flow_create(struct __sk_buff *skb, struct scratch *m,
-					     enum source_port source, bool remote,
+static __always_inline enum step flow_create(struct __sk_buff *skb, struct scratch *m, bool remote,
 					     struct settings *s)
 {
 	struct tuple *key = &m->packet.tuple;
@@ -365,8 +357,7 @@ static __always_inline enum step flow_create(struct __sk_buff *skb, struct scrat
 	flow_reverse_key(&pair->reply_key, f, key);
 	pair->replace_port = 0;
 	pair->replace_rank = 0;
-	pair->exact = source == SOURCE_PORT_EXACT;
-	if (reply_search(skb, key, s, source))
+	if (reply_search(skb, key, s, pair->source))
 		return drop_for(m, DROP_SNAT_PORTS);
 	f->sport = pair->reply_key.dport;
 	if (!flow_store(key)) {

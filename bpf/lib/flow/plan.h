@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Plans a new flow: its endpoint, its source address and port, and the need for netfilter. */
+/*
+ * Plans a new flow in scratch memory: its source address and port, its next hop, IPsec, the need
+ * for netfilter, and its state after the first packet. flow/create.h stores it.
+ */
 #ifndef SPILLWAY_FLOW_PLAN_H
 #define SPILLWAY_FLOW_PLAN_H
 
+#include "../dsr/send.h"
 #include "../hook.h"
 #include "../lookup/next_hop.h"
 #include "../lookup/xfrm.h"
@@ -43,7 +47,7 @@ static __always_inline int needs_stack(const struct packet *p, const struct back
  * stack sees the endpoint's address. And the stack cannot forward a packet whose source is
  * the node's own address.
  */
-static __always_inline enum step xfrm_plan(const struct settings *s, struct scratch *m)
+static __always_inline enum step plan_xfrm(const struct settings *s, struct scratch *m)
 {
 	const struct tuple *t = &m->packet.tuple;
 	struct flow *f = &m->pair.flow;
@@ -70,15 +74,22 @@ static __always_inline void flow_record_first(struct __sk_buff *skb, struct scra
 	tcp_begin(skb, &f->tcp, &m->packet);
 }
 
+/* What a new flow has to do with DSR. */
+enum dsr_role {
+	DSR_NONE,
+	DSR_RECEIVES, /* this node receives it, and an endpoint on another node answers */
+	DSR_ANSWERS,  /* another node has received it, and an endpoint of this node answers */
+};
+
 /*
  * Fills the flow towards an endpoint. Replaces the source address where the replies would
  * not come back through this node: the endpoint and the client are on other machines, or
  * the endpoint is the client. With DSR, the replies go to the client without this node.
  * Returns GO_ON, DROP or REFUSE.
  */
-static __always_inline enum step flow_plan(struct __sk_buff *skb, struct scratch *m,
-					   const struct backend *b, enum hook hook, bool with_dsr,
-					   const struct settings *s)
+static __always_inline enum step plan_source(struct __sk_buff *skb, struct scratch *m,
+					     const struct backend *b, enum hook hook,
+					     enum dsr_role role, const struct settings *s)
 {
 	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
@@ -110,7 +121,7 @@ static __always_inline enum step flow_plan(struct __sk_buff *skb, struct scratch
 			       !bpf_map_lookup_elem(&uplinks, &m->next_hop.ifindex);
 	}
 	f->flags = (on_this_node ? FLOW_TO_POD : 0) | (hook == FROM_POD ? FLOW_REVERSE_TO_POD : 0);
-	if (with_dsr && !on_this_node) {
+	if (role == DSR_RECEIVES && !on_this_node) {
 		f->flags |= FLOW_DSR;
 		return GO_ON;
 	}
@@ -128,38 +139,63 @@ static __always_inline enum step flow_plan(struct __sk_buff *skb, struct scratch
 	return GO_ON;
 }
 
-/* The source port of a new flow. */
-struct port_plan {
-	enum source_port source;
-	enum port_list list; /* the list of random ports */
-};
-
 /*
  * Decides about the source port. Sockets of pods and nodes connect directly to endpoints
  * (sock/translate.h), and other nodes use the ports of their own lists. This node has no entry
  * for such connections. A flow with the same address must not use their ports, or it would
  * get their replies. Ports of pods below 1024 stay, because servers check them.
  */
-static __always_inline struct port_plan plan_port(const struct packet *p, const struct flow *f,
-						  enum hook hook)
+static __always_inline void plan_port(const struct packet *p, struct flow_pair *pair,
+				      enum hook hook)
 {
-	struct port_plan plan = { .list = PORTS_SNAT, .source = SOURCE_PORT_RANDOM };
+	const struct flow *f = &pair->flow;
 
-	if (f->flags & FLOW_SNAT)
-		return plan;
+	pair->source = SOURCE_PORT_RANDOM;
+	pair->ports = PORTS_SNAT;
 	if (f->flags & FLOW_DSR) {
-		plan.source = SOURCE_PORT_EXACT;
-		return plan;
-	}
-	if (hook == FROM_POD) {
+		pair->source = SOURCE_PORT_EXACT;
+	} else if (f->flags & FLOW_SNAT) {
+		return;
+	} else if (hook == FROM_POD) {
 		if (bpf_ntohs(p->tuple.sport) < 1024)
-			plan.source = SOURCE_PORT_KEEP;
-		return plan;
+			pair->source = SOURCE_PORT_KEEP;
+	} else {
+		pair->ports = PORTS_NETWORK;
+		if (!in_cluster(&p->tuple.saddr, p->tuple.family))
+			pair->source = SOURCE_PORT_KEEP;
 	}
-	plan.list = PORTS_NETWORK;
-	if (!in_cluster(&p->tuple.saddr, p->tuple.family))
-		plan.source = SOURCE_PORT_KEEP;
-	return plan;
+}
+
+/*
+ * Plans the flow of a packet to an endpoint: fills pair.flow, the lists of its source port, and
+ * next_hop. Returns GO_ON, DROP, REFUSE, or WITHOUT_FLOW if a packet that may get no flow is for an
+ * endpoint of this node.
+ */
+static __always_inline enum step plan_new(struct __sk_buff *skb, struct scratch *m,
+					  const struct backend *b, enum hook hook,
+					  enum dsr_role role, const struct settings *s)
+{
+	struct packet *p = &m->packet;
+	struct flow *f = &m->pair.flow;
+	enum step step = plan_source(skb, m, b, hook, role, s);
+
+	if (step == GO_ON)
+		step = plan_xfrm(s, m);
+	if (step != GO_ON)
+		return step;
+	if (role == DSR_ANSWERS)
+		f->flags |= FLOW_DSR;
+	plan_port(p, &m->pair, hook);
+	if (dsr_remote(f))
+		return dsr_begin(skb, m) ? REFUSE : GO_ON;
+	if (p->flags & PACKET_STATELESS)
+		return WITHOUT_FLOW;
+	if (role == DSR_ANSWERS && !packet_begins(p))
+		f->state = FLOW_ESTABLISHED;
+	else
+		flow_record_first(skb, m);
+	report_plan(s, f);
+	return GO_ON;
 }
 
 #endif

@@ -31,10 +31,11 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 	    flow_dead(owner, t->proto, s, now()))
 		return GO_ON;
 	flow_identity(&m->pair.flow, t, FLOW_SNAT | FLOW_STACK, HELPER_NODE, t->dport);
+	m->pair.source = SOURCE_PORT_RANDOM;
 	m->pair.ports = PORTS_SNAT;
 	flow_record_first(skb, m);
 	feature_mark(FEATURE_NODE_HELPER);
-	if (flow_create(skb, m, SOURCE_PORT_RANDOM, false, s) == DROP)
+	if (flow_create(skb, m, false, s) == DROP)
 		return drop(DROP_SNAT_PORTS);
 	count(PORT_CHANGED);
 	return flow_forward(skb, m, EGRESS, NULL);
