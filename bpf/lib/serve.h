@@ -121,22 +121,11 @@ static __always_inline bool plan_own_connection(struct scratch *m, const struct 
 	return true;
 }
 
-/*
- * Is the next hop that plan_new has found that of the new flow? With SNAT the source differs, and
- * so may the route. If the slots differ, another CPU has stored another flow.
- */
-static __always_inline bool flow_is_routed(const struct flow_pair *pair)
-{
-	return !(pair->flow.flags & (FLOW_SNAT | FLOW_TO_POD)) &&
-	       pair->flow.slot == pair->reply.slot;
-}
-
 /* Creates the flow of a Service's first packet to an endpoint, and forwards the packet. */
 static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 				     const struct found *found, enum hook hook, enum dsr_role role,
 				     struct settings *s)
 {
-	struct packet *p = &m->packet;
 	struct flow *f = &m->pair.flow;
 	enum step step;
 	bool remote;
@@ -153,18 +142,14 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 	if (step == WITHOUT_FLOW)
 		return step;
 	remote = dsr_remote(f);
-	if (step == GO_ON && remote && p->flags & PACKET_STATELESS) {
-		p->flags |= PACKET_ROUTED;
+	if (step == GO_ON && remote && m->packet.flags & PACKET_STATELESS)
 		return flow_forward(skb, m, hook, NULL);
-	}
 	if (found->choice.counted)
 		f->flags |= FLOW_COUNTED;
 	if (step == DROP || flow_create(skb, m, remote, s) == DROP)
 		return drop_reported(s, f->service, m->drop, REPORT_PLANNED);
 	if (!remote)
 		report_opened(skb, s, &m->pair, balance_by_load && found->choice.measured);
-	if (flow_is_routed(&m->pair))
-		p->flags |= PACKET_ROUTED;
 	return flow_forward(skb, m, hook, NULL);
 }
 

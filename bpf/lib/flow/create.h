@@ -379,6 +379,7 @@ static __always_inline enum step flow_create(struct __sk_buff *skb, struct scrat
 	if (!other)
 		return drop_for(m, DROP_FLOW_TABLE);
 	*f = *other;
+	m->packet.flags &= ~PACKET_ROUTED;
 	return GO_ON;
 }
 

@@ -74,6 +74,14 @@ static __always_inline void flow_record_first(struct __sk_buff *skb, struct scra
 	tcp_begin(skb, &f->tcp, &m->packet);
 }
 
+/* Finds the route of the first packet. Returns 0, or -1 if there is none for it. */
+static __always_inline int plan_route(struct __sk_buff *skb, struct scratch *m,
+				      const struct addr *saddr, const struct addr *daddr)
+{
+	next_hop_route(skb, &m->packet, saddr, daddr, &m->next_hop);
+	return next_hop_unusable(&m->next_hop) ? -1 : 0;
+}
+
 /* What a new flow has to do with DSR. */
 enum dsr_role {
 	DSR_NONE,
@@ -109,9 +117,8 @@ static __always_inline enum step plan_source(struct __sk_buff *skb, struct scrat
 	f->in_ifindex = hook_device(skb, hook);
 	flow_forget_next_hop(f);
 	if (!on_this_node) {
-		next_hop_route(skb, p, &p->tuple.saddr, &b->addr, &m->next_hop);
 		/* There is no flow without a next hop: its source address is unknown. */
-		if (next_hop_unusable(&m->next_hop))
+		if (plan_route(skb, m, &p->tuple.saddr, &b->addr))
 			return REFUSE;
 		/*
 		 * A device that is not external: the endpoint is a pod of this node,
@@ -136,7 +143,11 @@ static __always_inline enum step plan_source(struct __sk_buff *skb, struct scrat
 	f->flags |= FLOW_SNAT;
 	if (node_addr(&f->saddr, on_this_node ? 0 : m->next_hop.ifindex, p->tuple.family, s))
 		return drop_for(m, DROP_NO_SNAT_ADDR);
-	return GO_ON;
+	/*
+	 * The route may depend on the source: a rule, an IPv6 route with a source prefix, the hash
+	 * of a multipath route. And the source depends on the route's device.
+	 */
+	return !on_this_node && plan_route(skb, m, &f->saddr, &b->addr) ? REFUSE : GO_ON;
 }
 
 /*
@@ -185,6 +196,8 @@ static __always_inline enum step plan_new(struct __sk_buff *skb, struct scratch 
 		return step;
 	if (role == DSR_ANSWERS)
 		f->flags |= FLOW_DSR;
+	if (!(f->flags & FLOW_TO_POD))
+		p->flags |= PACKET_ROUTED;
 	plan_port(p, &m->pair, hook);
 	if (dsr_remote(f))
 		return dsr_begin(skb, m) ? REFUSE : GO_ON;
