@@ -192,16 +192,16 @@ static __always_inline int tftp_store(const struct tuple *answer, struct flow_pa
  * connections: masquerade it, or drop it although a policy allows replies. If netfilter
  * accepted the request, it would accept a reply.
  */
-static __always_inline int tftp_answer_may_bypass(struct __sk_buff *skb, struct scratch *m,
+static __always_inline int tftp_answer_may_bypass(struct __sk_buff *skb, const struct tuple *answer,
 						  const struct flow *request, enum hook hook)
 {
-	struct tuple *asked = &m->icmp.key; /* free memory: the packet is no ICMP error */
+	struct tuple asked;
 
 	if (hook == EGRESS || !(request->flags & FLOW_STACK) || request->helper == HELPER_NODE)
 		return 0;
-	tuple_mirror(asked, &m->packet.tuple);
-	asked->dport = request->helper_port;
-	return conntrack_accepted(skb, asked);
+	tuple_mirror(&asked, answer);
+	asked.dport = request->helper_port;
+	return conntrack_accepted(skb, &asked);
 }
 
 /*
@@ -274,7 +274,7 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 		*f = *request;
 		return flow_forward(skb, m, hook, request);
 	}
-	bypass = tftp_answer_may_bypass(skb, m, request, hook);
+	bypass = tftp_answer_may_bypass(skb, &p->tuple, request, hook);
 	if (!bypass && !flow_applies(request, hook))
 		return GO_ON;
 	/*
