@@ -1,6 +1,7 @@
 package kubeobject
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -18,13 +19,10 @@ func (c *checker) addr(p *field.Path, s string) (netip.Addr, bool) {
 }
 
 // parseAddr parses an address, or returns what is wrong with it and the remedy. It refuses
-// octets with leading zeros and IPv4 written as IPv6, as current API servers do. Programs
-// have parsed both in different ways (CVE-2021-29923).
+// IPv4 written as IPv6, which programs have parsed in different ways.
 func parseAddr(s string) (_ netip.Addr, why, remedy string) {
-	a, err := netip.ParseAddr(s)
+	a, err := netip.ParseAddr(decimal(s))
 	switch {
-	case err != nil && leadingZero(s):
-		return netip.Addr{}, fmt.Sprintf("%q has a leading zero, which some programs read as octal", s), "write the address without it"
 	case err != nil:
 		return netip.Addr{}, fmt.Sprintf("%q is not an IP address", s), "write one such as 192.0.2.1 or 2001:db8::1"
 	case a.Zone() != "":
@@ -36,10 +34,37 @@ func parseAddr(s string) (_ netip.Addr, why, remedy string) {
 	return a, "", ""
 }
 
-// prefix parses a CIDR. Bits beyond the prefix length are cleared, as
-// Kubernetes does.
+// decimal returns an address or a CIDR without leading zeros in its octets and its length. kube-proxy
+// reads them as decimal too (ParseIPSloppy). API servers keep them in objects of earlier releases, and
+// refuse them in new ones since 1.36 alone (KEP-4858).
+func decimal(s string) string {
+	host, bits, isRange := strings.Cut(s, "/")
+	octets := strings.Split(host, ".")
+	if len(octets) != 4 {
+		octets = []string{host}
+	} else {
+		for i, o := range octets {
+			octets[i] = withoutZeros(o)
+		}
+	}
+	if host = strings.Join(octets, "."); !isRange {
+		return host
+	}
+	return host + "/" + withoutZeros(bits)
+}
+
+// withoutZeros returns a number without leading zeros, and any other text as it is.
+func withoutZeros(s string) string {
+	if strings.Trim(s, "0123456789") != "" || len(s) < 2 {
+		return s
+	}
+	return cmp.Or(strings.TrimLeft(s, "0"), "0")
+}
+
+// prefix parses a CIDR. Leading zeros are ignored and bits beyond the prefix length are
+// cleared, as Kubernetes does.
 func (c *checker) prefix(p *field.Path, s string) (netip.Prefix, bool) {
-	n, ok := c.parsePrefix(p, s)
+	n, ok := c.parsePrefix(p, decimal(s))
 	return n.Masked(), ok
 }
 
@@ -58,7 +83,7 @@ func (c *checker) exactPrefix(p *field.Path, s string) (netip.Prefix, bool) {
 func (c *checker) parsePrefix(p *field.Path, s string) (netip.Prefix, bool) {
 	n, err := netip.ParsePrefix(s)
 	switch {
-	case err != nil && leadingZero(s):
+	case err != nil && decimal(s) != s:
 		c.invalidf(p, "%q has a leading zero, which some programs read as octal; write the CIDR without it", s)
 	case err != nil:
 		c.invalidf(p, "%q is not a CIDR such as 192.0.2.0/24 or 2001:db8::/64", s)
@@ -68,21 +93,6 @@ func (c *checker) parsePrefix(p *field.Path, s string) (netip.Prefix, bool) {
 		return n, true
 	}
 	return netip.Prefix{}, false
-}
-
-// leadingZero reports whether one of the octets or the length of s has one.
-func leadingZero(s string) bool {
-	host, bits, _ := strings.Cut(s, "/")
-	octets := strings.Split(host, ".")
-	if len(octets) != 4 {
-		octets = nil
-	}
-	for _, o := range append(octets, bits) {
-		if len(o) > 1 && o[0] == '0' && strings.Trim(o, "0123456789") == "" {
-			return true
-		}
-	}
-	return false
 }
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})

@@ -167,7 +167,7 @@ func TestOnlyOwnAnnotationsAreKept(t *testing.T) {
 func TestSpecialAddresses(t *testing.T) {
 	for _, a := range []string{"127.0.0.1", "127.8.9.1", "::1", "0.0.0.0", "::", "169.254.169.254", "fe80::1", "224.0.0.1", "239.1.2.3",
 		"ff02::1", "ff0e::1", "255.255.255.255",
-		"::ffff:127.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "127.1", "0x7f000001", "2130706433", "010.0.0.1", " 10.0.0.1", "10.0.0.1\n"} {
+		"::ffff:127.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "127.1", "0x7f000001", "2130706433", "0127.0.0.1", " 10.0.0.1", "10.0.0.1\n"} {
 		kind := discoveryv1.AddressTypeIPv4
 		if strings.Contains(a, ":") {
 			kind = discoveryv1.AddressTypeIPv6

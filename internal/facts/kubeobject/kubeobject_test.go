@@ -181,7 +181,7 @@ func TestServiceProblems(t *testing.T) {
 		{`name: a, namespace: b.c`, ports + `, clusterIP: 10.0.0.1`, `metadata.namespace: "b.c" is not a namespace name`},
 		{`name: a`, ports, `spec.clusterIP: is missing, and no allocator runs here`},
 		{`name: a`, ports + `, clusterIP: 10.96.0`, `spec.clusterIP: "10.96.0" is not an IP address`},
-		{`name: a`, ports + `, clusterIP: 10.096.0.1`, `spec.clusterIP: "10.096.0.1" has a leading zero`},
+		{`name: a`, ports + `, clusterIP: 10.256.0.01`, `spec.clusterIP: "10.256.0.01" is not an IP address`},
 		{`name: a`, ports + `, clusterIP: "::ffff:10.0.0.1"`,
 			`spec.clusterIP: "::ffff:10.0.0.1" is an IPv4-mapped IPv6 address; write "10.0.0.1"`},
 		{`name: a`, ports + `, clusterIP: fe80::1%eth0`, `spec.clusterIP: "fe80::1%eth0" has a zone`},
@@ -210,8 +210,8 @@ func TestServiceProblems(t *testing.T) {
 			`spec.healthCheckNodePort: 70000 is not a port`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0]`,
 			`spec.loadBalancerSourceRanges[0]: "10.0.0.0" is not a CIDR`},
-		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0/08]`,
-			`spec.loadBalancerSourceRanges[0]: "10.0.0.0/08" has a leading zero`},
+		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0/033]`,
+			`spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is not a CIDR`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, type: LoadBalancer, loadBalancerSourceRanges: ["::ffff:1.2.3.4/128"]`,
 			`spec.loadBalancerSourceRanges[0]: "::ffff:1.2.3.4/128" is an IPv4-mapped IPv6 range`},
 		{`name: a`, ports + `, clusterIP: 10.0.0.1, loadBalancerSourceRanges: [10.0.0.0/8]`,
@@ -241,15 +241,34 @@ func TestServiceProblems(t *testing.T) {
 	}
 }
 
+// TestLeadingZerosAreDecimal has the objects of kube-proxy's TestBadIPs (pkg/proxy/nftables/proxier_test.go
+// of 1.36). An API server before 1.36 stores such addresses.
+func TestLeadingZerosAreDecimal(t *testing.T) {
+	s, problems := Service(object[corev1.Service](t, `{metadata: {name: svc1}, spec: {type: LoadBalancer, clusterIP: 172.30.0.041,
+clusterIPs: [172.30.0.041], externalIPs: [192.168.099.022], loadBalancerSourceRanges: [203.0.113.000/025],
+ports: [{name: p80, port: 80, nodePort: 3001}]}, status: {loadBalancer: {ingress: [{ip: 1.2.3.004}]}}}`))
+	verify(t, s, problems, &model.Service{
+		Name: model.Name{Namespace: "default", Name: "svc1"}, Type: model.LoadBalancer,
+		ClusterIPs: addrs("172.30.0.41"), ExternalIPs: addrs("192.168.99.22"), LoadBalancerIPs: addrs("1.2.3.4"),
+		SourceRanges: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/25")},
+		Ports:        []model.ServicePort{{Name: "p80", Protocol: model.TCP, Port: 80, NodePort: 3001}},
+	})
+	slice, problems := EndpointSlice(object[discoveryv1.EndpointSlice](t, `{metadata: {name: a, labels: {kubernetes.io/service-name: svc1}},
+addressType: IPv4, endpoints: [{addresses: [10.180.00.001]}, {addresses: [10.0.0.0]}]}`))
+	if len(problems) > 0 || len(slice.Endpoints) != 2 || slice.Endpoints[0].Addr != netip.MustParseAddr("10.180.0.1") {
+		t.Errorf("endpoints %v, problems %v", slice.Endpoints, problems)
+	}
+}
+
 func TestServiceIngressProblems(t *testing.T) {
 	const spec = `metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 80}]}`
 	s, problems := Service(object[corev1.Service](t,
-		`{`+spec+`, status: {loadBalancer: {ingress: [{ip: 1.2.3.04}, {ip: 1.2.3.4, ipMode: Vip}, {ip: "::"}, {ip: 1.2.3.5}]}}}`))
+		`{`+spec+`, status: {loadBalancer: {ingress: [{ip: 1.2.3}, {ip: 1.2.3.4, ipMode: Vip}, {ip: "::"}, {ip: 1.2.3.5}]}}}`))
 	verify(t, s, problems, &model.Service{
 		Name: model.Name{Namespace: "default", Name: "a"}, Type: model.LoadBalancer,
 		ClusterIPs: addrs("10.0.0.1"), LoadBalancerIPs: addrs("1.2.3.5"), Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
 	},
-		`status.loadBalancer.ingress[0].ip: the address is left out: "1.2.3.04" has a leading zero`,
+		`status.loadBalancer.ingress[0].ip: the address is left out: "1.2.3" is not an IP address`,
 		`status.loadBalancer.ingress[1].ipMode: the address is left out: "Vip" is unknown; use VIP, Proxy`,
 		`status.loadBalancer.ingress[2].ip: the address is left out: :: is the unspecified address`)
 }
@@ -349,7 +368,7 @@ func TestEndpointSliceLeavesOut(t *testing.T) {
 	}
 	for addresses, want := range map[string]string{
 		`[]`:                     `endpoints[1].addresses: the endpoint is left out: is empty`,
-		`[01.2.3.4]`:             `endpoints: 1 address gets no traffic: "01.2.3.4" has a leading zero, which some programs read as octal; correct`,
+		`[1.2.3]`:                `endpoints: 1 address gets no traffic: "1.2.3" is not an IP address; correct`,
 		`["fd00::1"]`:            `endpoints: 1 address gets no traffic: fd00::1 is not IPv4, which the slice's addressType says; correct`,
 		`[127.0.0.1]`:            `endpoints: 1 address gets no traffic: 127.0.0.1 is a loopback address; correct`,
 		`[255.255.255.255]`:      `endpoints: 1 address gets no traffic: 255.255.255.255 is the broadcast address; correct the slice, or the program that writes it`,

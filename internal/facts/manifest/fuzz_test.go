@@ -10,7 +10,7 @@ import (
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{
 		service("a", "10.0.0.1"),
-		service("a", "10.0.0.01") + "---\n" + service("b", "fd00::1"),
+		service("a", "10.0.0.301") + "---\n" + service("b", "fd00::1"),
 		"apiVersion: v1\nkind: List\nitems: [{kind: Node, apiVersion: v1, metadata: {name: n}}, null, 3]\n",
 		"apiVersion: v1\nkind: ServiceList\nitems: [{metadata: {name: n}, spec: {ports: [{port: 70000}]}}]\n",
 		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, labels: {kubernetes.io/service-name: a}}\naddressType: " +

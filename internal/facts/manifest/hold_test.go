@@ -67,7 +67,7 @@ func TestBadDocumentHoldsItsObject(t *testing.T) {
 	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"), service("c", "10.0.0.3"))
 	l.expect("a=10.0.0.1 b=10.0.0.2 c=10.0.0.3")
 	// b has a bad field, a moves on, c goes.
-	l.write("m.yaml", service("a", "10.0.0.9"), service("b", "10.0.0.02"))
+	l.write("m.yaml", service("a", "10.0.0.9"), service("b", "10.0.0.302"))
 	l.expect("a=10.0.0.9 b=10.0.0.2", "document 2 (Service default/b): spec.clusterIP")
 	// Still bad, in another way, and beside another file.
 	l.write("m.yaml", service("b", "10.0.0.4")+"x: y\n")
@@ -172,7 +172,7 @@ func (l *live) rename(from, to string) {
 func TestARenamedFileKeepsServing(t *testing.T) {
 	for name, tt := range map[string]struct{ text, problem string }{
 		"good":         {service("a", "10.0.0.1"), ""},
-		"a bad object": {service("a", "10.0.0.01"), "z.yaml, document 1 (Service default/a): spec.clusterIP"},
+		"a bad object": {service("a", "10.0.0.301"), "z.yaml, document 1 (Service default/a): spec.clusterIP"},
 		"no YAML":      {badYAML, "z.yaml, document 1: line 1 is not YAML"},
 		"empty":        {"", "z.yaml: is empty"},
 	} {
@@ -206,11 +206,11 @@ func TestABadCopyHoldsWhatItsOriginalServed(t *testing.T) {
 	l := newLive(t)
 	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.2"))
 	l.expect("a=10.0.0.1 b=10.0.0.2")
-	l.write("n.yaml", service("a", "10.0.0.01"))
+	l.write("n.yaml", service("a", "10.0.0.301"))
 	l.expect("a=10.0.0.1 b=10.0.0.2", "n.yaml, document 1 (Service default/a): spec.clusterIP")
 	_ = os.Remove(filepath.Join(l.dir, "m.yaml"))
 	l.expect("a=10.0.0.1", "n.yaml, document 1 (Service default/a): spec.clusterIP")
-	l.write("n.yaml", service("a", "10.0.0.02"))
+	l.write("n.yaml", service("a", "10.0.0.302"))
 	l.expect("a=10.0.0.1", "n.yaml, document 1 (Service default/a): spec.clusterIP")
 	l.write("n.yaml", service("a", "10.0.0.3"))
 	l.expect("a=10.0.0.3")
@@ -395,7 +395,7 @@ func TestWhatCouldNeverBeReadIsTold(t *testing.T) {
 		}
 	}
 	policy := "apiVersion: policy.spillway.dev/v1alpha1\nkind: DoNotTrackPolicy\nmetadata: {name: p}\nspec: {denny: others}\n"
-	l.write("a.yaml", service("a", "10.0.0.02"))
+	l.write("a.yaml", service("a", "10.0.0.302"))
 	l.write("b.yaml", service("b", "10.0.0.2"))
 	look("a Service", "")
 	l.write("c.yaml", service("c", "10.0.0.3"), policy)

@@ -184,8 +184,8 @@ func TestLoadReportsOneClearLine(t *testing.T) {
 		"time in a list": {"apiVersion: v1\nkind: Pod\nmetadata: {name: x, creationTimestamp: null}\nstatus: {conditions: [{type: A, " +
 			"lastTransitionTime: '2026-01-31T12:00:00Z'}, {type: B, lastTransitionTime: five}]}\n",
 			`web.yaml, document 2 (Pod default/x): status.conditions[1].lastTransitionTime: "five" is not a time`},
-		"field": {service("x", "10.96.0.09"),
-			`web.yaml, document 2 (Service default/x): spec.clusterIP: "10.96.0.09" has a leading zero`},
+		"field": {service("x", "10.96.0.300"),
+			`web.yaml, document 2 (Service default/x): spec.clusterIP: "10.96.0.300" is not an IP address`},
 		"unknown kind": {"apiVersion: v1\nkind: Sevice\n", `web.yaml, document 2: kind: "Sevice" is unknown in v1; the object is skipped`},
 		"version": {"apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}\n",
 			`web.yaml, document 2 (EndpointSlice default/x): apiVersion: "discovery.k8s.io/v1beta1" is not read for kind EndpointSlice; write discovery.k8s.io/v1`},
