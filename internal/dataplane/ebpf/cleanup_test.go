@@ -174,8 +174,17 @@ func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
 	}
 }
 
+// needsTCX skips what is about links alone: filters of another namespace cannot be seen.
+func needsTCX(t *testing.T) {
+	t.Helper()
+	if !kernel.HaveTCX() {
+		t.Skip("needs tcx (Linux 6.6): is about its links")
+	}
+}
+
 // An agent in another network namespace would end the links of the first.
 func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
+	needsTCX(t)
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
@@ -216,6 +225,7 @@ func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 }
 
 func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
+	needsTCX(t)
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	here, err := netns.Get()
