@@ -66,6 +66,22 @@ func TestPacketHandshakes(t *testing.T) {
 					n.serve(t, service(p, protoTCP))
 					repeat(c).want(t, actRedirect, objects.TCVerdictREJECTED_RST)
 				})
+				t.Run("AddressMoved", func(t *testing.T) {
+					c := begin(t, 40006)
+					first, second := service(p, protoTCP, old), service(p, protoTCP, next)
+					second.ID.Service.Name = "second"
+					first.Frontends, second.Frontends = first.Frontends[1:], second.Frontends[:1]
+					n.serve(t, first, second)
+					repeat(c).wantPath(t, c.seen, old.Addr)
+				})
+				t.Run("Deleted", func(t *testing.T) {
+					c := begin(t, 40005)
+					other := service(p, protoTCP, old)
+					other.ID.Service.Name, other.Frontends = "other", nil // the endpoint stays
+					n.serve(t, other)
+					f := frame{proto: protoTCP, src: c.client, dst: c.front, flags: "S"}
+					n.untouched(t, "a SYN to no Service", inEth0, f.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
+				})
 			})
 		})
 	}
