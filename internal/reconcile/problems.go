@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -82,7 +81,7 @@ func (p *problems) report(now time.Time) {
 	for _, ps := range p.current {
 		all = append(all, ps...)
 	}
-	slices.SortFunc(all, compareProblems)
+	slices.SortFunc(all, model.Problem.Compare)
 	all = slices.Compact(all)
 	if appeared := without(all, p.known); p.onAppeared != nil && len(appeared) > 0 {
 		p.onAppeared(appeared)
@@ -129,7 +128,7 @@ func (p *problems) update(now time.Time) (began, lasting, ended []model.Problem)
 		}
 	}
 	for _, ps := range [][]model.Problem{began, lasting, ended} {
-		slices.SortFunc(ps, compareProblems)
+		slices.SortFunc(ps, model.Problem.Compare)
 	}
 	return began, lasting, ended
 }
@@ -192,13 +191,9 @@ func (p *problems) each(level slog.Level, msg, more string, ps []model.Problem, 
 func without(a, b []model.Problem) []model.Problem {
 	var out []model.Problem
 	for _, p := range a {
-		if _, found := slices.BinarySearchFunc(b, p, compareProblems); !found {
+		if _, found := slices.BinarySearchFunc(b, p, model.Problem.Compare); !found {
 			out = append(out, p)
 		}
 	}
 	return out
-}
-
-func compareProblems(a, b model.Problem) int {
-	return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))
 }

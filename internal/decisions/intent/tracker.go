@@ -327,7 +327,7 @@ func (t *Tracker) collectProblems() []model.Problem {
 	for _, problems := range t.problemsOf {
 		all = append(all, problems...)
 	}
-	slices.SortFunc(all, compareProblems)
+	slices.SortFunc(all, model.Problem.Compare)
 	all = slices.Compact(all)
 	if slices.Equal(all, t.problems) {
 		return nil
@@ -382,7 +382,3 @@ func comparePorts(a, b *ServicePort) int { return a.ID.Compare(b.ID) }
 func compareHealthChecks(a, b HealthCheck) int { return a.Service.Compare(b.Service) }
 
 func compareMoves(a, b Move) int { return cmp.Or(a.From.Compare(b.From), a.To.Compare(b.To)) }
-
-func compareProblems(a, b model.Problem) int {
-	return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))
-}

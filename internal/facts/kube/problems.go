@@ -54,9 +54,7 @@ func (s *Source) newProblems() []model.Problem {
 	}
 	s.faultsChanged, s.ofServer, s.listed = false, ofServer, time.Now()
 	problems := append(s.objectProblems(), ofServer...)
-	slices.SortFunc(problems, func(a, b model.Problem) int {
-		return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Field, b.Field), cmp.Compare(a.What, b.What))
-	})
+	slices.SortFunc(problems, model.Problem.Compare)
 	problems = slices.Compact(problems)
 	if slices.Equal(problems, s.delivered) {
 		return nil

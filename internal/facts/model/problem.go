@@ -1,5 +1,7 @@
 package model
 
+import "cmp"
+
 // Kinds of the objects that code tells apart in an ObjectRef.
 const (
 	KindService          = "Service"
@@ -52,6 +54,11 @@ func ClusterProblem(kind, name, field, what string) Problem {
 // host ports of a Pod have the name of HostPortsOf.
 func (p Problem) Service() (Name, bool) {
 	return p.Object.Name, p.Object.Kind == KindService
+}
+
+// Compare orders Problems by Where, Field and What.
+func (p Problem) Compare(o Problem) int {
+	return cmp.Or(cmp.Compare(p.Where, o.Where), cmp.Compare(p.Field, o.Field), cmp.Compare(p.What, o.What))
 }
 
 // String returns the Problem as one line.
