@@ -206,14 +206,7 @@ func TestAServerThatFallsSilentIsAProblemUntilItIsBack(t *testing.T) {
 // TestAServerWithoutWatchListIsNoProblem has an older server, which refuses to begin a
 // watch with a list. A refusal of any other watch is a problem.
 func TestAServerWithoutWatchListIsNoProblem(t *testing.T) {
-	client, _, err := Connect(without(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(Config{Client: client, Server: "x", NodeName: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newSource(t, Config{Server: "x"})
 	s.deliver = func(model.Delta, []model.Problem) {}
 	k := s.kinds[0].(*kind[*corev1.Service, model.Service])
 	k.lw = &cache.ListWatch{

@@ -40,6 +40,21 @@ func without(t *testing.T) Access {
 	return Access{Master: server.URL}
 }
 
+// newSource returns a Source of node a, which does not run. Its server has no objects.
+func newSource(t *testing.T, cfg Config) *Source {
+	t.Helper()
+	client, _, err := Connect(without(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Client, cfg.NodeName = client, "a"
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 func TestAMissingCRDIsCalledByItsName(t *testing.T) {
 	access := without(t)
 	client, _, err := Connect(access)
@@ -98,14 +113,7 @@ func TestNothingIsLoggedBelowTheLevel(t *testing.T) {
 // TestAPolicyThatIsNotAcceptedIsNotApplied checks both conditions of an invalid policy,
 // and of the same policy after its repair.
 func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
-	client, _, err := Connect(without(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(Config{Client: client, NodeName: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newSource(t, Config{})
 	p := NewPolicyStatus(s, nil)
 	p.Tell(nil, nil)
 	which := object{policyKind, model.Name{Name: "cache"}}

@@ -16,10 +16,6 @@ import (
 // TestServicesOfOtherProxiesAreCounted follows the label of Services, and the line of the
 // log: one when the first such Service appears.
 func TestServicesOfOtherProxiesAreCounted(t *testing.T) {
-	client, _, err := Connect(without(t))
-	if err != nil {
-		t.Fatal(err)
-	}
 	service := func(name string, label ...string) *corev1.Service {
 		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -37,10 +33,7 @@ func TestServicesOfOtherProxiesAreCounted(t *testing.T) {
 		{"spillway", service("web", "spillway"), [2]*corev1.Service{service("web", "spilway"), service("dns", "other")}},
 	} {
 		var log bytes.Buffer
-		s, err := New(Config{Client: client, NodeName: "a", ProxyName: c.proxy, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := newSource(t, Config{ProxyName: c.proxy, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		s.started = true
 		s.deliver = func(model.Delta, []model.Problem) {}
 		must := func(err error) {

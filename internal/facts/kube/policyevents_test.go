@@ -15,15 +15,8 @@ import (
 // TestRefusalsAreToldWhenTheyAreNews checks the messages for Events: a resync adds none,
 // however old the first message is.
 func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
-	client, _, err := Connect(without(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(Config{Client: client, NodeName: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := NewEvents(client, "a", s.UID, slog.New(slog.DiscardHandler))
+	s := newSource(t, Config{})
+	e := NewEvents(s.cfg.Client, "a", s.UID, slog.New(slog.DiscardHandler))
 	p := NewPolicyStatus(s, e)
 	s.own.status["cache"] = policyObject{uid: "1"}
 	heard := func() string {

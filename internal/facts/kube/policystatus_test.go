@@ -13,14 +13,7 @@ import (
 // TestTheReporterOwnsAFalseCondition has node a meet false conditions from other nodes and
 // from itself, in a cluster of a and b.
 func TestTheReporterOwnsAFalseCondition(t *testing.T) {
-	client, _, err := Connect(without(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(Config{Client: client, NodeName: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newSource(t, Config{})
 	for _, k := range s.kinds {
 		if nodes, ok := k.(*nodeKind); ok {
 			for _, name := range []string{"a", "b"} {

@@ -17,14 +17,7 @@ import (
 // TestAMissingNodeIsOneProblem has no Node at all. If other Nodes exist, intent reports
 // the missing Node.
 func TestAMissingNodeIsOneProblem(t *testing.T) {
-	client, _, err := Connect(without(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(Config{Client: client, NodeName: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newSource(t, Config{})
 	nodes := s.kinds[2].(*nodeKind)
 	for _, c := range []struct {
 		listed bool
@@ -45,14 +38,7 @@ func TestAMissingNodeIsOneProblem(t *testing.T) {
 // TestManyProblemsAreListedSeldom: each list has all problems, of which a tenant can make any
 // number, and a change of one of its objects is another list.
 func TestManyProblemsAreListedSeldom(t *testing.T) {
-	client, _, err := Connect(without(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(Config{Client: client, NodeName: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newSource(t, Config{})
 	var lists atomic.Int32
 	var last atomic.Value
 	s.started, s.ctx = true, t.Context()

@@ -16,15 +16,8 @@ import (
 // TestABadAddressCostsOnlyItself updates a slice that is served: a bad address must not
 // keep the others in their old state, and is one Event about the Service.
 func TestABadAddressCostsOnlyItself(t *testing.T) {
-	client, _, err := Connect(without(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(Config{Client: client, NodeName: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	events := NewEvents(client, "a", s.UID, slog.New(slog.DiscardHandler))
+	s := newSource(t, Config{})
+	events := NewEvents(s.cfg.Client, "a", s.UID, slog.New(slog.DiscardHandler))
 	served := map[model.Name]*model.EndpointSlice{}
 	known := 0
 	s.started = true
