@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -47,11 +48,11 @@ func TestLeastConnections(t *testing.T) {
 			for i := range 4 * each {
 				_, err := p.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(i), Proto: combo.Protocol(),
 					Dst: s.MustAddress(t, c.To, combo), PauseMS: 200})
-				must(t, err)
+				must.Do(t, err)
 			}
 			for i := range 4 * each {
 				resp, err := p.Do(t.Context(), probe.Request{Op: probe.Stop, Name: name(i)})
-				must(t, err)
+				must.Do(t, err)
 				for server := range resp.Report.Servers {
 					served[server]++
 				}
@@ -95,7 +96,7 @@ func TestMaglev(t *testing.T) {
 		for i := range ports {
 			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(),
 				Dst: s.MustAddress(t, flows.NodePort(node), combo), LocalPort: 20000 + i})
-			must(t, err)
+			must.Do(t, err)
 			servers = append(servers, resp.Answers[0].Server)
 		}
 		return servers

@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -48,7 +49,7 @@ func startDirect(t *testing.T, spec topology.Spec, forwarding string) *env {
 		t.Skip("the other dataplanes forward with their node's address")
 	}
 	secret := filepath.Join(t.TempDir(), "secret")
-	must(t, os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600))
+	must.Do(t, os.WriteFile(secret, []byte("a secret of the cluster\n"), 0o600))
 	flags := []string{"--forwarding", forwarding, "--dsr-key-file", secret}
 	return &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": flags}})}
 }
@@ -72,7 +73,7 @@ func (e *env) dsr(t *testing.T, forwarding string, port int, keeps func(flows.Co
 				// connections apart.
 				resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: s.MustAddress(t, to, combo),
 					LocalPort: port + 1000*n + i})
-				must(t, err)
+				must.Do(t, err)
 				a := resp.Answers[0]
 				seen, err := netip.ParseAddrPort(a.Source)
 				kept := seen.Addr().Unmap() == own.IPv4 || seen.Addr() == own.IPv6
@@ -99,7 +100,7 @@ func (e *env) surviveReceiver(t *testing.T, s *suite.File, client *probe.Process
 		for i := range each {
 			_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name(combo, i), Proto: combo.Protocol(),
 				Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 50, TimeoutMS: 5000})
-			must(t, err)
+			must.Do(t, err)
 			streams = append(streams, stream{name(combo, i), client})
 		}
 	}
@@ -107,7 +108,7 @@ func (e *env) surviveReceiver(t *testing.T, s *suite.File, client *probe.Process
 	e.setLink(t, "a", "down")
 	for _, combo := range combos {
 		dst, err := netip.ParseAddrPort(s.MustAddress(t, flows.LoadBalancer("a"), combo))
-		must(t, err)
+		must.Do(t, err)
 		c := e.MustHost(t, "c")
 		via := c.IPv4
 		if dst.Addr().Is6() {
@@ -120,7 +121,7 @@ func (e *env) surviveReceiver(t *testing.T, s *suite.File, client *probe.Process
 	for _, combo := range combos {
 		for i := range each {
 			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: name(combo, i)})
-			must(t, err)
+			must.Do(t, err)
 			r := resp.Report
 			sent += r.Sent
 			if r.Ended > 0 || r.Sent != r.Answered || r.Sent < 20 {

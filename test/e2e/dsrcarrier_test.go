@@ -18,6 +18,7 @@ import (
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -102,17 +103,17 @@ func (e *env) carriers(t *testing.T) {
 
 	measured := func() int {
 		log, err := os.ReadFile(e.Agent("a").Log)
-		must(t, err)
+		must.Do(t, err)
 		return strings.Count(string(log), "carrier=gue mtu=")
 	}
 	before := measured()
 	e.between(t, append(e.noOptions(), e.noLong(1390)...)...)
 	// The programs of the endpoints' node answer probes without its agent.
-	must(t, e.Agent("b").Signal(syscall.SIGKILL))
+	must.Do(t, e.Agent("b").Signal(syscall.SIGKILL))
 	await.True(t, "the new length of datagrams for each endpoint", func() bool { return measured() >= before+4 })
 	e.awaitCarrier(t, dataplane.CarrierGUE)
-	must(t, e.Agent("b").Start(t.Context()))
-	must(t, e.Agent("b").WaitReady(t.Context()))
+	must.Do(t, e.Agent("b").Start(t.Context()))
+	must.Do(t, e.Agent("b").WaitReady(t.Context()))
 	e.askBy(t, s, 13000, 12_000, true)
 
 	e.between(t, append(e.noOptions(), e.noDatagrams()...)...)
@@ -129,7 +130,7 @@ func (e *env) carriers(t *testing.T) {
 	e.oneDirection(t, s)
 	for _, name := range streams {
 		resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: name})
-		must(t, err)
+		must.Do(t, err)
 		if r := resp.Report; r.Ended > 0 || r.Sent != r.Answered || r.Sent < 100 {
 			t.Errorf("%s: %+v", name, r)
 		}
@@ -144,7 +145,7 @@ func (e *env) oneDirection(t *testing.T, s *suite.File) {
 	var rules []string
 	for i, combo := range combos {
 		dst, err := netip.ParseAddrPort(s.MustAddress(t, flows.LoadBalancer("a"), combo))
-		must(t, err)
+		must.Do(t, err)
 		rules = append(rules, fmt.Sprintf("iifname %q %s saddr %s tcp sport %d tcp flags & syn == syn drop", e.MustHost(t, "b").Name,
 			[]string{"ip", "ip6"}[i], dst.Addr(), dst.Port()))
 	}
@@ -153,7 +154,7 @@ func (e *env) oneDirection(t *testing.T, s *suite.File) {
 		for i := range 3 {
 			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo),
 				LocalPort: 17000 + i, TimeoutMS: 5000})
-			must(t, err)
+			must.Do(t, err)
 			a := resp.Answers[0]
 			seen, err := netip.ParseAddrPort(a.Source)
 			if err != nil || seen.Addr().Unmap() == own.IPv4 || seen.Addr() == own.IPv6 {
@@ -181,7 +182,7 @@ func (e *env) awaitCarrier(t *testing.T, carrier string) {
 			Count   int
 		}
 	}
-	must(t, json.Unmarshal([]byte(e.spillway(t, "a", "status", "-o", "json")), &status))
+	must.Do(t, json.Unmarshal([]byte(e.spillway(t, "a", "status", "-o", "json")), &status))
 	if list := status.DSREndpoints; len(list) != 1 || list[0].Carrier != carrier || list[0].Count != 4 {
 		t.Errorf("status shows direct endpoints %v, want 4 by %s", list, carrier)
 	}
@@ -199,7 +200,7 @@ func (e *env) askBy(t *testing.T, s *suite.File, port, size int, kept bool) {
 		for i := range 10 {
 			resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(),
 				Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), LocalPort: port + i, Size: size, TimeoutMS: 5000})
-			must(t, err)
+			must.Do(t, err)
 			a := resp.Answers[0]
 			seen, err := netip.ParseAddrPort(a.Source)
 			if err != nil || (seen.Addr().Unmap() == own.IPv4 || seen.Addr() == own.IPv6) != kept {
@@ -215,7 +216,7 @@ func (e *env) startDSRStreams(t *testing.T, s *suite.File, client *probe.Process
 			name := fmt.Sprintf("%s %d", combo, i)
 			_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: name, Proto: combo.Protocol(),
 				Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 100, TimeoutMS: 30000})
-			must(t, err)
+			must.Do(t, err)
 			names = append(names, name)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/must"
 )
 
 // listedFlow is what `spillway flows -o json` prints of a flow.
@@ -72,7 +73,7 @@ spec: {podSelector: {}, policyTypes: [Ingress], ingress: [{}]}
 	client := e.MustProbe(t, "client0")
 	ask := func(port int) {
 		resp, err := client.Do(t.Context(), probe.Request{Op: probe.Try, Proto: "tcp", Dst: dst, LocalPort: port, TimeoutMS: 5000})
-		must(t, err)
+		must.Do(t, err)
 		if a := resp.Answers[0]; a.Err != "" {
 			t.Errorf("port %d: %+v", port, a)
 		}

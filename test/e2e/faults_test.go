@@ -17,6 +17,7 @@ import (
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/suite"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -143,8 +144,8 @@ func (e *env) dropsWhileAsking(t *testing.T, f fault, dst string) string {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	must.Do(t, err)
+	must.Do(t, cmd.Start())
 	shown := make(chan string, 1)
 	go func() {
 		var text strings.Builder
@@ -250,7 +251,7 @@ func (e *env) exhaustPorts(t *testing.T, to string) {
 	e.waitReady(t)
 	for range 7 {
 		conn, err := e.MustHost(t, "client0").Dial(t.Context(), "tcp4", to)
-		must(t, err)
+		must.Do(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 	}
 }

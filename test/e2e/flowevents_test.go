@@ -8,6 +8,7 @@ import (
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/agent"
 	"spillway.dev/spillway/test/testbed/topology"
 )
@@ -28,9 +29,9 @@ func TestEventsCountConnections(t *testing.T) {
 	s := e.Load(t, nodePort("a0", "b0"))
 	// The socket hooks count too: the harness asks from the node itself.
 	before, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_service_connections_total", `protocol="TCP"`)
-	must(t, err)
+	must.Do(t, err)
 	handshakes, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_service_handshake_duration_seconds_count", `protocol="TCP"`)
-	must(t, err)
+	must.Do(t, err)
 	inside := e.askAnew(t, s, flows.Flow{From: "a1", To: flows.ClusterIP}, flows.TCP, each, "")
 	made, asked := e.askAnew(t, s, outside, flows.TCP, each, ""), e.askAnew(t, s, outside, flows.UDP, each, "")
 	tcp := int(before) + inside + made
@@ -40,10 +41,10 @@ func TestEventsCountConnections(t *testing.T) {
 	e.waitMetric(t, "spillway_flow_events_total", `kind="closed"`, tcp)
 	e.waitMetric(t, "spillway_service_handshake_duration_seconds_count", `protocol="TCP"`, int(handshakes)+inside+made)
 
-	must(t, s.Write([]flows.Object{nodePort()}))
-	must(t, s.Wait(t.Context()))
+	must.Do(t, s.Write([]flows.Object{nodePort()}))
+	must.Do(t, s.Wait(t.Context()))
 	after, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_service_connections_total", `protocol="TCP"`)
-	must(t, err)
+	must.Do(t, err)
 	refused := e.askAnew(t, s, outside, flows.TCP, each, "refused")
 	bySocket := e.askAnew(t, s, flows.Flow{From: "a1", To: flows.ClusterIP}, flows.TCP, each, "refused")
 	e.waitMetric(t, "spillway_flow_events_total", `kind="refused"`, refused+bySocket)
@@ -67,7 +68,7 @@ func (e *env) askAnew(t *testing.T, s *suite.File, f flows.Flow, combos []flows.
 				req.LocalPort = firstUDPPort + sockets
 			}
 			resp, doErr := p.Do(t.Context(), req)
-			must(t, doErr)
+			must.Do(t, doErr)
 			if a := resp.Answers[0]; string(a.Err) != err {
 				t.Fatalf("%s: answer %+v, want error %q", combo, a, err)
 			}
@@ -90,7 +91,7 @@ func (e *env) waitMetric(t *testing.T, name, labels string, want int) {
 	waitFor(t, e.Agent("a"), name+" "+labels, func() bool {
 		var err error
 		last, err = agent.Metric(t.Context(), node, name, labels)
-		must(t, err)
+		must.Do(t, err)
 		if last > float64(want) {
 			t.FailNow()
 		}

@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -93,7 +94,7 @@ func TestHostPortsWithoutPortmap(t *testing.T) {
 	if text := doctor(); strings.Contains(text, taken) {
 		t.Errorf("doctor finds a process on a free port: %s", text)
 	}
-	must(t, e.MustHost(t, "a").Do(func() error {
+	must.Do(t, e.MustHost(t, "a").Do(func() error {
 		l, err := net.Listen("tcp", fmt.Sprint(":", hostPort))
 		if err == nil {
 			t.Cleanup(func() { l.Close() })

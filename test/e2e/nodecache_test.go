@@ -12,6 +12,7 @@ import (
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/must"
 )
 
 // TestACacheThatHasTheClusterIP does on node a what NodeLocal DNSCache does: a device of the node has
@@ -65,7 +66,7 @@ func TestACacheThatHasTheClusterIP(t *testing.T) {
 		dst := s.MustAddress(t, flows.ClusterIP, combo)
 		_, err := e.MustProbe(t, "a/host").Do(t.Context(),
 			probe.Request{Op: probe.Serve, Server: "cache", Listen: []string{combo.Protocol() + " " + dst}})
-		must(t, err)
+		must.Do(t, err)
 		ip := map[bool]string{false: "ip", true: "ip6"}[combo.IPv6()]
 		addr := netip.MustParseAddrPort(dst).Addr()
 		rules += fmt.Sprintf("add rule inet nodelocal pre %[1]s daddr %[2]s %[3]s dport 53 notrack; add rule inet nodelocal out %[1]s daddr "+

@@ -21,6 +21,7 @@ import (
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/agent"
 	"spillway.dev/spillway/test/testbed/controlplane"
 	"spillway.dev/spillway/test/testbed/process"
@@ -32,7 +33,7 @@ import (
 func collectorConfig(t *testing.T, document string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(document)
-	must(t, err)
+	must.Do(t, err)
 	_, block, found := bytes.Cut(text, []byte("```yaml\nreceivers:"))
 	block, _, ended := bytes.Cut(block, []byte("```"))
 	if !found || !ended {
@@ -45,21 +46,21 @@ func collectorConfig(t *testing.T, document string) []byte {
 func (e *env) startCollector(t *testing.T, node string, config []byte) (read func() string) {
 	t.Helper()
 	program, err := controlplane.Program("otelcol")
-	must(t, err)
+	must.Do(t, err)
 	dir := t.TempDir()
 	file, log := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "otelcol.log")
-	must(t, os.WriteFile(file, config, 0o600))
+	must.Do(t, os.WriteFile(file, config, 0o600))
 	p, err := process.Start(e.MustHost(t, node), log, []string{program, "--config", file})
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(p.Kill)
 	read = func() string {
 		text, err := os.ReadFile(log)
-		must(t, err)
+		must.Do(t, err)
 		return string(text)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	must(t, p.Until(ctx, func(context.Context) error {
+	must.Do(t, p.Until(ctx, func(context.Context) error {
 		if !strings.Contains(read(), "Everything is ready") {
 			return fmt.Errorf("it has not started: %s", read())
 		}
@@ -89,7 +90,7 @@ func TestARealCollectorTakesEventsAndMetrics(t *testing.T) {
 	e.wantEvents(t, s.MustAddress(t, client.To, flows.TCP6), flows.TCP6, "opened", 4, printed)
 	e.wantEvents(t, s.MustAddress(t, client.To, flows.UDP4), flows.UDP4, "answered", 4, printed)
 	handshakes, err := agent.Metric(t.Context(), node, "spillway_service_handshake_duration_seconds_count", "")
-	must(t, err)
+	must.Do(t, err)
 	waitFor(t, e.Agent("a"), "the handshakes in a reading", func() bool {
 		return handshakes > 0 && sumOf(printed(), "spillway_service_handshake_duration_seconds", "Count") == handshakes
 	})
@@ -143,7 +144,7 @@ func (e *env) shownEvents(t *testing.T, address string, combo flows.Combo, kind 
 	lines := bufio.NewScanner(strings.NewReader(e.spillway(t, "a", "flows", "--since", "1h", "--event", kind, "-o", "json")))
 	for lines.Scan() {
 		var event nodev1alpha1.FlowEvent
-		must(t, protojson.Unmarshal(lines.Bytes(), &event))
+		must.Do(t, protojson.Unmarshal(lines.Bytes(), &event))
 		a := attributesOf(&event)
 		if a.of(address, combo) {
 			out[a["source.port"]] = a

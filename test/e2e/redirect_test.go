@@ -10,6 +10,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/must"
 )
 
 // TestLocalRedirectWhileTheCacheRestarts restarts the cache in front of a Service again and
@@ -34,7 +35,7 @@ func TestLocalRedirectWhileTheCacheRestarts(t *testing.T) {
 				st := stream{fmt.Sprintf("%s from %s, %s", kind, from, combo), e.MustProbe(t, from)}
 				_, err := st.probe.Do(t.Context(), probe.Request{Op: probe.Stream, Name: st.name, Proto: kind,
 					Dst: s.MustAddress(t, flows.ClusterIP.Of("web"), combo), PauseMS: 5})
-				must(t, err)
+				must.Do(t, err)
 				e.streams = append(e.streams, st)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -59,12 +60,12 @@ func TestSCTPIsServedBesideEBPF(t *testing.T) {
 func exchangeSCTP(t *testing.T, client, server int, port uint16, front netip.AddrPort) bool {
 	t.Helper()
 	clientTag, serverTag := uint32(port), uint32(port)<<16
-	must(t, unix.Sendto(client, sctpPacket(port, front.Port(), sctpINIT, 0, clientTag), 0, rawAddr(front.Addr())))
+	must.Do(t, unix.Sendto(client, sctpPacket(port, front.Port(), sctpINIT, 0, clientTag), 0, rawAddr(front.Addr())))
 	seen, ok := receiveSCTP(server, sctpServerPort, clientTag)
 	if !ok {
 		return false
 	}
-	must(t, unix.Sendto(server, sctpPacket(sctpServerPort, seen.Port(), sctpINITACK, clientTag, serverTag), 0, rawAddr(seen.Addr())))
+	must.Do(t, unix.Sendto(server, sctpPacket(sctpServerPort, seen.Port(), sctpINITACK, clientTag, serverTag), 0, rawAddr(seen.Addr())))
 	answered, ok := receiveSCTP(client, port, serverTag)
 	return ok && answered == front
 }
@@ -124,7 +125,7 @@ func (e *env) sctpSocket(t *testing.T, host string, v6 bool) (fd int) {
 		return err
 	})
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	must(t, errors.Join(
+	must.Do(t, errors.Join(
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}),
 		unix.Bind(fd, rawAddr(e.Addr(host, v6)))))
 	return fd

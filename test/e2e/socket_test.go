@@ -10,6 +10,7 @@ import (
 
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -27,7 +28,7 @@ func TestALateAnswerDoesNotHoldASocket(t *testing.T) {
 		resp, err := client.Do(t.Context(), probe.Request{
 			Op: probe.Try, Proto: "udp", Dst: s.MustAddress(t, flows.ClusterIP, combo), TimeoutMS: patienceMS, Socket: string(combo),
 		})
-		must(t, err)
+		must.Do(t, err)
 		return resp.Answers[0]
 	}
 	sources := map[flows.Combo]string{}
@@ -38,11 +39,11 @@ func TestALateAnswerDoesNotHoldASocket(t *testing.T) {
 		}
 		sources[combo] = got.Source
 	}
-	must(t, s.Write([]flows.Object{nodePort("b1")}))
-	must(t, s.Wait(t.Context()))
+	must.Do(t, s.Write([]flows.Object{nodePort("b1")}))
+	must.Do(t, s.Wait(t.Context()))
 	for _, combo := range flows.UDP {
 		to, err := netip.ParseAddrPort(sources[combo])
-		must(t, err)
+		must.Do(t, err)
 		from := netip.AddrPortFrom(e.Addr("b0", combo.IPv6()), 8080)
 		e.Do(t, "b0", func() error { return sendDatagram(from, to) })
 		question(combo) // takes the late answer for its own

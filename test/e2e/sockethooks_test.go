@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/suite"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -79,22 +80,22 @@ func TestSocketHooks(t *testing.T) {
 	const uid = "6f1d3c1e-0c0b-4c4e-9a55-2f6f1a1b0001"
 	t.Parallel()
 	e := &env{Harness: harness.Start(t, cluster.Config{Spec: topology.DefaultSpec("e2e-hooks"), NoAgents: true})}
-	must(t, e.Agent("a").Start(t.Context()))
-	must(t, e.Agent("a").WaitReady(t.Context()))
+	must.Do(t, e.Agent("a").Start(t.Context()))
+	must.Do(t, e.Agent("a").WaitReady(t.Context()))
 	s := e.NewFile()
 	s.MustWrite(t, nodePort("b0"))
-	must(t, s.WaitOn(t.Context(), "a"))
+	must.Do(t, s.WaitOn(t.Context(), "a"))
 	neighbor, node := e.MustHost(t, "a0"), e.MustHost(t, "a")
 	pod := *e.MustHost(t, "a1")
 	pod.Cgroup = filepath.Join(pod.Cgroup, "kubepods-pod"+strings.ReplaceAll(uid, "-", "_")+".slice", "container")
-	must(t, os.MkdirAll(pod.Cgroup, 0o755))
+	must.Do(t, os.MkdirAll(pod.Cgroup, 0o755))
 	e.wantConnections(t, "without annotation", &pod, s, toEndpoint)
 	e.startSidecar(t, &pod)
 	e.wantMeshFinding(t, "without annotation", &pod, true)
 
 	annotate := func(value string) {
 		t.Helper()
-		must(t, e.Agent("a").Write("pod.yaml", fmt.Appendf(nil, `apiVersion: v1
+		must.Do(t, e.Agent("a").Write("pod.yaml", fmt.Appendf(nil, `apiVersion: v1
 kind: Pod
 metadata: {name: a1, namespace: default, uid: %s, annotations: {spillway.dev/socket-hooks: "%s"}}
 spec: {nodeName: %s}
@@ -116,7 +117,7 @@ status: {podIP: %s}
 	}{{"off", refused, 0}, {"host", toEndpoint, 8}} {
 		e.Flags = map[string][]string{"": {"--socket-hooks", step.flag}}
 		e.restart(t, "a", syscall.SIGTERM)
-		must(t, e.Agent("a").WaitReady(t.Context()))
+		must.Do(t, e.Agent("a").WaitReady(t.Context()))
 		e.wantConnections(t, step.flag, neighbor, s, toService)
 		e.wantMeshFinding(t, step.flag, &pod, false)
 		if got := e.connect(t, node, s, flows.TCP4); got != step.node {
@@ -140,9 +141,9 @@ status: {podIP: %s}
 func (e *env) startSidecar(t *testing.T, pod *topology.Host) {
 	t.Helper()
 	pids, err := e.MustHost(t, "a1").Processes()
-	must(t, err)
+	must.Do(t, err)
 	for _, pid := range pids {
-		must(t, os.WriteFile(filepath.Join(pod.Cgroup, "cgroup.procs"), []byte(fmt.Sprint(pid)), 0))
+		must.Do(t, os.WriteFile(filepath.Join(pod.Cgroup, "cgroup.procs"), []byte(fmt.Sprint(pid)), 0))
 	}
 	for _, rule := range []string{"-N MESH_OUTPUT", "-A OUTPUT -p tcp -j MESH_OUTPUT",
 		"-A MESH_OUTPUT -p tcp --dport 9 -j REDIRECT --to-ports 15001"} {

@@ -19,6 +19,7 @@ import (
 	"spillway.dev/spillway/internal/diagnosis/trace"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -293,7 +294,7 @@ func (e *env) traceBesideEntry(t *testing.T, to, sourcePort string) (r *trace.Re
 func (e *env) staleEntry(t *testing.T, to string) []string {
 	t.Helper()
 	_, port, err := net.SplitHostPort(to)
-	must(t, err)
+	must.Do(t, err)
 	return []string{"-p", "udp", "-s", e.Addr("client0", false).String(), "-d", e.Addr("a", false).String(), "--sport",
 		"40123", "--dport", port}
 }

@@ -12,6 +12,7 @@ import (
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/flows/suite"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -32,9 +33,9 @@ func tunnelWithoutEthernet(t *testing.T, name string, flags ...string) {
 	t.Helper()
 	e := startSpec(t, topology.DefaultSpec(name), flags...)
 	a, err := e.Host("a")
-	must(t, err)
+	must.Do(t, err)
 	b, err := e.Host("b")
-	must(t, err)
+	must.Do(t, err)
 	devices := map[*topology.Host]*os.File{a: newTunnel(t, a, b), b: newTunnel(t, b, a)}
 	go relay(devices[a], devices[b])
 	go relay(devices[b], devices[a])
@@ -46,7 +47,7 @@ func tunnelWithoutEthernet(t *testing.T, name string, flags ...string) {
 	by := func(s *suite.File, want func(probe.Answer) bool) {
 		for _, combo := range flows.AllCombos {
 			dst, err := netip.ParseAddrPort(s.MustAddress(t, flows.NodePort("a"), combo))
-			must(t, err)
+			must.Do(t, err)
 			to := netip.AddrPortFrom(a.PodCIDRs[0].Addr(), dst.Port())
 			if dst.Addr().Is6() {
 				to = netip.AddrPortFrom(a.PodCIDRs[1].Addr(), dst.Port())
@@ -69,7 +70,7 @@ func newTunnel(t *testing.T, node, other *topology.Host) *os.File {
 		LinkAttrs: netlink.LinkAttrs{Name: tunnelDevice},
 		Mode:      netlink.TUNTAP_MODE_TUN, Flags: netlink.TUNTAP_NO_PI, Queues: 1,
 	}
-	must(t, node.Do(func() error {
+	must.Do(t, node.Do(func() error {
 		if err := netlink.LinkAdd(tun); err != nil {
 			return err
 		}
@@ -100,13 +101,6 @@ func relay(to, from *os.File) {
 		if _, err := to.Write(packet[:n]); err != nil && errors.Is(err, os.ErrClosed) {
 			return
 		}
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -50,7 +51,7 @@ func TestNativeXDP(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-xdp-cards")
 	e := &env{Harness: harness.Start(t, cluster.Config{Spec: spec, Flags: map[string][]string{"": {"--xdp", "auto"}}, NoAgents: true})}
 	for _, node := range e.Nodes() {
-		must(t, e.Agent(node).Start(t.Context()))
+		must.Do(t, e.Agent(node).Start(t.Context()))
 	}
 	for _, node := range e.Nodes() {
 		e.waitForAgent(t, node)
@@ -86,10 +87,10 @@ func (e *env) netOf(t *testing.T, host string) (netns.NsHandle, *netlink.Handle)
 		name = e.MustHost(t, host).Namespace
 	}
 	ns, err := netns.GetFromName(name)
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { ns.Close() })
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(h.Close)
 	return ns, h
 }
@@ -101,28 +102,28 @@ func (e *env) plug(t *testing.T, pair, end int, host string, attrs netlink.LinkA
 	own := fmt.Sprintf("card%d-%d", pair, end)
 	nameCards(t)
 	card, err := netlink.LinkByName(own)
-	must(t, err)
-	must(t, netlink.LinkSetName(card, attrs.Name))
-	must(t, netlink.LinkSetMTU(card, attrs.MTU))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetName(card, attrs.Name))
+	must.Do(t, netlink.LinkSetMTU(card, attrs.MTU))
 	if attrs.HardwareAddr != nil {
-		must(t, netlink.LinkSetHardwareAddr(card, attrs.HardwareAddr))
+		must.Do(t, netlink.LinkSetHardwareAddr(card, attrs.HardwareAddr))
 	}
 	home, err := netns.Get()
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { home.Close() })
 	ns, h := e.netOf(t, host)
-	must(t, netlink.LinkSetNsFd(card, int(ns)))
+	must.Do(t, netlink.LinkSetNsFd(card, int(ns)))
 	card, err = h.LinkByName(attrs.Name)
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
-		must(t, h.LinkSetDown(card))
-		must(t, h.LinkSetName(card, own))
-		must(t, h.LinkSetNsFd(card, int(home)))
+		must.Do(t, h.LinkSetDown(card))
+		must.Do(t, h.LinkSetName(card, own))
+		must.Do(t, h.LinkSetNsFd(card, int(home)))
 	})
 	if attrs.MasterIndex > 0 {
-		must(t, h.LinkSetMasterByIndex(card, attrs.MasterIndex))
+		must.Do(t, h.LinkSetMasterByIndex(card, attrs.MasterIndex))
 	}
-	must(t, h.LinkSetUp(card))
+	must.Do(t, h.LinkSetUp(card))
 	return card
 }
 
@@ -130,14 +131,14 @@ func (e *env) plug(t *testing.T, pair, end int, host string, attrs netlink.LinkA
 func nameCards(t *testing.T) {
 	t.Helper()
 	links, err := netlink.LinkList()
-	must(t, err)
+	must.Do(t, err)
 	for _, l := range links {
 		a := l.Attrs().PermHWAddr
 		if len(a) != 6 || !bytes.HasPrefix(a, []byte{2, 0, 0, 0}) || !strings.HasPrefix(l.Attrs().Name, "eth") {
 			continue
 		}
-		must(t, netlink.LinkSetDown(l))
-		must(t, netlink.LinkSetName(l, fmt.Sprintf("card%d-%d", a[4], a[5])))
+		must.Do(t, netlink.LinkSetDown(l))
+		must.Do(t, netlink.LinkSetName(l, fmt.Sprintf("card%d-%d", a[4], a[5])))
 	}
 }
 
@@ -146,9 +147,9 @@ func addAddrs(t *testing.T, h *netlink.Handle, l netlink.Link, addrs ...string) 
 	t.Helper()
 	for _, a := range addrs {
 		addr, err := netlink.ParseAddr(a)
-		must(t, err)
+		must.Do(t, err)
 		addr.Flags = unix.IFA_F_NODAD
-		must(t, h.AddrReplace(l, addr))
+		must.Do(t, h.AddrReplace(l, addr))
 	}
 }
 
@@ -161,14 +162,14 @@ type addressing struct {
 func addressingOf(t *testing.T, h *netlink.Handle, l netlink.Link) (a addressing) {
 	t.Helper()
 	addrs, err := h.AddrList(l, netlink.FAMILY_ALL)
-	must(t, err)
+	must.Do(t, err)
 	for _, addr := range addrs {
 		if addr.IP.IsGlobalUnicast() {
 			a.addrs = append(a.addrs, addr.IPNet.String())
 		}
 	}
 	all, err := h.RouteList(l, netlink.FAMILY_ALL)
-	must(t, err)
+	must.Do(t, err)
 	for _, r := range all {
 		if r.Gw != nil {
 			a.routes = append(a.routes, r)
@@ -182,7 +183,7 @@ func (a addressing) restore(t *testing.T, h *netlink.Handle, l netlink.Link) {
 	addAddrs(t, h, l, a.addrs...)
 	for _, r := range a.routes {
 		route := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: r.Dst, Gw: r.Gw}
-		must(t, h.RouteReplace(route))
+		must.Do(t, h.RouteReplace(route))
 	}
 }
 
@@ -191,11 +192,11 @@ func (e *env) replaceVeth(t *testing.T) {
 	_, node := e.netOf(t, "a")
 	_, lan := e.netOf(t, "lan")
 	veth, err := node.LinkByName("eth0")
-	must(t, err)
+	must.Do(t, err)
 	bridge, err := lan.LinkByName("br0")
-	must(t, err)
+	must.Do(t, err)
 	was := addressingOf(t, node, veth)
-	must(t, node.LinkDel(veth))
+	must.Do(t, node.LinkDel(veth))
 	e.plug(t, 0, 2, "lan", netlink.LinkAttrs{Name: "node0", MTU: 1500, MasterIndex: bridge.Attrs().Index})
 	card := e.plug(t, 0, 1, "a", netlink.LinkAttrs{Name: "eth0", MTU: 1500, HardwareAddr: veth.Attrs().HardwareAddr})
 	was.restore(t, node, card)
@@ -208,7 +209,7 @@ func (e *env) wantXDP(t *testing.T, device string, mode uint32, words string) {
 	_, node := e.netOf(t, "a")
 	await.NoError(t, func() error {
 		l, err := node.LinkByName(device)
-		must(t, err)
+		must.Do(t, err)
 		have := uint32(nl.XDP_ATTACHED_NONE)
 		if x := l.Attrs().Xdp; x != nil {
 			have = x.AttachMode
@@ -227,7 +228,7 @@ func (e *env) wantXDP(t *testing.T, device string, mode uint32, words string) {
 func (e *env) lastDecision(t *testing.T, device string) (last string) {
 	t.Helper()
 	text, err := os.ReadFile(e.Agent("a").Log)
-	must(t, err)
+	must.Do(t, err)
 	for line := range strings.Lines(string(text)) {
 		if strings.Contains(line, "XDP at an interface") && strings.Contains(line, "interface="+device+" ") {
 			_, last, _ = strings.Cut(strings.TrimSpace(line), "msg=")
@@ -243,7 +244,7 @@ func (e *env) longSegments(t *testing.T) {
 	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0"),
 		Ports: []flows.Port{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: port}}})
 	l, err := e.MustHost(t, "b0").Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
-	must(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	go func() {
 		for {
@@ -261,8 +262,8 @@ func (e *env) longSegments(t *testing.T) {
 	for _, combo := range flows.TCP {
 		before := e.verdict(t, "translated_xdp")
 		c, err := e.MustHost(t, "client0").Dial(t.Context(), "tcp", s.MustAddress(t, flows.LoadBalancer("a"), combo))
-		must(t, err)
-		must(t, c.SetDeadline(time.Now().Add(2*time.Minute)))
+		must.Do(t, err)
+		must.Do(t, c.SetDeadline(time.Now().Add(2*time.Minute)))
 		go func() {
 			_, _ = c.Write(data)
 			_ = c.(*net.TCPConn).CloseWrite()
@@ -281,12 +282,12 @@ func (e *env) longSegments(t *testing.T) {
 func (e *env) linkDownAndUp(t *testing.T) {
 	_, node := e.netOf(t, "a")
 	card, err := node.LinkByName("eth0")
-	must(t, err)
+	must.Do(t, err)
 	was := addressingOf(t, node, card)
-	must(t, node.LinkSetDown(card))
+	must.Do(t, node.LinkSetDown(card))
 	time.Sleep(time.Second) // for the agent
 	e.wantXDP(t, "eth0", nl.XDP_ATTACHED_DRV, "mode=native")
-	must(t, node.LinkSetUp(card))
+	must.Do(t, node.LinkSetUp(card))
 	was.restore(t, node, card)
 	e.wantXDP(t, "eth0", nl.XDP_ATTACHED_DRV, "mode=native")
 	e.xdpForwards(t)
@@ -303,12 +304,12 @@ func (e *env) twoCards(t *testing.T) {
 	addAddrs(t, client, far, "172.31.0.2/24", "fd31::2/64")
 	e.wantXDP(t, "eth1", nl.XDP_ATTACHED_DRV, "mode=native")
 	version, err := kernel.RunningVersion()
-	must(t, err)
+	must.Do(t, err)
 	buffers := !version.Less(kernel.Version{Major: 6, Minor: 3}) // virtio_net has frames of several
 	e.longFrames(t, near, buffers)
 
 	lan, err := client.LinkByName("eth0")
-	must(t, err)
+	must.Do(t, err)
 	was := addressingOf(t, client, lan)
 	for _, r := range was.routes {
 		gw, v6 := net.ParseIP("172.31.0.1"), r.Gw.To4() == nil
@@ -318,11 +319,11 @@ func (e *env) twoCards(t *testing.T) {
 		if r.Gw.String() != e.Addr("a", v6).String() {
 			continue
 		}
-		must(t, client.RouteDel(&r))
-		must(t, client.RouteReplace(&netlink.Route{LinkIndex: far.Attrs().Index, Dst: r.Dst, Gw: gw}))
+		must.Do(t, client.RouteDel(&r))
+		must.Do(t, client.RouteReplace(&netlink.Route{LinkIndex: far.Attrs().Index, Dst: r.Dst, Gw: gw}))
 	}
 	defer func() { // the cards leave, and their routes with them
-		must(t, client.LinkSetDown(far))
+		must.Do(t, client.LinkSetDown(far))
 		was.restore(t, client, lan)
 	}()
 	if buffers {
@@ -336,10 +337,10 @@ func (e *env) twoCards(t *testing.T) {
 // program such frames, it drops them, and cannot remove the program (6.1): the log has to tell.
 func (e *env) longFrames(t *testing.T, card netlink.Link, buffers bool) {
 	_, node := e.netOf(t, "a")
-	must(t, node.LinkSetMTU(card, 9000))
+	must.Do(t, node.LinkSetMTU(card, 9000))
 	if !buffers {
 		e.wantXDP(t, "eth1", nl.XDP_ATTACHED_DRV, "raised from 1500 to 9000")
-		must(t, node.LinkSetMTU(card, 1500))
+		must.Do(t, node.LinkSetMTU(card, 1500))
 		e.wantXDP(t, "eth1", nl.XDP_ATTACHED_DRV, "mode=native")
 		return
 	}
@@ -347,7 +348,7 @@ func (e *env) longFrames(t *testing.T, card netlink.Link, buffers bool) {
 	e.wantXDP(t, "eth1", nl.XDP_ATTACHED_DRV, "mode=native")
 	resp, err := e.MustProbe(t, "client0").Do(t.Context(), probe.Request{Op: probe.Try, Proto: "udp",
 		Dst: "172.31.0.1:8080", Size: 8000, Tries: 3, TimeoutMS: patienceMS})
-	must(t, err)
+	must.Do(t, err)
 	for _, a := range resp.Answers {
 		if a.Err != "" {
 			t.Errorf("a datagram of 8000 bytes: %+v", a)
@@ -374,7 +375,7 @@ func (e *env) offAndOn(t *testing.T) {
 		streams = append(streams, stream{"over " + string(combo), client})
 		_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: "over " + string(combo), Proto: "tcp",
 			Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 200, TimeoutMS: patienceMS})
-		must(t, err)
+		must.Do(t, err)
 	}
 	e.restartWithXDP(t, "off")
 	e.wantXDP(t, "eth0", nl.XDP_ATTACHED_NONE, "")
@@ -387,21 +388,21 @@ func (e *env) offAndOn(t *testing.T) {
 	e.wantXDP(t, "eth0", nl.XDP_ATTACHED_DRV, "")
 	for _, combo := range flows.TCP {
 		resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: "over " + string(combo)})
-		must(t, err)
+		must.Do(t, err)
 		if r := resp.Report; r.Ended > 0 || r.Sent != r.Answered {
 			t.Errorf("%s: %+v", combo, r)
 		}
 	}
-	must(t, e.Agent("a").Signal(syscall.SIGTERM))
-	must(t, e.Agent("a").Cleanup(t.Context()))
+	must.Do(t, e.Agent("a").Signal(syscall.SIGTERM))
+	must.Do(t, e.Agent("a").Cleanup(t.Context()))
 	e.wantXDP(t, "eth0", nl.XDP_ATTACHED_NONE, "")
 }
 
 func (e *env) restartWithXDP(t *testing.T, xdp string) {
 	t.Helper()
 	e.Flags["a"] = []string{"--xdp", xdp} // the last one counts
-	must(t, e.Agent("a").Signal(syscall.SIGTERM))
-	must(t, e.Agent("a").Start(t.Context()))
+	must.Do(t, e.Agent("a").Signal(syscall.SIGTERM))
+	must.Do(t, e.Agent("a").Start(t.Context()))
 	e.waitForAgent(t, "a")
 }
 
@@ -414,5 +415,5 @@ func (e *env) waitForAgent(t *testing.T, node string) {
 			err = e.Agent(node).WaitReady(t.Context())
 		}
 	}
-	must(t, err)
+	must.Do(t, err)
 }

@@ -13,6 +13,7 @@ import (
 	"spillway.dev/spillway/test/flows/cluster"
 	"spillway.dev/spillway/test/flows/probe"
 	"spillway.dev/spillway/test/harness"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/agent"
 	"spillway.dev/spillway/test/testbed/topology"
 )
@@ -43,7 +44,7 @@ func TestXDP(t *testing.T) {
 func (e *env) verdict(t *testing.T, name string) float64 {
 	t.Helper()
 	n, err := agent.Metric(t.Context(), e.MustHost(t, "a"), "spillway_ebpf_verdicts_total", `verdict="`+name+`"`)
-	must(t, err)
+	must.Do(t, err)
 	return n
 }
 
@@ -70,12 +71,12 @@ func (e *env) xdpStreams(t *testing.T) (asked int, sent float64) {
 		streams = append(streams, stream{string(combo), client})
 		_, err := client.Do(t.Context(), probe.Request{Op: probe.Stream, Name: string(combo), Proto: combo.Protocol(),
 			Dst: s.MustAddress(t, flows.LoadBalancer("a"), combo), PauseMS: 5, TimeoutMS: 5000})
-		must(t, err)
+		must.Do(t, err)
 	}
 	askMore(t, streams, 300)
 	for _, combo := range flows.AllCombos {
 		resp, err := client.Do(t.Context(), probe.Request{Op: probe.Stop, Name: string(combo)})
-		must(t, err)
+		must.Do(t, err)
 		r := resp.Report
 		asked += r.Sent
 		if r.Ended > 0 || r.Sent != r.Answered || r.Sent < 20 {
@@ -92,13 +93,13 @@ func (e *env) synFilter(t *testing.T) {
 	challenged, proved := e.verdict(t, "syn_challenged"), e.verdict(t, "syn_proved")
 	for _, combo := range []flows.Combo{flows.TCP4, flows.TCP6} {
 		dst, err := netip.ParseAddrPort(s.MustAddress(t, flows.LoadBalancer("a"), combo))
-		must(t, err)
+		must.Do(t, err)
 		p := e.MustProbe(t, "client0")
 		slow := 0
 		for i := range 40 {
 			begin := time.Now()
 			resp, err := p.Do(t.Context(), probe.Request{Op: probe.Try, Proto: combo.Protocol(), Dst: dst.String(), TimeoutMS: patienceMS})
-			must(t, err)
+			must.Do(t, err)
 			if a := resp.Answers[0]; a.Err != "" {
 				t.Errorf("%s, connection %d: %+v", combo, i, a)
 			}

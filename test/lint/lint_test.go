@@ -35,6 +35,8 @@ func TestForbiddenImportsAreFound(t *testing.T) {
 	want := []string{
 		// One dataplane imports another.
 		"internal/dataplane/ebpf/ebpf.go: spillway.dev/spillway/internal/dataplane/nftables",
+		// A package that tests use follows the rule of tests.
+		"internal/dataplane/ebpf/ebpftest/ebpftest.go: spillway.dev/spillway/test/flows",
 		// A decision imports what writes it.
 		"internal/decisions/intent/intent.go: spillway.dev/spillway/internal/reconcile",
 		// The rule allows conntrack, but not the packages below it.
@@ -42,7 +44,7 @@ func TestForbiddenImportsAreFound(t *testing.T) {
 		// A third-party package; the test of the same package may import it.
 		"internal/facts/model/model.go: example.org/clock",
 		"internal/facts/model/model_test.go: spillway.dev/spillway/lab",
-		// Of the packages in test/, a test may import await.
+		// Of the packages in test/, a test may import await and must.
 		"internal/facts/model/model_test.go: spillway.dev/spillway/test/flows",
 		// No rule names these packages.
 		"internal/newpackage/newpackage.go: spillway.dev/spillway/internal/facts/model",

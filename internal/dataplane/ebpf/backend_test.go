@@ -27,6 +27,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/must"
 )
 
 // A whole life: start, restart, restarts with other sizes, clean-up.
@@ -37,7 +38,7 @@ func TestBackendLife(t *testing.T) {
 		Ports: []*intent.ServicePort{objectstest.SimplePort(1, 3), objectstest.SimplePort(2, 2)},
 		Node:  intent.Node{Name: "node", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}},
 	}
-	noError(t, os.MkdirAll(filepath.Join(cfg.BPFFS, "maps-v0"), 0o700))
+	must.Do(t, os.MkdirAll(filepath.Join(cfg.BPFFS, "maps-v0"), 0o700))
 
 	first := runBackend(t, cfg, state, func() {
 		wantHooks(t, cfg, eth0, 0) // not before the maps are filled
@@ -83,7 +84,7 @@ func TestBackendLife(t *testing.T) {
 	}
 
 	for range 2 {
-		noError(t, upgrade.Cleanup(cfg))
+		must.Do(t, upgrade.Cleanup(cfg))
 		wantHooks(t, cfg, eth0, 0)
 		if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left (%v)", cfg.BPFFS, err)
@@ -95,9 +96,9 @@ func TestBackendLife(t *testing.T) {
 func TestCleanupOfMountPoint(t *testing.T) {
 	cfg := ownPlace(t)
 	cfg.BPFFS = filepath.Dir(cfg.BPFFS)
-	noError(t, os.MkdirAll(objects.MapsDir(cfg.BPFFS), 0o700))
+	must.Do(t, os.MkdirAll(objects.MapsDir(cfg.BPFFS), 0o700))
 	for range 2 {
-		noError(t, upgrade.Cleanup(cfg))
+		must.Do(t, upgrade.Cleanup(cfg))
 		for _, name := range []string{"maps-v1", "links", "cgroup"} {
 			if _, err := os.Stat(filepath.Join(cfg.BPFFS, name)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("%s is left (%v)", name, err)
@@ -109,7 +110,7 @@ func TestCleanupOfMountPoint(t *testing.T) {
 func TestNewSaysWhatIsMissing(t *testing.T) {
 	good := ownPlace(t)
 	file := filepath.Join(t.TempDir(), "file")
-	noError(t, os.WriteFile(file, nil, 0o600))
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	for name, c := range map[string]struct {
 		change func(*testing.T, *Config)
 		want   string
@@ -145,29 +146,29 @@ func TestAKernelBelowTheFloorIsRefused(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	running, err := kernel.RunningVersion()
-	noError(t, err)
+	must.Do(t, err)
 	b, err := New(t.Context(), cfg)
 	if !running.Less(kernel.Floor) {
-		noError(t, err)
-		noError(t, b.Close())
+		must.Do(t, err)
+		must.Do(t, b.Close())
 		return
 	}
 	t.Log(err)
 	wantError(t, "Linux "+running.String(), err, "needs Linux 5.15 or newer, this is "+running.String(), "use --proxy-mode nftables")
 	wantPins(t, cfg, false)
-	noError(t, upgrade.Cleanup(cfg))
+	must.Do(t, upgrade.Cleanup(cfg))
 }
 
 func readOnly(t *testing.T, c *Config) {
 	dir := filepath.Dir(c.BPFFS)
-	noError(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	t.Cleanup(func() { noError(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "")) })
+	must.Do(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	t.Cleanup(func() { must.Do(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "")) })
 }
 
 func TestCanCarry(t *testing.T) {
 	b := &Backend{}
 	p := objectstest.SimplePort(1, 1)
-	noError(t, b.CanCarry(p))
+	must.Do(t, b.CanCarry(p))
 	p.ID.Protocol = model.SCTP
 	if err := b.CanCarry(p); err == nil || !strings.Contains(err.Error(), "SCTP") || !strings.Contains(err.Error(), "nftables") {
 		t.Errorf("SCTP: error %v, want one that names it and another dataplane", err)
@@ -192,23 +193,23 @@ type kernelIDs struct {
 func runBackend(t *testing.T, cfg Config, state intent.State, beforeReplace func()) kernelIDs {
 	t.Helper()
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	if beforeReplace != nil {
 		beforeReplace()
 	}
-	noError(t, b.Replace(t.Context(), state))
+	must.Do(t, b.Replace(t.Context(), state))
 	wantApplied(t, b, state.Ports)
 	ids := kernelIDs{maps: map[string]ebpf.MapID{}, links: map[string]link.ID{},
 		endpoints: objectstest.EndpointIDs(t, b.objects.Maps, state.Ports)}
 	for name, m := range b.objects.Maps {
 		info, err := m.Info()
-		noError(t, err)
+		must.Do(t, err)
 		id, _ := info.ID()
 		if _, err := os.Stat(filepath.Join(objects.MapsDir(cfg.BPFFS), name)); err == nil {
 			ids.maps[name] = id
 		}
 	}
-	noError(t, b.Close())
+	must.Do(t, b.Close())
 	for path, l := range pinnedLinks(t, cfg) {
 		ids.links[path] = l.ID
 	}
@@ -230,12 +231,12 @@ func pinnedLinks(t *testing.T, cfg Config) map[string]*link.Info {
 	out := map[string]*link.Info{}
 	for _, dir := range []string{"links", "cgroup"} {
 		paths, err := filepath.Glob(filepath.Join(cfg.BPFFS, dir, "*"))
-		noError(t, err)
+		must.Do(t, err)
 		for _, path := range paths {
 			l, err := link.LoadPinnedLink(path, nil)
-			noError(t, err)
+			must.Do(t, err)
 			info, err := l.Info()
-			noError(t, err)
+			must.Do(t, err)
 			out[filepath.Base(path)] = info
 			l.Close()
 		}
@@ -252,15 +253,15 @@ func wantUses(t *testing.T, cfg Config, want map[string]ebpf.MapID) {
 	}
 	for path, l := range pinnedLinks(t, cfg) {
 		p, err := ebpf.NewProgramFromID(l.Program)
-		noError(t, err)
+		must.Do(t, err)
 		info, err := p.Info()
-		noError(t, err)
+		must.Do(t, err)
 		ids, _ := info.MapIDs()
 		for _, id := range ids {
 			m, err := ebpf.NewMapFromID(id)
-			noError(t, err)
+			must.Do(t, err)
 			mi, err := m.Info()
-			noError(t, err)
+			must.Do(t, err)
 			if _, pinned := want[mi.Name]; pinned && want[mi.Name] != id {
 				t.Errorf("%s uses an old map %s", path, mi.Name)
 			}
@@ -293,7 +294,7 @@ func wantHooks(t *testing.T, cfg Config, ifindex, n int) {
 		wantFilters(t, ifindex, n)
 	}
 	dir, err := os.Open(cfg.CgroupRoot)
-	noError(t, err)
+	must.Do(t, err)
 	defer dir.Close()
 	for typ := range (&objects.Objects{}).SocketPrograms() {
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: typ}, n)
@@ -306,7 +307,7 @@ func wantFilters(t *testing.T, ifindex, n int) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		l := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
 		filters, err := netlink.FilterList(l, parent)
-		noError(t, err)
+		must.Do(t, err)
 		if len(filters) != n {
 			t.Errorf("%x: %d filters, want %d", parent, len(filters), n)
 		}
@@ -316,7 +317,7 @@ func wantFilters(t *testing.T, ifindex, n int) {
 func wantAttached(t *testing.T, opts link.QueryOptions, n int) {
 	t.Helper()
 	res, err := link.QueryPrograms(opts)
-	noError(t, err)
+	must.Do(t, err)
 	if len(res.Programs) != n {
 		t.Errorf("%s: %d programs, want %d", opts.Attach, len(res.Programs), n)
 	}
@@ -335,11 +336,11 @@ func ownPlace(t *testing.T) Config {
 	}
 	netnstest.Enter(t)
 	cgroup := filepath.Join(mount, fmt.Sprintf("spw-test-%d-dataplane", os.Getpid()))
-	noError(t, os.Mkdir(cgroup, 0o755))
-	t.Cleanup(func() { noError(t, os.Remove(cgroup)) })
+	must.Do(t, os.Mkdir(cgroup, 0o755))
+	t.Cleanup(func() { must.Do(t, os.Remove(cgroup)) })
 	dir := t.TempDir()
-	noError(t, unix.Mount("bpf", dir, "bpf", 0, ""))
-	t.Cleanup(func() { noError(t, unix.Unmount(dir, 0)) })
+	must.Do(t, unix.Mount("bpf", dir, "bpf", 0, ""))
+	t.Cleanup(func() { must.Do(t, unix.Unmount(dir, 0)) })
 	return Config{
 		BPFFS: filepath.Join(dir, "spillway"), CgroupRoot: cgroup, Log: quietLog(),
 		FlowTableSize: 1024, MaxFrontends: 256, MaxEndpoints: 256,
@@ -350,15 +351,15 @@ func ownPlace(t *testing.T) Config {
 func addVeth(t *testing.T, attrs netlink.LinkAttrs) (l netlink.Link, there netns.NsHandle) {
 	t.Helper()
 	here, err := netns.Get()
-	noError(t, err)
+	must.Do(t, err)
 	defer here.Close()
 	there, err = netns.New()
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { there.Close() })
-	noError(t, netns.Set(here))
-	noError(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(there)}))
+	must.Do(t, netns.Set(here))
+	must.Do(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(there)}))
 	l, err = netlink.LinkByName(attrs.Name)
-	noError(t, err)
+	must.Do(t, err)
 	return l, there
 }
 
@@ -367,9 +368,9 @@ func addOutward(t *testing.T, name, cidr string) (ifindex int) {
 	t.Helper()
 	l, _ := addVeth(t, netlink.LinkAttrs{Name: name})
 	addr, err := netlink.ParseAddr(cidr)
-	noError(t, err)
-	noError(t, netlink.AddrAdd(l, addr))
-	noError(t, netlink.LinkSetUp(l))
+	must.Do(t, err)
+	must.Do(t, netlink.AddrAdd(l, addr))
+	must.Do(t, netlink.LinkSetUp(l))
 	return l.Attrs().Index
 }
 
@@ -381,7 +382,7 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 	b.makeParts()
 	var err error
 	b.attacher, err = attach.New(attach.Config{PinDir: c.BPFFS})
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { b.attacher.Close() })
 	return b
 }
@@ -389,7 +390,7 @@ func newMapsBackend(t *testing.T, cfg Config) *Backend {
 func wantApplied(t *testing.T, b *Backend, want []*intent.ServicePort) {
 	t.Helper()
 	have, err := b.Applied(context.Background())
-	noError(t, err)
+	must.Do(t, err)
 	objectstest.WantPorts(t, have.Ports, want)
 }
 
@@ -421,7 +422,7 @@ func TestForeignPinsAreReplaced(t *testing.T) {
 	}
 	for what, pin := range foreign {
 		pins, err := os.ReadDir(objects.MapsDir(cfg.BPFFS))
-		noError(t, err)
+		must.Do(t, err)
 		if len(pins) < 20 {
 			t.Fatalf("%d maps are pinned", len(pins))
 		}
@@ -430,8 +431,8 @@ func TestForeignPinsAreReplaced(t *testing.T) {
 			paths = append(paths, filepath.Join(objects.MapsDir(cfg.BPFFS), p.Name()))
 		}
 		for _, path := range paths {
-			noError(t, os.Remove(path))
-			noError(t, pin(path))
+			must.Do(t, os.Remove(path))
+			must.Do(t, pin(path))
 		}
 		t.Log("foreign:", what)
 		wantUses(t, cfg, runBackend(t, cfg, upgradeState(), nil).maps)

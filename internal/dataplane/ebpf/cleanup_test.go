@@ -18,6 +18,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 func wantError(t *testing.T, what string, err error, parts ...string) {
@@ -33,7 +34,7 @@ func wantError(t *testing.T, what string, err error, parts ...string) {
 func otherNetns(t *testing.T) netns.NsHandle {
 	t.Helper()
 	ns, err := netns.New()
-	noError(t, err)
+	must.Do(t, err)
 	return ns
 }
 
@@ -48,12 +49,12 @@ func TestCleanupSaysWhatIsNoPlaceOfPins(t *testing.T) {
 	cfg := ownPlace(t)
 	for _, never := range []string{filepath.Join(t.TempDir(), "never", "used"), filepath.Join(cfg.BPFFS, "never")} {
 		cfg.BPFFS = never
-		noError(t, upgrade.Cleanup(cfg))
+		must.Do(t, upgrade.Cleanup(cfg))
 	}
 	dir := t.TempDir()
-	noError(t, os.Mkdir(filepath.Join(dir, "links"), 0o700))
+	must.Do(t, os.Mkdir(filepath.Join(dir, "links"), 0o700))
 	file := filepath.Join(dir, "links", "maps-v1")
-	noError(t, os.WriteFile(file, nil, 0o600))
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	for path, want := range map[string]string{
 		dir:         dir + " is not in a bpf file system: give the --bpffs that the agent had",
 		file:        file + " is not a directory",
@@ -76,22 +77,22 @@ func TestCleanupNamesWhatIsNotOurs(t *testing.T) {
 	var strangers []string
 	for _, dir := range []string{"", "links", "cgroup"} {
 		strange := filepath.Join(cfg.BPFFS, dir, "strange")
-		noError(t, os.MkdirAll(filepath.Join(strange, "deep"), 0o700))
+		must.Do(t, os.MkdirAll(filepath.Join(strange, "deep"), 0o700))
 		strangers = append(strangers, strange)
 	}
 	b, err := New(t.Context(), cfg) // an agent does not mind
-	noError(t, err)
-	noError(t, b.Replace(t.Context(), intent.State{}))
-	noError(t, b.Close())
+	must.Do(t, err)
+	must.Do(t, b.Replace(t.Context(), intent.State{}))
+	must.Do(t, b.Close())
 	for range 2 {
 		wantError(t, "clean-up", upgrade.Cleanup(cfg), append(strangers, "remove "+cfg.BPFFS+": it holds what is not Spillway's", "rm -r")...)
 		wantHooks(t, cfg, eth0, 0)
 		wantPins(t, cfg, false)
 	}
 	for _, strange := range strangers {
-		noError(t, os.RemoveAll(strange))
+		must.Do(t, os.RemoveAll(strange))
 	}
-	noError(t, upgrade.Cleanup(cfg))
+	must.Do(t, upgrade.Cleanup(cfg))
 	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
 	}
@@ -109,11 +110,11 @@ func TestCleanupNamesWhatIsNotOursAmongTheMaps(t *testing.T) {
 	}
 	maps := objects.MapsDir(cfg.BPFFS)
 	link := filepath.Join(maps, "mymap")
-	noError(t, os.Link(filepath.Join(maps, "frontends"), link))
+	must.Do(t, os.Link(filepath.Join(maps, "frontends"), link))
 	strangers := []string{link}
 	for _, dir := range []string{filepath.Join(maps, "strange"), filepath.Join(cfg.BPFFS, objects.LayoutPrefix+"9", "theirs"),
 		filepath.Join(cfg.BPFFS, "mine")} {
-		noError(t, os.MkdirAll(dir, 0o700))
+		must.Do(t, os.MkdirAll(dir, 0o700))
 		strangers = append(strangers, dir)
 	}
 	for range 2 {
@@ -123,9 +124,9 @@ func TestCleanupNamesWhatIsNotOursAmongTheMaps(t *testing.T) {
 		}
 	}
 	for _, strange := range strangers {
-		noError(t, os.RemoveAll(strange))
+		must.Do(t, os.RemoveAll(strange))
 	}
-	noError(t, upgrade.Cleanup(cfg))
+	must.Do(t, upgrade.Cleanup(cfg))
 	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
 	}
@@ -139,25 +140,25 @@ func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	mounted := func(at string) bool {
 		on, err := kernel.OnBPFFS(at)
-		noError(t, err)
+		must.Do(t, err)
 		return on
 	}
 	at := t.TempDir()
-	noError(t, unix.Mount("spillway", at, "bpf", 0, "")) // as at /sys/fs/bpf
+	must.Do(t, unix.Mount("spillway", at, "bpf", 0, "")) // as at /sys/fs/bpf
 	first.BPFFS = filepath.Join(at, "first")
 	second := first
 	second.BPFFS = filepath.Join(at, "second")
-	noError(t, kernel.EnsureBPFFS(second.BPFFS))
-	noError(t, upgrade.ClaimPins(second.BPFFS))
+	must.Do(t, kernel.EnsureBPFFS(second.BPFFS))
+	must.Do(t, upgrade.ClaimPins(second.BPFFS))
 	runBackend(t, first, intent.State{}, nil)
 	for range 2 {
-		noError(t, upgrade.Cleanup(first))
+		must.Do(t, upgrade.Cleanup(first))
 		if _, known, err := objects.OwnerOf(second.BPFFS); err != nil || !known {
 			t.Fatalf("the other instance's pins are gone (%v)", err)
 		}
 	}
 	for range 2 {
-		noError(t, upgrade.Cleanup(second))
+		must.Do(t, upgrade.Cleanup(second))
 		if mounted(at) {
 			t.Error("the mount is left")
 		}
@@ -167,7 +168,7 @@ func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
 	first.BPFFS = filepath.Join(t.TempDir(), "own")
 	runBackend(t, first, intent.State{}, nil)
 	for range 2 {
-		noError(t, upgrade.Cleanup(first))
+		must.Do(t, upgrade.Cleanup(first))
 		if mounted(first.BPFFS) {
 			t.Error("the mount is left")
 		}
@@ -189,11 +190,11 @@ func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 	stubPrograms(t)
 	eth0 := addOutward(t, "spw-eth0", "192.0.2.10/24")
 	first, err := netns.Get()
-	noError(t, err)
+	must.Do(t, err)
 	defer first.Close()
 	runBackend(t, cfg, intent.State{}, nil)
 	someone := exec.Command("sleep", "600") // a process that lives there
-	noError(t, someone.Start())
+	must.Do(t, someone.Start())
 	defer func() { _ = someone.Process.Kill(); _ = someone.Wait() }()
 
 	second := otherNetns(t)
@@ -204,23 +205,23 @@ func TestPinsBelongToTheNamespaceTheyWereMadeIn(t *testing.T) {
 	wantError(t, "clean-up from elsewhere", upgrade.Cleanup(cfg), "clean up there: nsenter --net=/proc/")
 
 	// No way in can be seen any more, but the links are at work.
-	noError(t, someone.Process.Kill())
+	must.Do(t, someone.Process.Kill())
 	_ = someone.Wait()
 	_, err = New(t.Context(), cfg)
 	wantError(t, "another agent while links are attached", err, "uninstall that agent first: spillway agent --cleanup --bpffs "+cfg.BPFFS)
 
-	noError(t, netns.Set(first))
+	must.Do(t, netns.Set(first))
 	wantHooks(t, cfg, eth0, 1)
 	wantPins(t, cfg, true)
 	runBackend(t, cfg, intent.State{}, nil)
 
 	// No agent can clean up there, so this one may.
-	noError(t, netns.Set(second))
-	noError(t, upgrade.Cleanup(cfg))
+	must.Do(t, netns.Set(second))
+	must.Do(t, upgrade.Cleanup(cfg))
 	if _, err := os.Stat(cfg.BPFFS); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left (%v)", cfg.BPFFS, err)
 	}
-	noError(t, netns.Set(first))
+	must.Do(t, netns.Set(first))
 	wantHooks(t, cfg, eth0, 0)
 }
 
@@ -229,7 +230,7 @@ func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	here, err := netns.Get()
-	noError(t, err)
+	must.Do(t, err)
 	defer here.Close()
 	for _, next := range []func() error{
 		func() error { runBackend(t, cfg, intent.State{}, nil); return nil }, // a new agent takes over
@@ -241,11 +242,11 @@ func TestANamespaceThatIsGoneBlocksNobody(t *testing.T) {
 		if !attach.Attached(cfg.BPFFS) {
 			t.Fatal("no link was attached: the test is blind")
 		}
-		noError(t, netns.Set(here))
-		noError(t, doomed.Close())
+		must.Do(t, netns.Set(here))
+		must.Do(t, doomed.Close())
 		await.True(t, "the end of a namespace without users", func() bool { return !attach.Attached(cfg.BPFFS) })
-		noError(t, next())
-		noError(t, upgrade.Cleanup(cfg))
+		must.Do(t, next())
+		must.Do(t, upgrade.Cleanup(cfg))
 		wantPins(t, cfg, false)
 	}
 }
@@ -264,16 +265,16 @@ func TestCleanupFindsClsactFiltersWithoutPins(t *testing.T) {
 		if n := filters(t, eth0); n != 2 {
 			t.Fatalf("%d filters are attached, want 2: the test is blind", n)
 		}
-		noError(t, unix.Unmount(mount, unix.MNT_DETACH))
+		must.Do(t, unix.Unmount(mount, unix.MNT_DETACH))
 		if below == "" {
 			wantError(t, "clean-up without a bpf file system", upgrade.Cleanup(cfg), "is not in a bpf file system")
 		} else {
-			noError(t, upgrade.Cleanup(cfg))
+			must.Do(t, upgrade.Cleanup(cfg))
 		}
 		if n := filters(t, eth0); n != 0 {
 			t.Errorf("%q: %d filters are left", below, n)
 		}
-		noError(t, unix.Mount("bpf", mount, "bpf", 0, "")) // for ownPlace to unmount
+		must.Do(t, unix.Mount("bpf", mount, "bpf", 0, "")) // for ownPlace to unmount
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 // connectCase is a column of BenchmarkConnect.
@@ -99,7 +100,7 @@ func median(list []float64) float64 {
 func (c *connectCase) listen(b *testing.B, at netip.AddrPort) {
 	b.Helper()
 	fd := c.open(b, unix.SOCK_STREAM)
-	ok(b, errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, sockaddr(at)), unix.Listen(fd, 1024)))
+	must.Do(b, errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, sockaddr(at)), unix.Listen(fd, 1024)))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -114,7 +115,7 @@ func (c *connectCase) listen(b *testing.B, at netip.AddrPort) {
 			unix.Close(conn)
 		}
 	}()
-	b.Cleanup(func() { ok(b, unix.Shutdown(fd, unix.SHUT_RD)); <-done; unix.Close(fd) })
+	b.Cleanup(func() { must.Do(b, unix.Shutdown(fd, unix.SHUT_RD)); <-done; unix.Close(fd) })
 }
 
 func (c *connectCase) open(b *testing.B, typ int) (fd int) {

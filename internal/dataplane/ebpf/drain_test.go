@@ -13,21 +13,22 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	defer b.Close()
-	noError(t, b.Replace(t.Context(), intent.State{}))
+	must.Do(t, b.Replace(t.Context(), intent.State{}))
 	maps := b.objects.Maps
 	flows, now := maps[objects.TCMapFlows], objects.BootSeconds()
 	put := func(n uint32, proto model.Protocol, state objects.TCFlowState, seen uint32) [2]objects.TCTuple {
 		keys, values := objectstest.Flow(n, proto, state, seen)
 		for i := range keys {
-			noError(t, flows.Put(keys[i], values[i]))
+			must.Do(t, flows.Put(keys[i], values[i]))
 		}
 		return keys
 	}
@@ -36,13 +37,13 @@ func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	put(3, model.TCP, objects.TCFlowStateFLOW_NEW, now-600)
 	udp := put(4, model.UDP, objects.TCFlowStateFLOW_ESTABLISHED, now)
 	endpoint := objects.TCFrontendKey{Port: 80, Proto: uint8(model.TCP), Family: uint8(model.IPv4)}
-	noError(t, maps[objects.TCMapFrontends].Put(endpoint, objects.TCFrontend{Flags: uint8(objects.TCFrontendFlagsFRONTEND_ENDPOINT)}))
+	must.Do(t, maps[objects.TCMapFrontends].Put(endpoint, objects.TCFrontend{Flags: uint8(objects.TCFrontendFlagsFRONTEND_ENDPOINT)}))
 
 	backend := uint32(7)
-	noError(t, maps[objects.TCMapBackends].Put(backend, objects.TCBackend{Service: 1}))
+	must.Do(t, maps[objects.TCMapBackends].Put(backend, objects.TCBackend{Service: 1}))
 
 	_, err = upgrade.Drain(cfg)
-	noError(t, err)
+	must.Do(t, err)
 	if err := maps[objects.TCMapBackends].Lookup(backend, new(objects.TCBackend)); err == nil {
 		t.Error("datagrams still follow a flow to its endpoint")
 	}
@@ -62,13 +63,13 @@ func TestDrainedWaitsForTCPConnectionsAndForNothingElse(t *testing.T) {
 	if err := maps[objects.TCMapFrontends].Lookup(endpoint, &fe); err == nil {
 		t.Error("packets of an endpoint still pass by netfilter")
 	}
-	noError(t, flows.Lookup(running[0], &f))
+	must.Do(t, flows.Lookup(running[0], &f))
 	for _, key := range running {
-		noError(t, flows.Delete(key))
+		must.Do(t, flows.Delete(key))
 	}
-	noError(t, upgrade.Drained(t.Context(), cfg))
-	noError(t, upgrade.Cleanup(cfg))
-	noError(t, upgrade.Drained(t.Context(), cfg)) // nothing is there
+	must.Do(t, upgrade.Drained(t.Context(), cfg))
+	must.Do(t, upgrade.Cleanup(cfg))
+	must.Do(t, upgrade.Drained(t.Context(), cfg)) // nothing is there
 }
 
 // TestConnectionsWithoutReservationGoOn has an agent that conntrack refuses.
@@ -76,12 +77,12 @@ func TestConnectionsWithoutReservationGoOn(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	defer b.Close()
-	noError(t, b.Replace(t.Context(), intent.State{}))
+	must.Do(t, b.Replace(t.Context(), intent.State{}))
 	keys, values := objectstest.Flow(1, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 	for i := range keys {
-		noError(t, b.objects.Maps[objects.TCMapFlows].Put(keys[i], values[i]))
+		must.Do(t, b.objects.Maps[objects.TCMapFlows].Put(keys[i], values[i]))
 	}
 	dropNetAdmin(t)
 	if _, err := upgrade.Drain(cfg); !errors.Is(err, unix.EPERM) {
@@ -99,11 +100,11 @@ func dropNetAdmin(t *testing.T) {
 	t.Helper()
 	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var had [2]unix.CapUserData
-	noError(t, unix.Capget(header, &had[0]))
+	must.Do(t, unix.Capget(header, &had[0]))
 	without := had
 	without[0].Effective &^= 1 << unix.CAP_NET_ADMIN
-	noError(t, unix.Capset(header, &without[0]))
-	t.Cleanup(func() { noError(t, unix.Capset(header, &had[0])) })
+	must.Do(t, unix.Capset(header, &without[0]))
+	t.Cleanup(func() { must.Do(t, unix.Capset(header, &had[0])) })
 }
 
 // While new packets belong to another dataplane, MASQUERADE may choose the port of a UDP
@@ -113,14 +114,14 @@ func TestRepliesToChangedPortsOutliveUDPFlows(t *testing.T) {
 	stubPrograms(t)
 	cfg.Linger = time.Hour
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	defer b.Close()
 	flows, now := b.objects.Maps[objects.TCMapFlows], objects.BootSeconds()
 	put := func(n uint32, helper objects.TCFlowHelper) [2]objects.TCTuple {
 		keys, values := objectstest.Flow(n, model.UDP, objects.TCFlowStateFLOW_NEW, now)
 		for i := range keys {
 			values[i].Helper = uint8(helper)
-			noError(t, flows.Put(keys[i], values[i]))
+			must.Do(t, flows.Put(keys[i], values[i]))
 		}
 		return keys
 	}
@@ -140,7 +141,7 @@ func TestRepliesToChangedPortsOutliveUDPFlows(t *testing.T) {
 		}
 	}
 	cfg.Linger = 0
-	noError(t, upgrade.Cleanup(cfg))
+	must.Do(t, upgrade.Cleanup(cfg))
 }
 
 // An instance that drained has no Services. A socket that it translated must not be refused
@@ -149,25 +150,25 @@ func TestDrainingEndsWhenServicesAreWritten(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	first, err := New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, first.Replace(t.Context(), intent.State{}))
-	noError(t, first.Close())
+	must.Do(t, err)
+	must.Do(t, first.Replace(t.Context(), intent.State{}))
+	must.Do(t, first.Close())
 	_, err = upgrade.Drain(cfg)
-	noError(t, err)
+	must.Do(t, err)
 
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	defer b.Close()
 	drains := func() bool {
 		var s objects.TCSettings
-		noError(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+		must.Do(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 		return s.Flags&uint32(objects.TCSettingsFlagsSETTING_DRAINS) != 0
 	}
-	noError(t, b.node.Write(&intent.Node{}))
+	must.Do(t, b.node.Write(&intent.Node{}))
 	if !drains() {
 		t.Error("the settings say that Services are there before they are written")
 	}
-	noError(t, b.Replace(t.Context(), intent.State{}))
+	must.Do(t, b.Replace(t.Context(), intent.State{}))
 	if drains() {
 		t.Error("it drains on when the Services are written")
 	}

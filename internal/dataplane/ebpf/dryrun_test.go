@@ -13,6 +13,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // dryRun runs a first packet at a hook of the node without a trace of it.
@@ -35,7 +36,7 @@ func (n *packetNode) dryRun(t *testing.T, p inspect.DryRunPacket) *inspect.DryRu
 func (n *packetNode) ownPins(t *testing.T) {
 	t.Helper()
 	n.onThread(t, func() error { return upgrade.ClaimPins(n.cfg.BPFFS) })
-	t.Cleanup(func() { ok(t, os.Remove(objects.OwnerPath(n.cfg.BPFFS))) })
+	t.Cleanup(func() { must.Do(t, os.Remove(objects.OwnerPath(n.cfg.BPFFS))) })
 }
 
 // everything is the content of all maps that the programs may write for longer than a packet.
@@ -96,7 +97,7 @@ func (n *packetNode) dryRuns(t *testing.T, p *plan, proto uint8) {
 func TestPacketDryRunWithoutAFreePort(t *testing.T) {
 	n := newPacketNode(t)
 	n.onThread(t, func() error { return objects.SetOwner(n.cfg.BPFFS, kernel.NetnsID{}) })
-	t.Cleanup(func() { ok(t, os.Remove(objects.OwnerPath(n.cfg.BPFFS))) })
+	t.Cleanup(func() { must.Do(t, os.Remove(objects.OwnerPath(n.cfg.BPFFS))) })
 	p := plans["IPv4"]
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	n.setSNATPorts(t, 50000)

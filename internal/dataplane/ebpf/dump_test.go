@@ -10,16 +10,17 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 // Addresses and ports of a dump are those that people write, of every map.
 func TestADumpIsDecoded(t *testing.T) {
 	b := newMapsBackend(t, Config{})
-	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: objectstest.ManyPorts(3, 2)}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Upserts: objectstest.ManyPorts(3, 2)}))
 	spec, err := objects.LoadTC()
-	noError(t, err)
+	must.Do(t, err)
 	names, err := inspect.PinnedMaps()
-	noError(t, err)
+	must.Do(t, err)
 	for name, want := range map[string]string{
 		objects.TCMapFrontends: "addr=10.96.0.1 port=80 proto=6 family=4 service=",
 		objects.TCMapBackends:  "port=8080 family=4 ",
@@ -30,7 +31,7 @@ func TestADumpIsDecoded(t *testing.T) {
 			t.Errorf("%s is not among %q", name, names)
 		}
 		var all strings.Builder
-		noError(t, inspect.DumpMap(b.m(name), spec.Maps[name], func(key, value []inspect.Field) error {
+		must.Do(t, inspect.DumpMap(b.m(name), spec.Maps[name], func(key, value []inspect.Field) error {
 			for _, f := range append(key, value...) {
 				fmt.Fprintf(&all, "%s=%v ", f.Name, f.Value)
 			}

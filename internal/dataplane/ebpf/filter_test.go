@@ -9,6 +9,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 func filterKey(n uint32) objects.TCFrontendKey {
@@ -24,26 +25,26 @@ func TestFilterTidy(t *testing.T) {
 	frontends := f.Before(b.m(objects.TCMapFrontends))
 	const gone, withFlow, withReply, withSocket, untracked, added, members = 0, 1, 2, 3, 4, 5, 200
 	for n := range uint32(members) {
-		noError(t, frontends.Put(filterKey(n), objects.TCFrontend{}))
+		must.Do(t, frontends.Put(filterKey(n), objects.TCFrontend{}))
 	}
 	keys, flows := objectstest.Flow(9, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 	keys[0].Daddr, keys[0].Dport = filterKey(withFlow).Addr, filterKey(withFlow).Port
 	keys[1].Saddr, keys[1].Sport = filterKey(withReply).Addr, filterKey(withReply).Port
 	for i := range keys {
-		noError(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
+		must.Do(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
 	}
 	s := filterKey(withSocket)
-	noError(t, b.m(objects.TCMapSockets).Put(objects.TCSocketKey{Addr: s.Addr, Port: s.Port, Proto: s.Proto}, objects.TCSocketPeer{}))
-	noError(t, b.m(objects.TCMapUntrackedPorts).Put(filterKey(untracked), objects.TCUntrackedPort{}))
+	must.Do(t, b.m(objects.TCMapSockets).Put(objects.TCSocketKey{Addr: s.Addr, Port: s.Port, Proto: s.Proto}, objects.TCSocketPeer{}))
+	must.Do(t, b.m(objects.TCMapUntrackedPorts).Put(filterKey(untracked), objects.TCUntrackedPort{}))
 	for n := range uint32(members / 2) {
-		noError(t, frontends.Delete(filterKey(n)))
+		must.Do(t, frontends.Delete(filterKey(n)))
 	}
-	noError(t, b.flows.Sweep(t.Context()))
+	must.Do(t, b.flows.Sweep(t.Context()))
 	if !f.Has(filterKey(gone)) {
 		t.Error("a member left after the first sweep, when a program may just be storing its flow")
 	}
-	noError(t, frontends.Put(filterKey(added), objects.TCFrontend{}))
-	noError(t, b.flows.Sweep(t.Context()))
+	must.Do(t, frontends.Put(filterKey(added), objects.TCFrontend{}))
+	must.Do(t, b.flows.Sweep(t.Context()))
 	left := 0
 	for n := range uint32(members) {
 		switch has := f.Has(filterKey(n)); {
@@ -97,11 +98,11 @@ func TestFilterOfOlderVersion(t *testing.T) {
 	b := newMapsBackend(t, Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024})
 	keys, flows := objectstest.Flow(9, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
 	for i := range keys {
-		noError(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
+		must.Do(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
 	}
-	noError(t, b.m(objects.TCMapFrontends).Put(filterKey(5), objects.TCFrontend{}))
+	must.Do(t, b.m(objects.TCMapFrontends).Put(filterKey(5), objects.TCFrontend{}))
 	f, err := objects.OpenFilter(b.objects)
-	noError(t, err)
+	must.Do(t, err)
 	for _, k := range []objects.TCFrontendKey{filterKey(5), objects.FlowMember(&keys[0], &flows[0]), objects.FlowMember(&keys[1], &flows[1])} {
 		if !f.Has(k) {
 			t.Errorf("%+v is missing", k)
@@ -123,7 +124,7 @@ func TestPacketFilter(t *testing.T) {
 				t.Errorf("%s with an empty filter: %d %v, want a packet that is not ours", name, r.code, r.verdicts)
 			}
 		}
-		ok(t, n.objects.Filter.Fill(n.objects.Maps))
+		must.Do(t, n.objects.Filter.Fill(n.objects.Maps))
 		for name, r := range map[string]result{"request": n.send(t, hook, in), "reply": n.send(t, back, out)} {
 			if r.code != actRedirect {
 				t.Errorf("%s with the filter: %d %v, want a redirect", name, r.code, r.verdicts)
@@ -136,6 +137,6 @@ func TestPacketFilter(t *testing.T) {
 func (n *packetNode) clearFilter(t *testing.T) {
 	t.Helper()
 	for i := range n.objects.Filter.Mask + 1 {
-		ok(t, n.m(objects.TCMapPortFilter).Update(i, uint64(0), ebpf.UpdateAny))
+		must.Do(t, n.m(objects.TCMapPortFilter).Update(i, uint64(0), ebpf.UpdateAny))
 	}
 }

@@ -15,15 +15,16 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // shrink replaces a map by one with less room.
 func shrink(t *testing.T, b *Backend, name string, entries uint32) *ebpf.Map {
 	t.Helper()
 	old, err := b.m(name).Info()
-	noError(t, err)
+	must.Do(t, err)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: old.Type, Flags: old.Flags, MaxEntries: entries, KeySize: old.KeySize, ValueSize: old.ValueSize})
-	noError(t, err)
+	must.Do(t, err)
 	b.m(name).Close()
 	b.objects.Maps[name] = m
 	return m
@@ -34,7 +35,7 @@ func shrink(t *testing.T, b *Backend, name string, entries uint32) *ebpf.Map {
 func wantServicesChange(t *testing.T, b *Backend, family model.Family, node *intent.Node) {
 	t.Helper()
 	web, old := portWith(family, "web", 0, 1, 1, prefixesOf(family, netAllowed, 1)), portWith(family, "old", 50, 1, 1, nil)
-	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{web, old}}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{web, old}}))
 	webNow := portWith(family, "web", 0, 1, 2, prefixesOf(family, netTightened, 1))
 	err := b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{webNow}, Deletes: []intent.PortID{old.ID}, Node: node})
 	var part *dataplane.PortErrors
@@ -55,7 +56,7 @@ func TestFullMapOfPods(t *testing.T) {
 			device := attach.Pod{Ifindex: 7, PodMAC: []byte{2, 0, 0, 0, 0, 1}, HostMAC: []byte{2, 0, 0, 0, 0, 2}}
 			known, later, policed := ipOf(family, netPods, 1), ipOf(family, netPods, 2), ipOf(family, netPods, 3)
 			node := intent.Node{Name: "node", KnownPods: []netip.Addr{known, later, policed}}
-			noError(t, b.Apply(t.Context(), intent.Changes{Node: &node}))
+			must.Do(t, b.Apply(t.Context(), intent.Changes{Node: &node}))
 			taken := map[netip.Addr]attach.Pod{known: device}
 			for i := range 2 * room {
 				taken[ipOf(family, netGreedy, i)] = device
@@ -87,7 +88,7 @@ func TestFullMapOfPods(t *testing.T) {
 				t.Error("packets of a Pod that did not fit may bypass netfilter when there is room")
 			}
 			b.node.OnPods(attach.PodChanges{Deletes: gone})
-			noError(t, b.Apply(t.Context(), intent.Changes{Node: &node}))
+			must.Do(t, b.Apply(t.Context(), intent.Changes{Node: &node}))
 			want := map[netip.Addr]bool{known: true, later: true, policed: true}
 			have := map[netip.Addr]bool{}
 			for key := range objectstest.ReadAll[objects.TCAddrKey, objects.TCPod](t, m) {
@@ -120,7 +121,7 @@ func TestFullMapOfNodeAddresses(t *testing.T) {
 				var flags uint32
 				return m.Lookup(objects.AddrKey(a), &flags) == nil && flags == uint32(objects.TCNodeAddrFlagsNODE_ADDR_NODEPORT)
 			}
-			noError(t, b.Apply(t.Context(), intent.Changes{Node: node(0)}))
+			must.Do(t, b.Apply(t.Context(), intent.Changes{Node: node(0)}))
 			wantServicesChange(t, b, family, node(3*room))
 			if n := len(objectstest.ReadAll[objects.TCAddrKey, uint32](t, m)); n != room || !has(own) {
 				t.Errorf("%d addresses, with the node's first: %t; want a full map with it", n, has(own))
@@ -131,7 +132,7 @@ func TestFullMapOfNodeAddresses(t *testing.T) {
 			}
 			slices.SortFunc(moved.Addrs, netip.Addr.Compare)
 			moved.NodePortAddrs = moved.Addrs
-			noError(t, b.Apply(t.Context(), intent.Changes{Node: moved}))
+			must.Do(t, b.Apply(t.Context(), intent.Changes{Node: moved}))
 			for _, a := range moved.Addrs {
 				if !has(a) {
 					t.Errorf("no NodePorts at %s, although there is room", a)

@@ -17,6 +17,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // small are maps that a test fills.
@@ -106,7 +107,7 @@ func fill(t *testing.T, b *Backend, family model.Family,
 			if all = append(all, p); errors.Is(err, objects.ErrFull) {
 				break
 			}
-			noError(t, err)
+			must.Do(t, err)
 			if len(all) > 1000 {
 				t.Fatal("nothing is full")
 			}
@@ -132,7 +133,7 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	allowed, tightened := prefixesOf(family, netAllowed, 2), prefixesOf(family, netTightened, 8)
 	web, open := portWith(family, "web", 0, 1, 3, allowed), portWith(family, "open", 50, 1, 1, nil)
 	old := portWith(family, "old", 70, 1, 1, nil)
-	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{open, old, web}, Node: &intent.Node{Name: "node"}}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{open, old, web}, Node: &intent.Node{Name: "node"}}))
 	greedy := fill(t, b, family, next)
 
 	webNow, openNow := portWith(family, "web", 0, 4, 12, tightened), portWith(family, "open", 50, 1, 1, tightened)
@@ -169,7 +170,7 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 		t.Error("a deleted Service is served")
 	}
 	for _, p := range honest {
-		noError(t, b.m(objects.TCMapFrontends).Lookup(objects.FrontendKey(p.ID, p.Frontends[0]), &entry))
+		must.Do(t, b.m(objects.TCMapFrontends).Lookup(objects.FrontendKey(p.ID, p.Frontends[0]), &entry))
 		for _, client := range []netip.Addr{allowed[0].Addr(), ipOf(family, netGreedy, 0)} {
 			var one uint8
 			found := b.m(objects.TCMapSourceRanges).Lookup(objects.RangeKey(entry.Service, netip.PrefixFrom(client, client.BitLen())), &one) == nil
@@ -183,7 +184,7 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 	for _, p := range greedy {
 		ids = append(ids, p.ID)
 	}
-	noError(t, write(nil, ids...))
+	must.Do(t, write(nil, ids...))
 	wantApplied(t, b, honest)
 	wantAgreement(t, b)
 }
@@ -191,7 +192,7 @@ func fullMap(t *testing.T, family model.Family, next func(model.Family, int, int
 // wantAgreement fails unless the maps of Services have what was written, no more and no less.
 func wantAgreement(t *testing.T, b *Backend) {
 	t.Helper()
-	noError(t, b.services.Check())
+	must.Do(t, b.services.Check())
 	select {
 	case <-b.Drifted():
 		_, err := b.services.Empty() // reads the maps
@@ -270,7 +271,7 @@ func TestCapacityIsThatOfTheMaps(t *testing.T) {
 				apply := func(d model.Delta) intent.Changes {
 					t.Helper()
 					c := tr.Apply(d)
-					noError(t, b.Apply(t.Context(), c))
+					must.Do(t, b.Apply(t.Context(), c))
 					wantAgreement(t, b)
 					return c
 				}
@@ -344,11 +345,11 @@ func TestFullMapsOfPolicies(t *testing.T) {
 				Type: ebpf.Hash, Flags: unix.BPF_F_NO_PREALLOC, MaxEntries: 8,
 				KeySize: b.m(objects.TCMapUntrackedPods).KeySize(), ValueSize: b.m(objects.TCMapUntrackedPods).ValueSize(),
 			})
-			noError(t, err)
+			must.Do(t, err)
 			b.m(objects.TCMapUntrackedPods).Close()
 			b.objects.Maps[objects.TCMapUntrackedPods] = m
 			err = b.openPolicies()
-			noError(t, err)
+			must.Do(t, err)
 
 			target := func(i int) donottrack.Target {
 				return donottrack.Target{Addr: ipOf(family, netPods, i), Protocol: model.TCP, First: 80, Last: 80}
@@ -367,7 +368,7 @@ func TestFullMapsOfPolicies(t *testing.T) {
 			}
 			write := func(c *donottrack.Changes) {
 				t.Helper()
-				noError(t, errors.Join(b.Revoke(s, c), b.Grant(s, c)))
+				must.Do(t, errors.Join(b.Revoke(s, c), b.Grant(s, c)))
 			}
 			write(nil)
 			if n := len(objectstest.ReadAll[objects.TCUntrackedPodKey, uint8](t, m)); n != 8 {

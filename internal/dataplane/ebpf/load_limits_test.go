@@ -16,6 +16,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // verifierLimits are limits of this project, about a fourth above the measured values.
@@ -56,11 +57,11 @@ func TestLoadLimits(t *testing.T) {
 	cfg := ownPlace(t)
 	cfg.FlowEvents, cfg.ServiceMetrics, cfg.BalanceByLoad, cfg.DSRKeys, cfg.DSRPort, cfg.XDP = EventsAll, true, true,
 		[]DSRKey{{1}, {2}}, 6080, XDPAuto
-	noError(t, kernel.LoadConntrack())
+	must.Do(t, kernel.LoadConntrack())
 	features, err := kernel.Probe(kernel.Place{BPFFS: cfg.BPFFS, CgroupRoot: cfg.CgroupRoot})
-	noError(t, err)
+	must.Do(t, err)
 	all, err := objects.Specs(&cfg, features)
-	noError(t, err)
+	must.Do(t, err)
 	for _, spec := range all {
 		for _, m := range spec.Maps {
 			m.Pinning = ebpf.PinNone
@@ -68,7 +69,7 @@ func TestLoadLimits(t *testing.T) {
 		coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
 			Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats},
 		})
-		noError(t, err)
+		must.Do(t, err)
 		defer coll.Close()
 		for name, p := range coll.Programs {
 			i := slices.IndexFunc(verifierLimits, func(l verifierLimit) bool { return l.program == name })
@@ -79,7 +80,7 @@ func TestLoadLimits(t *testing.T) {
 			limit := verifierLimits[i]
 			stack := stackDepth(t, spec.Programs[name], p.VerifierLog)
 			info, err := p.Info()
-			noError(t, err)
+			must.Do(t, err)
 			instructions, known := info.VerifiedInstructions()
 			t.Logf("%s: %d instructions, %d bytes of stack", name, instructions, stack)
 			if !known && !features.Kernel.Less(kernel.Version{Major: 5, Minor: 16}) {
@@ -119,7 +120,7 @@ func stackDepth(t *testing.T, spec *ebpf.ProgramSpec, log string) int {
 	frames := map[string]int{}
 	frame := func(name, text string) {
 		bytes, err := strconv.Atoi(text)
-		noError(t, err)
+		must.Do(t, err)
 		frames[name] = (max(bytes, 1) + 31) / 32 * 32
 	}
 	for _, f := range functionLine.FindAllStringSubmatch(log, -1) {
@@ -150,7 +151,7 @@ func stackDepth(t *testing.T, spec *ebpf.ProgramSpec, log string) int {
 func TestLimitsAreDocumented(t *testing.T) {
 	const page = "../../../docs/reference/ebpf-maps.md"
 	text, err := os.ReadFile(page)
-	noError(t, err)
+	must.Do(t, err)
 	var want []string
 	for _, l := range verifierLimits {
 		want = append(want, fmt.Sprintf("| `%s` | %d | %d |", l.program, l.instructions, l.stack))
@@ -173,21 +174,21 @@ func TestLimitsAreDocumented(t *testing.T) {
 func TestEntryProgramsWriteNothing(t *testing.T) {
 	cfg := ownPlace(t)
 	all, err := objects.Specs(&cfg, kernel.Features{})
-	noError(t, err)
+	must.Do(t, err)
 	for _, m := range all[0].Maps {
 		m.Pinning = ebpf.PinNone
 	}
 	coll, err := ebpf.NewCollection(all[0])
-	noError(t, err)
+	must.Do(t, err)
 	defer coll.Close()
 	for name, p := range coll.Programs {
 		info, err := p.Info()
-		noError(t, err)
+		must.Do(t, err)
 		code, err := info.Instructions()
 		if errors.Is(err, ebpf.ErrRestrictedKernel) {
 			t.Skip(err)
 		}
-		noError(t, err)
+		must.Do(t, err)
 		first := code[0]
 		prologue := first.OpCode == asm.LoadMemOp(asm.Byte) && first.Dst == asm.R6 && first.Src == asm.R1
 		if prologue != (name == objects.TCProgHandle) {

@@ -20,13 +20,14 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // All objects share every map that they both name.
 func TestSharedMapsAgree(t *testing.T) {
 	cfg := Config{FlowTableSize: 1000, MaxFrontends: 100, MaxEndpoints: 200, XDP: XDPAuto}
 	all, err := objects.Specs(&cfg, kernel.Features{})
-	noError(t, err)
+	must.Do(t, err)
 	tc := all[0]
 	for _, spec := range all[1:] {
 		shared := 0
@@ -67,9 +68,9 @@ var verdicts = []string{
 
 func TestVerdictNames(t *testing.T) {
 	tc, err := objects.LoadTC()
-	noError(t, err)
+	must.Do(t, err)
 	names, err := objects.VerdictNames(tc)
-	noError(t, err)
+	must.Do(t, err)
 	if len(names) < len(verdicts) || !slices.Equal(names[:len(verdicts)], verdicts) {
 		t.Errorf("verdicts %v, want these, and new ones only at the end: %v", names, verdicts)
 	}
@@ -93,7 +94,7 @@ func TestMetrics(t *testing.T) {
 	}
 	sum := float64(len(perCPU) * (len(perCPU) + 1) / 2)
 	for _, name := range []string{"flow_created", "drop_no_route"} {
-		noError(t, b.m(objects.TCMapVerdicts).Put(uint32(slices.Index(verdicts, name)), perCPU))
+		must.Do(t, b.m(objects.TCMapVerdicts).Put(uint32(slices.Index(verdicts, name)), perCPU))
 	}
 	for n := range uint32(5 + 6 + 7) {
 		proto, seen := model.TCP, objects.BootSeconds()
@@ -104,17 +105,17 @@ func TestMetrics(t *testing.T) {
 		}
 		keys, values := objectstest.Flow(n, proto, objects.TCFlowStateFLOW_ESTABLISHED, seen)
 		for i := range keys {
-			noError(t, b.m(objects.TCMapFlows).Put(keys[i], values[i]))
+			must.Do(t, b.m(objects.TCMapFlows).Put(keys[i], values[i]))
 		}
 	}
-	noError(t, b.flows.Sweep(t.Context()))
+	must.Do(t, b.flows.Sweep(t.Context()))
 
 	registry := prometheus.NewPedanticRegistry()
-	noError(t, registry.Register(b))
+	must.Do(t, registry.Register(b))
 	families, err := registry.Gather()
-	noError(t, err)
+	must.Do(t, err)
 	problems, err := promlint.NewWithMetricFamilies(families).Lint()
-	noError(t, err)
+	must.Do(t, err)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
@@ -168,9 +169,9 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 				stubPrograms(t) // TestLoadLimits loads all at once
 			}
 			features, err := probe(&cfg)
-			noError(t, err)
+			must.Do(t, err)
 			o, _, err := upgrade.Open(&cfg, features)
-			noError(t, err)
+			must.Do(t, err)
 			defer o.Close()
 			if loaded := o.Programs[objects.TCProgFromNetworkL3] != nil; loaded != all {
 				t.Errorf("loaded at the start: %v", loaded)
@@ -219,10 +220,10 @@ func TestObjectsAreReproducible(t *testing.T) {
 	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"tc": objects.LoadTC, "xdp": objects.LoadXDP,
 		"sock": objects.LoadSock} {
 		spec, err := load()
-		ok(t, err)
+		must.Do(t, err)
 		var declared []string
 		for typ, err := range spec.Types.All() {
-			ok(t, err)
+			must.Do(t, err)
 			if f, is := typ.(*btf.Fwd); is {
 				declared = append(declared, f.Name)
 			}

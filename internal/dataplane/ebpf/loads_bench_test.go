@@ -10,6 +10,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 // balances are the rows of BenchmarkPacketBalance.
@@ -34,7 +35,7 @@ var balances = []struct {
 // The method is that of BenchmarkPacket.
 func BenchmarkPacketBalance(b *testing.B) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
-	ok(b, err)
+	must.Do(b, err)
 	b.Cleanup(func() { stats.Close() })
 	p := plans["IPv4"]
 	var nodes []*packetNode
@@ -85,7 +86,7 @@ func BenchmarkPacketBalance(b *testing.B) {
 func mapMemory(b *testing.B, m *ebpf.Map) uint64 {
 	b.Helper()
 	info, err := m.Info()
-	ok(b, err)
+	must.Do(b, err)
 	n, _ := info.Memlock()
 	return n
 }

@@ -18,13 +18,14 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // flowOffsets are the places of the fields of struct flow in an object, in bytes.
 func flowOffsets(t *testing.T, spec *ebpf.CollectionSpec) map[string]uint32 {
 	t.Helper()
 	var flow *btf.Struct
-	noError(t, spec.Types.TypeByName("flow", &flow))
+	must.Do(t, spec.Types.TypeByName("flow", &flow))
 	out := map[string]uint32{"size": flow.Size}
 	var add func(at uint32, members []btf.Member)
 	add = func(at uint32, members []btf.Member) {
@@ -50,9 +51,9 @@ func flowOffsets(t *testing.T, spec *ebpf.CollectionSpec) map[string]uint32 {
 // are those of the objects.
 func TestMigrationKnowsTheLayouts(t *testing.T) {
 	before, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(upgrade.PreviousTc))
-	noError(t, err)
+	must.Do(t, err)
 	now, err := objects.LoadTC()
-	noError(t, err)
+	must.Do(t, err)
 	v2, v3 := flowOffsets(t, before), flowOffsets(t, now)
 	for _, name := range []string{"size", "saddr", "daddr", "sport", "dport", "seen", "flags", "state", "end", "helper", "next_hop_kind",
 		"next_hop_macs", "in_ifindex", "tcp", "backend", "service", "slot"} {
@@ -173,7 +174,7 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 		t.Fatalf("there are %v, want %s alone", dirs, dir)
 	}
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, objects.TCMapFlows), nil)
-	noError(t, err)
+	must.Do(t, err)
 	defer m.Close()
 	wantFlows(t, "flows in the previous layout", objectstest.ReadAll[objects.TCTuple, upgrade.FlowV2](t, m), toV2(flows))
 	objectstest.WantSame(t, "links", left.links, first.links)
@@ -184,7 +185,7 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	// The programs of the release before go on.
 	late := flowsV4(400, 410)
 	for k, f := range toV2(late) {
-		noError(t, m.Put(k, f))
+		must.Do(t, m.Put(k, f))
 		flows[k] = late[k]
 	}
 	again := runBackend(t, cfg, upgradeState(), nil)
@@ -209,10 +210,10 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 func clusterRangesIn(t *testing.T, dir, name string) map[objects.TCRangeKey]bool {
 	t.Helper()
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
-	noError(t, err)
+	must.Do(t, err)
 	defer m.Close()
 	found, err := objects.ReadClusterRanges(m)
-	noError(t, err)
+	must.Do(t, err)
 	return found
 }
 
@@ -247,8 +248,8 @@ func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
 
 	cfg.LeavePrevious = true
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, b.Replace(t.Context(), upgradeState()))
+	must.Do(t, err)
+	must.Do(t, b.Replace(t.Context(), upgradeState()))
 	down := switchMeanwhile(flows, 200)
 	wantMembers := func(when string, flows map[objects.TCTuple]objects.TCFlow) {
 		for k, f := range flows {
@@ -257,34 +258,34 @@ func TestMigrationCopiesWhatChangesDuringTheSwitch(t *testing.T) {
 			}
 		}
 	}
-	noError(t, b.rollback.LeaveBy(func() error {
+	must.Do(t, b.rollback.LeaveBy(func() error {
 		wantMembers("at the switch", flows)
 		putFlows(t, b.m(objects.TCMapFlows), down)
 		return b.attachPrevious(b.rollback.To)
 	}))
 	wantMembers("after it", down)
-	noError(t, b.Close())
+	must.Do(t, b.Close())
 	maps.Copy(flows, down)
 	older, err := ebpf.LoadPinnedMap(filepath.Join(objects.LayoutDir(cfg.BPFFS, upgrade.PreviousVersion), objects.TCMapFlows), nil)
-	noError(t, err)
+	must.Do(t, err)
 	defer older.Close()
 	wantFlows(t, "flows in the previous layout", objectstest.ReadAll[objects.TCTuple, upgrade.FlowV2](t, older), toV2(flows))
 
 	cfg.LeavePrevious = false
 	b, err = New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, b.attacher.Close())
+	must.Do(t, err)
+	must.Do(t, b.attacher.Close())
 	up := switchMeanwhile(flows, 300)
 	b.attacher, err = attach.New(attach.Config{PinDir: cfg.BPFFS, Programs: programsOf(b.objects), OnPods: b.node.OnPods, Facts: b.node.Fact,
 		OnUplinks: func(ups map[int]attach.Uplink) {
 			for k, f := range toV2(up) {
-				noError(t, older.Put(k, f))
+				must.Do(t, older.Put(k, f))
 			}
 			b.node.OnUplinks(ups)
 		}})
-	noError(t, err)
-	noError(t, b.Replace(t.Context(), upgradeState()))
-	noError(t, b.Close())
+	must.Do(t, err)
+	must.Do(t, b.Replace(t.Context(), upgradeState()))
+	must.Do(t, b.Close())
 	maps.Copy(flows, up)
 	wantFlows(t, "flows again", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
 }
@@ -296,8 +297,8 @@ func TestMigrationDownBeforeTheSwitch(t *testing.T) {
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	cfg.LeavePrevious = true
 	idle, err := New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, idle.Close())
+	must.Do(t, err)
+	must.Do(t, idle.Close())
 	wantOnlyOwnMaps(t, cfg) // nothing was served
 
 	// Flows of this version, served by programs of a killed agent.
@@ -307,16 +308,16 @@ func TestMigrationDownBeforeTheSwitch(t *testing.T) {
 	flows := flowsV4(1, 10)
 	putFlows(t, pinnedFlows(t, cfg.BPFFS), flows)
 	unready, err := New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, unready.Close())
+	must.Do(t, err)
+	must.Do(t, unready.Close())
 	dir := objects.LayoutDir(cfg.BPFFS, upgrade.PreviousVersion)
 	wantProgramsOf(t, cfg, dir)
 
 	// An agent of this version that is stopped before its first Replace leaves the
 	// programs of the release before at work.
 	unready, err = New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, unready.Close())
+	must.Do(t, err)
+	must.Do(t, unready.Close())
 	wantProgramsOf(t, cfg, dir)
 	_ = runBackend(t, kept, upgradeState(), nil)
 	wantFlows(t, "flows", objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, pinnedFlows(t, cfg.BPFFS)), fromV2(toV2(flows)))
@@ -331,22 +332,22 @@ func TestMigrationDownGoesOnAfterAKill(t *testing.T) {
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
 	cfg.LeavePrevious = true
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, b.Replace(t.Context(), upgradeState()))
+	must.Do(t, err)
+	must.Do(t, b.Replace(t.Context(), upgradeState()))
 	flows, ofOlder, ofNewer := flowsV4(1, 100), flowsV4(200, 210), flowsV4(300, 310)
 	putFlows(t, b.m(objects.TCMapFlows), flows)
 	killed := errors.New("killed")
 	if err := b.rollback.LeaveBy(func() error {
-		noError(t, b.attachPrevious(b.rollback.To))
+		must.Do(t, b.attachPrevious(b.rollback.To))
 		for k, f := range toV2(ofOlder) {
-			noError(t, b.rollback.To.Maps[objects.TCMapFlows].Put(k, f))
+			must.Do(t, b.rollback.To.Maps[objects.TCMapFlows].Put(k, f))
 		}
 		putFlows(t, b.m(objects.TCMapFlows), ofNewer)
 		return killed
 	}); !errors.Is(err, killed) {
 		t.Fatal(err)
 	}
-	noError(t, b.Close()) // it finds the older maps, and leaves both
+	must.Do(t, b.Close()) // it finds the older maps, and leaves both
 	if dirs := objects.Layouts(cfg.BPFFS); len(dirs) != 2 {
 		t.Fatalf("there are %v, want both layouts", dirs)
 	}
@@ -377,12 +378,12 @@ func wantProgramsOf(t *testing.T, cfg Config, dir string) {
 	t.Helper()
 	ids := map[string]ebpf.MapID{}
 	pins, err := os.ReadDir(dir)
-	noError(t, err)
+	must.Do(t, err)
 	for _, pin := range pins {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin.Name()), nil)
-		noError(t, err)
+		must.Do(t, err)
 		info, err := m.Info()
-		noError(t, err)
+		must.Do(t, err)
 		ids[pin.Name()], _ = info.ID()
 		m.Close()
 	}
@@ -394,7 +395,7 @@ func wantPinsOfV2(t *testing.T, dir string) {
 	t.Helper()
 	for _, object := range [][]byte{upgrade.PreviousTc, upgrade.PreviousSock} {
 		spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
-		noError(t, err)
+		must.Do(t, err)
 		for name, m := range spec.Maps {
 			if _, err := os.Stat(filepath.Join(dir, name)); m.Pinning == ebpf.PinByName && err != nil {
 				t.Error(err)

@@ -16,13 +16,14 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // putFlows writes as the programs of a run would.
 func putFlows(t *testing.T, m *ebpf.Map, flows map[objects.TCTuple]objects.TCFlow) {
 	t.Helper()
 	for k, f := range flows {
-		noError(t, m.Put(k, f))
+		must.Do(t, m.Put(k, f))
 	}
 }
 
@@ -86,39 +87,39 @@ func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 	first := pinnedFlows(t, cfg.BPFFS)
 
 	// Killed when the map was put aside and there was no other.
-	noError(t, upgrade.PutAside(objects.MapsDir(cfg.BPFFS), []string{objects.TCMapFlows}))
+	must.Do(t, upgrade.PutAside(objects.MapsDir(cfg.BPFFS), []string{objects.TCMapFlows}))
 	use(first, 200, 210)
 
 	// Killed when there was one.
 	cfg.FlowTableSize = 2048
 	killed, err := New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, killed.Close())
+	must.Do(t, err)
+	must.Do(t, killed.Close())
 	use(first, 300, 310)
 
 	// Killed when programs were at work with it.
 	killed, err = New(t.Context(), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	second := pinnedFlows(t, cfg.BPFFS)
-	noError(t, killed.attacher.Sync(t.Context()))
+	must.Do(t, killed.attacher.Sync(t.Context()))
 	use(first, 400, 410) // by hooks that had no turn yet
-	noError(t, killed.Close())
+	must.Do(t, killed.Close())
 	stale := flowsV4(500, 510)
 	putFlows(t, first, stale)
 	for k, f := range stale {
 		f.Seen++
 		f.State = uint8(objects.TCFlowStateFLOW_CLOSED)
 		flows[k] = f
-		noError(t, second.Put(k, f))
+		must.Do(t, second.Put(k, f))
 	}
 
 	// Killed with a third size.
 	cfg.FlowTableSize = 4096
 	killed, err = New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, killed.attacher.Sync(t.Context()))
-	noError(t, attach.AttachCgroup(cfg.BPFFS, cfg.CgroupRoot, killed.objects.SocketPrograms()))
-	noError(t, killed.Close())
+	must.Do(t, err)
+	must.Do(t, killed.attacher.Sync(t.Context()))
+	must.Do(t, attach.AttachCgroup(cfg.BPFFS, cfg.CgroupRoot, killed.objects.SocketPrograms()))
+	must.Do(t, killed.Close())
 	if left := upgrade.SetAside(objects.MapsDir(cfg.BPFFS), nil); len(left) != 2 {
 		t.Errorf("%d maps are aside before anybody has done without them, want 2", len(left))
 	}

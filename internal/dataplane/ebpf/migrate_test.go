@@ -20,6 +20,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // There has been no version 0. In this one flows are of IPv4 alone, and remember
@@ -75,28 +76,28 @@ var fromV0 = map[int]upgrade.Migration{0: {objects.TCMapFlows: upgrade.Entries(f
 func makeV0(t *testing.T, bpffs string, flows map[objects.TCTuple]objects.TCFlow) *ebpf.Map {
 	t.Helper()
 	older := filepath.Join(bpffs, "maps-v0")
-	noError(t, os.Mkdir(older, 0o700))
+	must.Do(t, os.Mkdir(older, 0o700))
 	pins, err := os.ReadDir(objects.MapsDir(bpffs))
-	noError(t, err)
+	must.Do(t, err)
 	for _, pin := range pins {
 		if pin.Name() == objects.TCMapFlows {
 			continue
 		}
 		m, err := ebpf.LoadPinnedMap(filepath.Join(objects.MapsDir(bpffs), pin.Name()), nil)
-		noError(t, err)
-		noError(t, upgrade.PinAgain(m, filepath.Join(older, pin.Name())))
+		must.Do(t, err)
+		must.Do(t, upgrade.PinAgain(m, filepath.Join(older, pin.Name())))
 		m.Close()
 	}
 	m, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{
 		Name: objects.TCMapFlows, Type: ebpf.LRUHash, KeySize: 16, ValueSize: 28, MaxEntries: 4096, Pinning: ebpf.PinByName,
 	}, ebpf.MapOptions{PinPath: older})
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { m.Close() })
 	for k, f := range flows {
 		k0, f0 := flowToV0(k, f)
-		noError(t, m.Put(k0, f0))
+		must.Do(t, m.Put(k0, f0))
 	}
-	noError(t, os.RemoveAll(objects.MapsDir(bpffs)))
+	must.Do(t, os.RemoveAll(objects.MapsDir(bpffs)))
 	return m
 }
 
@@ -118,7 +119,7 @@ func flowsV4(from, to uint32) map[objects.TCTuple]objects.TCFlow {
 func pinnedFlows(t *testing.T, bpffs string) *ebpf.Map {
 	t.Helper()
 	m, err := ebpf.LoadPinnedMap(filepath.Join(objects.MapsDir(bpffs), objects.TCMapFlows), nil)
-	noError(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
@@ -159,10 +160,10 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 	older := makeV0(t, cfg.BPFFS, running)
 	for k, f := range closed {
 		k0, f0 := flowToV0(k, f)
-		noError(t, older.Put(k0, f0))
+		must.Do(t, older.Put(k0, f0))
 	}
 	// Another agent was killed while it did the same.
-	noError(t, os.MkdirAll(filepath.Join(objects.MapsDir(cfg.BPFFS)+"-new", "half"), 0o700))
+	must.Do(t, os.MkdirAll(filepath.Join(objects.MapsDir(cfg.BPFFS)+"-new", "half"), 0o700))
 
 	after := runBackend(t, cfg, upgradeState(), func() {
 		objectstest.WantSame(t, "flows before Replace",
@@ -172,7 +173,7 @@ func TestUpgradeCarriesFlowsOver(t *testing.T) {
 		closeOne(running, late)
 		for k, f := range late {
 			k0, f0 := flowToV0(k, f)
-			noError(t, older.Put(k0, f0))
+			must.Do(t, older.Put(k0, f0))
 		}
 	})
 	maps.Copy(running, late)
@@ -203,22 +204,22 @@ func TestUpgradeGoesOnAfterAKill(t *testing.T) {
 	flows, late := flowsV4(1, 100), flowsV4(200, 210)
 	older := makeV0(t, cfg.BPFFS, flows)
 	pins, err := os.ReadDir(filepath.Join(cfg.BPFFS, "maps-v0"))
-	noError(t, err)
+	must.Do(t, err)
 	killed, err := New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, killed.Close())
+	must.Do(t, err)
+	must.Do(t, killed.Close())
 	if left, err := os.ReadDir(filepath.Join(cfg.BPFFS, "maps-v0")); err != nil || len(left) != len(pins) {
 		t.Errorf("of %d older maps %d are left before anybody has done without them (%v)", len(pins), len(left), err)
 	}
 
 	for k, f := range late {
 		k0, f0 := flowToV0(k, f)
-		noError(t, older.Put(k0, f0))
+		must.Do(t, older.Put(k0, f0))
 	}
 	for k, f := range flows {
 		f.NextHopMtu = 1400
 		flows[k] = f
-		noError(t, pinnedFlows(t, cfg.BPFFS).Put(k, f))
+		must.Do(t, pinnedFlows(t, cfg.BPFFS).Put(k, f))
 		break
 	}
 	_ = runBackend(t, cfg, upgradeState(), nil)
@@ -254,7 +255,7 @@ func TestUpgradeSaysWhatIsForgotten(t *testing.T) {
 		_ = runBackend(t, cfg, upgradeState(), nil)
 		makeV0(t, cfg.BPFFS, flowsV4(1, 10))
 		if older := filepath.Join(cfg.BPFFS, "maps-v0"); tt.version != "maps-v0" {
-			noError(t, os.Rename(older, filepath.Join(cfg.BPFFS, tt.version)))
+			must.Do(t, os.Rename(older, filepath.Join(cfg.BPFFS, tt.version)))
 		}
 		var log bytes.Buffer
 		cfg.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -287,7 +288,7 @@ func TestPacketsOfFlowsCarriedOver(t *testing.T) {
 	}
 	makeV0(t, n.cfg.BPFFS, objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, n.m(objects.TCMapFlows)))
 	features, err := kernel.Probe(kernel.Place{BPFFS: n.cfg.BPFFS})
-	ok(t, err)
+	must.Do(t, err)
 	n.onThread(t, func() error {
 		o, _, err := upgrade.Open(&n.cfg, features)
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 // fakeNAT reports what a test says.
@@ -44,45 +45,45 @@ func TestProgramsAskWhileNetfilterTranslates(t *testing.T) {
 	nat := &fakeNAT{first: true}
 	cfg.WatchNAT = nat.watch
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	want := func(when string, asks bool) {
 		t.Helper()
 		var s objects.TCSettings
-		noError(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+		must.Do(t, b.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 		if got := s.Flags&uint32(objects.TCSettingsFlagsSETTING_ASK_CONNTRACK) != 0; got != asks {
 			t.Errorf("%s: the programs ask conntrack: %v, want %v", when, got, asks)
 		}
 	}
-	noError(t, b.Replace(t.Context(), state))
+	must.Do(t, b.Replace(t.Context(), state))
 	want("a translation from before", true)
 	nat.changed(false, "")
 	want("it is gone", false)
 	nat.changed(true, "hostPort")
 	want("a new one", true)
 	for range 2 {
-		noError(t, b.Replace(t.Context(), state))
+		must.Do(t, b.Replace(t.Context(), state))
 	}
 	want("after full syncs", true)
 	nat.changed(false, "")
-	noError(t, b.Replace(t.Context(), state))
+	must.Do(t, b.Replace(t.Context(), state))
 	want("no longer", false)
 	nat.changed(true, "hostPort")
-	noError(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
 	want("after a change of the node", true)
 	if got := strings.Count(log.String(), "reason=hostPort"); got != 2 {
 		t.Errorf("%d lines name the reason, want 2:\n%s", got, log.String())
 	}
-	noError(t, b.Close())
+	must.Do(t, b.Close())
 	if nat.stopped != 1 {
 		t.Errorf("the watch was stopped %d times", nat.stopped)
 	}
 
 	nat.err = errors.New("no netlink")
 	b, err = New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, b.Replace(t.Context(), state))
+	must.Do(t, err)
+	must.Do(t, b.Replace(t.Context(), state))
 	want("rules cannot be followed", true)
-	noError(t, b.Close())
+	must.Do(t, b.Close())
 	if !strings.Contains(log.String(), "no netlink") {
 		t.Error("the error is not in the log")
 	}

@@ -8,6 +8,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestPacketAnswers(t *testing.T) {
@@ -251,11 +252,11 @@ func (n *packetNode) bigGSO(t *testing.T, p *plan) {
 	b := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80), flags: ".", df: true,
 		payload: make([]byte, 2800)}.bytes(n, "eth0")
 	code, out, err := n.run(inEth0, b, 1300, 0)
-	ok(t, err)
+	must.Do(t, err)
 	if code != actRedirect {
 		t.Errorf("code %d, want a redirect", code)
 	}
-	ok(t, checkSums(out))
+	must.Do(t, checkSums(out))
 	// BIG TCP: a length of 0 says that it does not fit into 16 bits.
 	if p.family == model.IPv4 {
 		b[16], b[17] = 0, 0

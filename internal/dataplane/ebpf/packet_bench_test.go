@@ -14,6 +14,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 )
 
 // The packets of one measurement: in a row, as in a burst, and apart, with a system call
@@ -49,7 +50,7 @@ func BenchmarkPacketEvents(b *testing.B) {
 func benchPackets(b *testing.B, n *packetNode, casesOf func(*testing.B, *plan) []*packetCase) {
 	b.Helper()
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
-	ok(b, err)
+	must.Do(b, err)
 	b.Cleanup(func() { stats.Close() })
 	var table strings.Builder
 	for _, name := range []string{"IPv4", "IPv6"} {
@@ -138,14 +139,14 @@ func (n *packetNode) prepare(b *testing.B, c *packetCase) {
 		target = n.loadProgram(b, "empty", c.kind(), asm.Instructions{asm.LoadImm(asm.R0, int64(int32(c.code)), asm.DWord), asm.Return()})
 	}
 	targets, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1}, ebpf.MapOptions{})
-	ok(b, err)
+	must.Do(b, err)
 	b.Cleanup(func() { targets.Close() })
-	ok(b, targets.Put(uint32(0), target))
+	must.Do(b, targets.Put(uint32(0), target))
 	data := c.frame.bytes(n, c.hook.iface)
 	saved, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(data)), MaxEntries: 1})
-	ok(b, err)
+	must.Do(b, err)
 	b.Cleanup(func() { saved.Close() })
-	ok(b, saved.Put(uint32(0), data))
+	must.Do(b, saved.Put(uint32(0), data))
 	port := int16(14 + 20)
 	if c.frame.src.Addr().Is6() {
 		port = 14 + 40
@@ -196,7 +197,7 @@ func (n *packetNode) loadProgram(b *testing.B, name string, kind ebpf.ProgramTyp
 		}
 	}
 	p, err := ebpf.NewProgram(spec)
-	ok(b, err)
+	must.Do(b, err)
 	b.Cleanup(func() { p.Close() })
 	return p
 }
@@ -206,14 +207,14 @@ func (n *packetNode) forgetNew(b *testing.B) {
 	b.Helper()
 	flows := n.m(objects.TCMapFlows)
 	var fresh []objects.TCTuple
-	ok(b, objects.EachFlow(b.Context(), flows, func(k *objects.TCTuple, f *objects.TCFlow, _ uint32) error {
+	must.Do(b, objects.EachFlow(b.Context(), flows, func(k *objects.TCTuple, f *objects.TCFlow, _ uint32) error {
 		if objects.TCFlowState(f.State) == objects.TCFlowStateFLOW_NEW {
 			fresh = append(fresh, *k)
 		}
 		return nil
 	}))
 	for _, k := range fresh {
-		ok(b, flows.Delete(k))
+		must.Do(b, flows.Delete(k))
 	}
 }
 
@@ -250,7 +251,7 @@ func (n *packetNode) measureOnce(b *testing.B, c *packetCase, calls int, row uin
 		c.keep()
 	}
 	before, err := c.restore.Stats()
-	ok(b, err)
+	must.Do(b, err)
 	n.do(func() {
 		for range calls {
 			var code uint32
@@ -267,6 +268,6 @@ func (n *packetNode) measureOnce(b *testing.B, c *packetCase, calls int, row uin
 		return 0, err
 	}
 	after, err := c.restore.Stats()
-	ok(b, err)
+	must.Do(b, err)
 	return float64(after.Runtime-before.Runtime) / float64(after.RunCount-before.RunCount), nil
 }

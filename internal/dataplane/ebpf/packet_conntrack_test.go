@@ -10,6 +10,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 // TestPacketConntrack is about packets that netfilter may know, too.
@@ -43,7 +44,7 @@ func (n *packetNode) track(t *testing.T, p *plan, proto uint8, src, dst, server,
 	}
 	t.Cleanup(func() {
 		n.do(func() { err = netlink.ConntrackTableFlush(netlink.ConntrackTable) })
-		ok(t, err)
+		must.Do(t, err)
 	})
 }
 
@@ -95,7 +96,7 @@ func (n *packetNode) conntrackMeetsWhatRuns(t *testing.T, p *plan, proto uint8) 
 	answer := frame{proto: proto, src: server, dst: client, flags: ".", payload: []byte("answer")}
 	n.send(t, inPod1, ask).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT)
 	t.Cleanup(func() { n.setNode(t, func(*intent.Node) {}) })
-	ok(t, upgrade.StartDraining(n.m(objects.TCMapNodeSettings)))
+	must.Do(t, upgrade.StartDraining(n.m(objects.TCMapNodeSettings)))
 	n.send(t, inPod2, answer).want(t, actRedirect, objects.TCVerdictPASSED_DIRECT) // to the question before
 	n.untouched(t, "the next question", inPod1, ask.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	n.track(t, p, proto, client, server, server, client)

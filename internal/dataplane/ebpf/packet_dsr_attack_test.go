@@ -11,6 +11,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // forgerISN is the number of a forger's own SYNs. It does not know those of the client.
@@ -79,7 +80,7 @@ func (c *dsrConn) later(t *testing.T, by *packetNode, seconds uint32) {
 	f.Opened -= seconds
 	f.Seen -= seconds
 	f.NextHopSeen -= seconds
-	ok(t, by.m(objects.TCMapFlows).Update(key, f, 0))
+	must.Do(t, by.m(objects.TCMapFlows).Update(key, f, 0))
 }
 
 // send sends the client's next packet by a node, which answers and drops nothing.
@@ -104,7 +105,7 @@ func awaitRoomInSecond(t *testing.T) {
 	t.Helper()
 	await.True(t, "a new second", func() bool {
 		var now unix.Timespec
-		ok(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+		must.Do(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
 		const second = 1 << 20
 		return (uint64(now.Nano())>>20)*1099%second < second/8*7
 	})

@@ -13,6 +13,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // TestPacketDSRFlows lists the flows of a DSR connection and of others at both nodes.
@@ -40,7 +41,7 @@ func TestPacketDSRFlows(t *testing.T) {
 // listed is the flow with this client's port.
 func (n *packetNode) listed(t *testing.T, port uint16) (found dataplane.Flow) {
 	t.Helper()
-	ok(t, n.Flows(t.Context(), func(f dataplane.Flow) bool {
+	must.Do(t, n.Flows(t.Context(), func(f dataplane.Flow) bool {
 		if f.Client.Port() == port {
 			found = f
 		}
@@ -73,7 +74,7 @@ func TestPacketDSRTrust(t *testing.T) {
 	} {
 		fail := func() {
 			path := objects.TCDsrPath{Failures: row.failures, Failed: objects.BootSeconds() - row.failed}
-			ok(t, d.first.m(objects.TCMapDsrPaths).Put(id, path))
+			must.Do(t, d.first.m(objects.TCMapDsrPaths).Put(id, path))
 		}
 		fail()
 		trusted := d.first.dsrPath(t, id).Trusted
@@ -115,7 +116,7 @@ func TestPacketDSRDryRunKnowsTheCarrier(t *testing.T) {
 // backendID is the id of an endpoint at the first node.
 func (d *dsrNodes) backendID(t *testing.T, at netip.AddrPort) (found uint32) {
 	t.Helper()
-	ok(t, objects.Each(d.first.m(objects.TCMapBackends), func(id uint32, b objects.TCBackend) {
+	must.Do(t, objects.Each(d.first.m(objects.TCMapBackends), func(id uint32, b objects.TCBackend) {
 		if objects.EndpointOf(b) == at {
 			found = id
 		}
@@ -132,7 +133,7 @@ func (n *packetNode) dsrPath(t *testing.T, id uint32) dataplane.DSRPath {
 	}
 	path := replies.Paths[0]
 	v, err := inspect.OpenView(n.cfg.BPFFS)
-	ok(t, err)
+	must.Do(t, err)
 	defer v.Close()
 	if seen := v.DSRPath(id); seen == nil || seen.Trusted != path.Trusted || seen.Failures != path.Failures || seen.Endpoint != path.Endpoint {
 		t.Errorf("a view sees %+v, not %+v", seen, path)
@@ -158,7 +159,7 @@ func TestPacketDSRThroughStack(t *testing.T) {
 		}
 		r := syn(d.home, 40000+uint16(i))
 		replies, err := d.home.DSRReplies()
-		ok(t, err)
+		must.Do(t, err)
 		if listed := slices.Equal(replies.ThroughStack, []netip.AddrPort{ap(p.far, 8080)}); listed != through ||
 			(r.verdicts[objects.TCVerdictTRANSLATED_STACK] == 1) != through {
 			t.Errorf("through the stack: listed %v, the program: %s, want %v", replies.ThroughStack, verdictList(r.verdicts), through)

@@ -12,6 +12,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 )
 
 const gueMTU = 1390
@@ -20,7 +21,7 @@ func withDSRPort(c *Config) { c.DSRPort = DefaultDSRPort }
 
 // carry says at a node how packets reach the endpoint elsewhere.
 func (n *packetNode) carry(t testing.TB, to netip.Addr, kind objects.TCDsrEncapsulationKind) {
-	ok(t, n.m(objects.TCMapDsrCarriers).Put(objects.AddrKey(to), objects.TCDsrEncapsulation{Kind: uint8(kind), Mtu: gueMTU}))
+	must.Do(t, n.m(objects.TCMapDsrCarriers).Put(objects.AddrKey(to), objects.TCDsrEncapsulation{Kind: uint8(kind), Mtu: gueMTU}))
 }
 
 // unpack checks a datagram between nodes, and returns the frame that it would be without.
@@ -46,7 +47,7 @@ func (c *dsrConn) askGUE(t *testing.T, by *packetNode, flags string, payload ...
 		t.Fatalf("code %d, verdicts %s", sent.code, verdictList(sent.verdicts))
 	}
 	inside, err := decode(c.unpack(t, sent))
-	ok(t, err)
+	must.Do(t, err)
 	if inside.src != c.client || inside.dst != c.server || inside.ttl != 63 {
 		t.Fatalf("the packet inside is from %s to %s, TTL %d", inside.src, inside.dst, inside.ttl)
 	}

@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 // dsrNodes are two nodes that may receive a connection, and the node of its endpoint, pod1 there.
@@ -395,7 +396,7 @@ func TestPacketDSRUnanswered(t *testing.T) {
 			key := tupleOf(protoTCP, ap(p.client, port), ap(p.externalIP, 80))
 			f := d.first.flowAt(t, key)
 			f.Seen--
-			ok(t, d.first.m(objects.TCMapFlows).Update(key, f, 0))
+			must.Do(t, d.first.m(objects.TCMapFlows).Update(key, f, 0))
 		}
 		unanswered := func(from, n uint16) {
 			for port := from; port < from+n; port++ {
@@ -426,7 +427,7 @@ func TestPacketDSRUnanswered(t *testing.T) {
 				t.Fatal("nothing is known of the path")
 			}
 			by(&path)
-			ok(t, d.first.m(objects.TCMapDsrPaths).Update(id, path, 0))
+			must.Do(t, d.first.m(objects.TCMapDsrPaths).Update(id, path, 0))
 		}
 		if r := syn(44500); announced(r) || r.v.src.Addr() != p.tun0 {
 			t.Errorf("after five failures: %s", verdictList(r.verdicts))
@@ -452,7 +453,7 @@ func TestPacketDSRLateAnswer(t *testing.T) {
 			key := tupleOf(protoTCP, c.client, c.front)
 			f := d.first.flowAt(t, key)
 			f.Seen--
-			ok(t, d.first.m(objects.TCMapFlows).Update(key, f, 0))
+			must.Do(t, d.first.m(objects.TCMapFlows).Update(key, f, 0))
 			c.sent = clientISN
 			_, again := c.frame("S", nil)
 			r := d.first.send(t, inEth0, again)
@@ -573,9 +574,9 @@ func TestPacketDSRLeftOver(t *testing.T) {
 		flow := d.first.flowAt(t, key)
 		var reply objects.TCFlow
 		back := tupleOf(protoTCP, c.server, c.client)
-		ok(t, d.first.m(objects.TCMapFlows).Lookup(back, &reply))
-		ok(t, without.m(objects.TCMapFlows).Put(key, flow))
-		ok(t, without.m(objects.TCMapFlows).Put(back, reply))
+		must.Do(t, d.first.m(objects.TCMapFlows).Lookup(back, &reply))
+		must.Do(t, without.m(objects.TCMapFlows).Put(key, flow))
+		must.Do(t, without.m(objects.TCMapFlows).Put(back, reply))
 		_, ask := c.frame("P.", []byte("data"))
 		without.send(t, inEth0, ask).wantPath(t, c.client, c.server)
 		_, syn := c.frame("S", nil)

@@ -3,6 +3,7 @@ package ebpf
 import (
 	"bytes"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 	"testing"
 )
 
@@ -61,7 +62,7 @@ func (u *udpFlow) grow(t *testing.T, n *packetNode, seconds uint32, seen bool) {
 		f.Seen -= seconds
 		f.NextHopSeen -= seconds
 	}
-	ok(t, n.m(objects.TCMapFlows).Update(key, f, 0))
+	must.Do(t, n.m(objects.TCMapFlows).Update(key, f, 0))
 }
 
 // TestPacketDSRUDP: the datagrams of the first seconds say which Service they are for, and later one a

@@ -27,6 +27,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/services"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 func reportAll(c *Config) { c.FlowEvents = EventsAll }
@@ -46,7 +47,7 @@ func readEvents(t testing.TB, of *packetNode) *eventNode {
 	t.Helper()
 	n := &eventNode{packetNode: of}
 	ring, err := ringbuf.NewReader(n.m(objects.TCMapEvents))
-	ok(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { ring.Close() })
 	n.ring = ring
 	return n
@@ -55,13 +56,13 @@ func readEvents(t testing.TB, of *packetNode) *eventNode {
 // events reads all events in the ring.
 func (n *eventNode) events(t testing.TB) (out []dataplane.FlowEvent) {
 	t.Helper()
-	ok(t, n.ring.Flush())
+	must.Do(t, n.ring.Flush())
 	for {
 		record, err := n.ring.Read()
 		if errors.Is(err, ringbuf.ErrFlushed) {
 			return out
 		}
-		ok(t, err)
+		must.Do(t, err)
 		out = n.flows.Decode(out, record.RawSample)
 	}
 }
@@ -215,10 +216,10 @@ func (n *eventNode) eventsOfTransfer(t *testing.T, p *plan) {
 	n.want(t)
 	n.datagram(t, inTun0, ap(p.far, tid+1), seen) // another transfer, but no second answer
 	wantFlow(t, n.want(t, "opened")[0], protoUDP, client, ap(p.clusterIP, tid+1), ap(p.far, tid+1))
-	ok(t, n.flows.Sweep(context.Background()))
+	must.Do(t, n.flows.Sweep(context.Background()))
 	n.flows.TakeSwept(nil)
 	n.ageFlows(t, 48*3600)
-	ok(t, n.flows.Sweep(context.Background()))
+	must.Do(t, n.flows.Sweep(context.Background()))
 	var packets [2]uint64
 	ends := n.flows.TakeSwept(nil)
 	for _, e := range ends {
@@ -273,7 +274,7 @@ func (n *eventNode) eventsOfDrops(t *testing.T, p *plan, proto uint8) {
 func (n *eventNode) unreachable(t *testing.T, a netip.Addr, f func()) {
 	t.Helper()
 	_, dst, err := net.ParseCIDR(netip.PrefixFrom(a, a.BitLen()).String())
-	ok(t, err)
+	must.Do(t, err)
 	route := &netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}
 	n.onThread(t, func() error { return netlink.RouteReplace(route) })
 	f()
@@ -313,7 +314,7 @@ func (n *eventNode) eventsOfSweep(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.far, 8080, elsewhere)))
 	swept := func(want ...string) {
 		t.Helper()
-		ok(t, n.flows.Sweep(context.Background()))
+		must.Do(t, n.flows.Sweep(context.Background()))
 		events := n.flows.TakeSwept(nil)
 		slices.SortFunc(events, func(a, b dataplane.FlowEvent) int { return cmp.Compare(a.Reason, b.Reason) })
 		var have []string
@@ -368,7 +369,7 @@ func TestPacketEventsRingFull(t *testing.T) {
 	n.enter(t)
 	for range room + more {
 		_, _, err := n.run(inEth0, f.bytes(n.packetNode, "eth0"), 0, 0)
-		ok(t, err)
+		must.Do(t, err)
 	}
 	counts := n.FlowEventCounts()
 	stored := len(n.events(t))
@@ -390,7 +391,7 @@ func TestPacketEventsRate(t *testing.T) {
 	send := func(p *plan, proto uint8, port uint16) {
 		f := frame{proto: proto, src: ap(p.client, port), dst: ap(p.clusterIP, 80), flags: first(proto)}
 		_, _, err := n.run(inEth0, f.bytes(n.packetNode, "eth0"), 0, 0)
-		ok(t, err)
+		must.Do(t, err)
 	}
 	const flood = 2000
 	begun := time.Now()
@@ -460,7 +461,7 @@ func TestPacketEventsOff(t *testing.T) {
 			}
 			n.want(t, "refused rejected_icmp")
 			// The agent has ended, and no program reads.
-			ok(t, n.flows.StopEvents())
+			must.Do(t, n.flows.StopEvents())
 			n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80)})
 			n.want(t)
 		})
@@ -487,14 +488,14 @@ func TestPacketServiceMetrics(t *testing.T) {
 		n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80)})
 	}
 	n.send(t, inEth0, frame{proto: protoUDP, src: ap(plans["IPv6"].client, 40000), dst: ap(plans["IPv6"].clusterIP, 80)})
-	ok(t, n.flows.Sweep(t.Context()))
+	must.Do(t, n.flows.Sweep(t.Context()))
 
 	registry := prometheus.NewPedanticRegistry()
-	ok(t, registry.Register(n.flows))
+	must.Do(t, registry.Register(n.flows))
 	families, err := registry.Gather()
-	ok(t, err)
+	must.Do(t, err)
 	problems, err := promlint.NewWithMetricFamilies(families).Lint()
-	ok(t, err)
+	must.Do(t, err)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
@@ -526,10 +527,10 @@ func TestPacketServiceMetrics(t *testing.T) {
 		t.Logf("%v", have)
 	}
 	all, err := n.ServiceCounters()
-	ok(t, err)
+	must.Do(t, err)
 	for id, want := range all {
 		some, err := n.ServiceCountersOf([]intent.PortID{id})
-		ok(t, err)
+		must.Do(t, err)
 		if len(some) != 1 || !reflect.DeepEqual(some[id], want) {
 			t.Errorf("counters of %s alone: %+v, want %+v", id, some, want)
 		}
@@ -550,7 +551,7 @@ func TestPacketServiceMetrics(t *testing.T) {
 	// Counters go with their Service, when its name is forgotten.
 	n.serve(t)
 	next := flows.New(&n.cfg, n.objects, services.New(n.objects, n.cfg.Log)) // a run that knows no names of before
-	ok(t, next.Sweep(t.Context()))
+	must.Do(t, next.Sweep(t.Context()))
 	for _, name := range []string{objects.TCMapServiceCounters, objects.TCMapServiceRefusals} {
 		var key []byte
 		if n.m(name).NextKey(nil, &key) == nil {
@@ -585,7 +586,7 @@ func TestPacketFullServiceCounters(t *testing.T) {
 	counted := func() (connections, refused uint64) {
 		t.Helper()
 		all, err := n.ServiceCounters()
-		ok(t, err)
+		must.Do(t, err)
 		if c := all[web.ID]; c != nil {
 			connections = c.Connections
 		}
@@ -602,7 +603,7 @@ func TestPacketFullServiceCounters(t *testing.T) {
 		t.Errorf("%d connections and %d refusals are counted, %d are reported as not counted; want none and all",
 			connections, refused, uncounted())
 	}
-	ok(t, n.flows.Sweep(t.Context()))
+	must.Do(t, n.flows.Sweep(t.Context()))
 	before := uncounted()
 	ask(40001)
 	if connections, refused := counted(); connections != 1 || refused != 1 || uncounted() != before {

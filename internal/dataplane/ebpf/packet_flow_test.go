@@ -8,6 +8,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestPacketFlows(t *testing.T) {
@@ -58,12 +59,12 @@ func (n *packetNode) opened(t *testing.T, p *plan, proto uint8) {
 			t.Fatalf("found %v, opened at %d, and the packet came after %d", found, f.Opened, before)
 		}
 		f.Opened -= age
-		ok(t, n.m(objects.TCMapFlows).Put(key, f))
+		must.Do(t, n.m(objects.TCMapFlows).Put(key, f))
 	}
 	spec, err := objects.LoadTC()
-	ok(t, err)
+	must.Do(t, err)
 	shown := 0
-	ok(t, inspect.DumpMap(n.m(objects.TCMapFlows), spec.Maps[objects.TCMapFlows], func(_, value []inspect.Field) error {
+	must.Do(t, inspect.DumpMap(n.m(objects.TCMapFlows), spec.Maps[objects.TCMapFlows], func(_, value []inspect.Field) error {
 		tcp := slices.ContainsFunc(value, func(f inspect.Field) bool { return f.Name == "tcp.end" })
 		for _, f := range value {
 			if seconds, _ := f.Value.(uint64); f.Name == "age_seconds" && seconds >= age && seconds < age+60 && tcp == (proto == protoTCP) {
@@ -81,11 +82,11 @@ func (n *packetNode) opened(t *testing.T, p *plan, proto uint8) {
 func (n *packetNode) ageFlows(t *testing.T, by uint32) {
 	t.Helper()
 	all := map[objects.TCTuple]objects.TCFlow{}
-	ok(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) { all[k] = f }))
+	must.Do(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) { all[k] = f }))
 	for k, f := range all {
 		f.Seen -= by
 		f.NextHopSeen -= by
-		ok(t, n.m(objects.TCMapFlows).Put(k, f))
+		must.Do(t, n.m(objects.TCMapFlows).Put(k, f))
 	}
 }
 
@@ -276,7 +277,7 @@ func (n *packetNode) halfEvicted(t *testing.T, p *plan, proto uint8) {
 	forward, reply := tupleOf(proto, client, front), tupleOf(proto, far, seen)
 
 	was, _ := n.flow(reply)
-	ok(t, n.m(objects.TCMapFlows).Delete(reply))
+	must.Do(t, n.m(objects.TCMapFlows).Delete(reply))
 	n.ageFlows(t, 3)
 	r := n.send(t, inEth0, frame{proto: proto, src: client, dst: front, flags: ".", seq: c.sent, ack: c.answered})
 	r.want(t, actRedirect, objects.TCVerdictFLOW_REVIVED, objects.TCVerdictTRANSLATED_DIRECT)
@@ -287,7 +288,7 @@ func (n *packetNode) halfEvicted(t *testing.T, p *plan, proto uint8) {
 	}
 
 	was, _ = n.flow(forward)
-	ok(t, n.m(objects.TCMapFlows).Delete(forward))
+	must.Do(t, n.m(objects.TCMapFlows).Delete(forward))
 	n.ageFlows(t, 3)
 	r = n.send(t, inTun0, frame{proto: proto, src: far, dst: seen, flags: ".", seq: c.answered, ack: c.sent})
 	r.want(t, actRedirect, objects.TCVerdictFLOW_REVIVED, objects.TCVerdictTRANSLATED_DIRECT)
@@ -334,7 +335,7 @@ func (n *packetNode) halfTaken(t *testing.T, p *plan, proto uint8) {
 	reply := tupleOf(proto, c.server, c.seen)
 	foreign, _ := n.flow(reply)
 	foreign.Daddr, foreign.Slot = objects.ToAddr(other.Addr()), foreign.Slot+1
-	ok(t, n.m(objects.TCMapFlows).Put(reply, foreign))
+	must.Do(t, n.m(objects.TCMapFlows).Put(reply, foreign))
 	n.ageFlows(t, 3)
 	ask := frame{proto: proto, src: c.client, dst: c.front, flags: ".", seq: c.sent, ack: c.answered}
 	answer := frame{proto: proto, src: c.server, dst: c.seen, flags: ".", seq: c.answered, ack: c.sent}
@@ -360,19 +361,19 @@ func (n *packetNode) halfTaken(t *testing.T, p *plan, proto uint8) {
 func (n *packetNode) setSNATPorts(t *testing.T, ports ...uint16) {
 	t.Helper()
 	var s objects.TCSettings
-	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	was := s
 	all := n.snatPorts(t)
 	for i, p := range ports {
-		ok(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), p))
+		must.Do(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), p))
 	}
 	s.SnatPorts, s.NetworkPorts = uint32(len(ports)), 0
-	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
 		for i := range ports {
-			ok(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), all[i]))
+			must.Do(t, n.m(objects.TCMapSnatPorts).Put(uint32(i), all[i]))
 		}
-		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
+		must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
 	})
 }
 
@@ -422,7 +423,7 @@ func (n *packetNode) goOn(t *testing.T, p *plan, proto uint8, port uint16) netip
 	key := tupleOf(protoUDP, client, front)
 	f, _ := n.flow(key)
 	f.Seen--
-	ok(t, n.m(objects.TCMapFlows).Put(key, f))
+	must.Do(t, n.m(objects.TCMapFlows).Put(key, f))
 	n.datagram(t, inEth0, client, front)
 	return from
 }
@@ -712,7 +713,7 @@ func TestPacketFlowTableFull(t *testing.T) {
 		}
 	}
 	count := 0
-	ok(t, objects.Each(n.m(objects.TCMapFlows), func(objects.TCTuple, objects.TCFlow) { count++ }))
+	must.Do(t, objects.Each(n.m(objects.TCMapFlows), func(objects.TCTuple, objects.TCFlow) { count++ }))
 	if count > 2*2048*5/4 {
 		t.Errorf("%d entries in a table of 2048 flows", count)
 	}

@@ -12,6 +12,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // Packets that claim to be of an honest client's connection, or of any. Their sender may
@@ -296,7 +297,9 @@ func (n *packetNode) strayPackets(t *testing.T, p *plan) {
 			r.wantPath(t, f.dst, f.src)
 		}
 	}
-	ok(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) { t.Errorf("an entry is left: %+v %+v", k, f) }))
+	must.Do(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) {
+		t.Errorf("an entry is left: %+v %+v", k, f)
+	}))
 }
 
 // halfOpen: whatever a forger sends as client, it cannot acknowledge a SYN-ACK that it
@@ -491,7 +494,7 @@ func (n *packetNode) ownAddress(t *testing.T, p *plan, proto uint8) {
 func (n *packetNode) otherDevice(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here), endpoint(p.far, 8080, elsewhere)))
 	// As after a TFTP request, which any datagram may answer.
-	ok(t, n.m(objects.TCMapFeaturesSeen).Put(uint32(0), uint32(objects.TCFeatureFEATURE_HELPER)))
+	must.Do(t, n.m(objects.TCMapFeaturesSeen).Put(uint32(0), uint32(objects.TCFeatureFEATURE_HELPER)))
 	for _, tt := range []struct {
 		what string
 		hook at
@@ -571,12 +574,12 @@ func (n *packetNode) errorSource(t *testing.T, p *plan) {
 func (n *packetNode) setICMPRate(t *testing.T, one, all time.Duration) {
 	t.Helper()
 	var s objects.TCSettings
-	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	was := s
 	s.IcmpIntervalV4, s.IcmpIntervalV6, s.IcmpIntervalAll = uint64(one), uint64(one), uint64(all)
-	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
-		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
+		must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
 		empty[objects.TCAddrKey, objects.TCIcmpRate](t, n.m(objects.TCMapIcmpRates))
 	})
 }
@@ -630,7 +633,7 @@ func (n *packetNode) gsoTooBig(t *testing.T, p *plan) {
 			f.df = true
 			before := n.counters(t)
 			_, _, err := n.run(hook, f.bytes(n, hook.iface), tt.gso, 0)
-			ok(t, err)
+			must.Do(t, err)
 			if got := n.counters(t)[objects.TCVerdictANSWERED_TOO_BIG] > before[objects.TCVerdictANSWERED_TOO_BIG]; got != tt.tooBig {
 				t.Errorf("segments of %d bytes: answered too big: %v", tt.gso+headers, got)
 			}
@@ -643,17 +646,17 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.pod1, 8080, here)))
 	key := tupleOf(protoTCP, ap(p.client, 1), ap(p.clusterIP, 80))
 	index := objects.ClientHash(n.objects.Seed, &key) % objects.Sources
-	ok(t, n.m(objects.TCMapSources).Put(index, uint32(0)))
+	must.Do(t, n.m(objects.TCMapSources).Put(index, uint32(0)))
 	n.openHere(t, p, 40000)
 	var count uint32
-	ok(t, n.m(objects.TCMapSources).Lookup(index, &count))
+	must.Do(t, n.m(objects.TCMapSources).Lookup(index, &count))
 	if count != 1 {
 		t.Errorf("one connection counts %d", count)
 	}
 	for i, ending := range [][]string{{"R"}, {"F.", "<F.", "."}, {"R", "<.", "<R."}} {
 		n.openHere(t, p, uint16(41000+i)).talk(t, ending...)
 	}
-	ok(t, n.m(objects.TCMapSources).Lookup(index, &count))
+	must.Do(t, n.m(objects.TCMapSources).Lookup(index, &count))
 	if count != 1 {
 		t.Errorf("one connection, and three that are over, count %d", count)
 	}
@@ -665,7 +668,7 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		f, _ := n.flow(c.keys()[0])
 		return objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_CONFIRMED == 0
 	}
-	ok(t, n.m(objects.TCMapSources).Put(index, n.cfg.ClientFlowsMax()))
+	must.Do(t, n.m(objects.TCMapSources).Put(index, n.cfg.ClientFlowsMax()))
 	if !full(p.client, 40001) {
 		t.Error("a client with its share of flows gets one more that is confirmed")
 	}
@@ -673,14 +676,14 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		t.Error("another client does not get its own share")
 	}
 	if p.eth0.Is6() {
-		ok(t, n.m(objects.TCMapSources).Put(objects.ClientNetworkHash(n.objects.Seed, &key)%objects.Sources, n.cfg.ClientFlowsMax()*3/2))
+		must.Do(t, n.m(objects.TCMapSources).Put(objects.ClientNetworkHash(n.objects.Seed, &key)%objects.Sources, n.cfg.ClientFlowsMax()*3/2))
 		if !full(p.client2, 40003) {
 			t.Error("a network with its share of flows gets one more that is confirmed")
 		}
 	}
 	// The sweep counts anew.
-	ok(t, n.flows.Sweep(t.Context()))
-	ok(t, n.m(objects.TCMapSources).Lookup(index, &count))
+	must.Do(t, n.flows.Sweep(t.Context()))
+	must.Do(t, n.m(objects.TCMapSources).Lookup(index, &count))
 	if count != 1 {
 		t.Errorf("after the sweep one confirmed connection counts %d", count)
 	}
@@ -688,15 +691,15 @@ func (n *packetNode) sourceShare(t *testing.T, p *plan) {
 		t.Error("after the sweep the share still counts as full")
 	}
 	// A sweep writes the counts only if a flow may have changed them.
-	ok(t, n.flows.Sweep(t.Context()))
-	ok(t, n.m(objects.TCMapSources).Put(index, uint32(77)))
-	ok(t, n.flows.Sweep(t.Context()))
-	if ok(t, n.m(objects.TCMapSources).Lookup(index, &count)); count != 77 {
+	must.Do(t, n.flows.Sweep(t.Context()))
+	must.Do(t, n.m(objects.TCMapSources).Put(index, uint32(77)))
+	must.Do(t, n.flows.Sweep(t.Context()))
+	if must.Do(t, n.m(objects.TCMapSources).Lookup(index, &count)); count != 77 {
 		t.Error("the sweep of an idle node writes all counts again")
 	}
 	n.openHere(t, p, 40004)
-	ok(t, n.flows.Sweep(t.Context()))
-	if ok(t, n.m(objects.TCMapSources).Lookup(index, &count)); count == 77 {
+	must.Do(t, n.flows.Sweep(t.Context()))
+	if must.Do(t, n.m(objects.TCMapSources).Lookup(index, &count)); count == 77 {
 		t.Error("after a new flow the sweep does not write the counts")
 	}
 }
@@ -773,7 +776,7 @@ func (n *packetNode) ownConnections(t *testing.T, p *plan, proto uint8) {
 	n.serve(t, service(p, proto, endpoint(p.pod1, 8080, here)))
 	pod := ap(p.pod1, 8080)
 	var lists objects.TCSettings
-	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &lists))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &lists))
 	for _, src := range []netip.Addr{p.far, peer} {
 		client := ap(src, 40000)
 		direct := frame{proto: proto, src: client, dst: pod, flags: ".", seq: 10, ack: 20}
@@ -882,17 +885,17 @@ func (n *packetNode) selectIPsec(t *testing.T, src, dst string) {
 	keys := []objects.TCRangeKey{objects.RangeKey(objects.RangeXfrmSrc, netip.MustParsePrefix(src)),
 		objects.RangeKey(objects.RangeXfrmDst, netip.MustParsePrefix(dst))}
 	var s objects.TCSettings
-	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	was := s
 	s.Flags |= uint32(objects.TCSettingsFlagsSETTING_XFRM)
 	for _, k := range keys {
-		ok(t, n.m(objects.TCMapClusterRanges).Put(k, uint8(1)))
+		must.Do(t, n.m(objects.TCMapClusterRanges).Put(k, uint8(1)))
 	}
-	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	t.Cleanup(func() {
-		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
+		must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), was))
 		for _, k := range keys {
-			ok(t, n.m(objects.TCMapClusterRanges).Delete(k))
+			must.Do(t, n.m(objects.TCMapClusterRanges).Delete(k))
 		}
 	})
 }
@@ -907,7 +910,7 @@ func (n *packetNode) affinityChurn(t *testing.T, p *plan) {
 		n.send(t, inEth0, frame{proto: protoTCP, src: ap(other(p.client, 1000+i), 40000), dst: ap(p.clusterIP, 80), flags: "S"})
 	}
 	count := 0
-	ok(t, objects.Each(n.m(objects.TCMapAffinities), func(objects.TCAffinityKey, objects.TCAffinity) { count++ }))
+	must.Do(t, objects.Each(n.m(objects.TCMapAffinities), func(objects.TCAffinityKey, objects.TCAffinity) { count++ }))
 	if count != 1 {
 		t.Errorf("%d clients are remembered, want the one that exists", count)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 	"testing"
 )
 
@@ -162,13 +163,13 @@ func (n *packetNode) fragmentsLongAgo(t *testing.T, p *plan) {
 func (n *packetNode) ageFragments(t *testing.T, by uint32) {
 	t.Helper()
 	all := map[objects.TCFragmentKey]objects.TCFragment{}
-	ok(t, objects.Each(n.m(objects.TCMapFragments), func(k objects.TCFragmentKey, f objects.TCFragment) { all[k] = f }))
+	must.Do(t, objects.Each(n.m(objects.TCMapFragments), func(k objects.TCFragmentKey, f objects.TCFragment) { all[k] = f }))
 	if len(all) == 0 {
 		t.Fatal("no fragment is remembered")
 	}
 	for k, f := range all {
 		f.Seen -= by
-		ok(t, n.m(objects.TCMapFragments).Put(k, f))
+		must.Do(t, n.m(objects.TCMapFragments).Put(k, f))
 	}
 }
 

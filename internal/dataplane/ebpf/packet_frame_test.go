@@ -10,6 +10,7 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 )
 
 const (
@@ -250,7 +251,7 @@ func (n *packetNode) sendRaw(t testing.TB, hook at, in []byte) result {
 	t.Helper()
 	before := n.countersNow(t)
 	code, out, err := n.run(hook, in, 0, n.sumFlag(in))
-	ok(t, err)
+	must.Do(t, err)
 	after := n.countersNow(t)
 	r := result{code: code, out: out, verdicts: map[objects.TCVerdict]uint64{}}
 	for i := range after {

@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 func byLoad(c *Config) { c.FlowEvents, c.BalanceByLoad = EventsOff, true }
@@ -41,7 +42,7 @@ func balanced(sp *intent.ServicePort, by intent.Balance) *intent.ServicePort {
 // loadOf returns what the programs take for the load of an endpoint.
 func (n *eventNode) loadOf(t *testing.T, a netip.AddrPort) (active int, l objects.TCLoad) {
 	t.Helper()
-	ok(t, n.m(objects.TCMapLoads).Lookup(n.idOf(t, a)%objects.MaxLoads, &l))
+	must.Do(t, n.m(objects.TCMapLoads).Lookup(n.idOf(t, a)%objects.MaxLoads, &l))
 	return int(int32(l.Flows - l.LostFlows + l.Sockets - l.LostSockets)), l
 }
 
@@ -99,7 +100,7 @@ func TestPacketLeastConnections(t *testing.T) {
 		n.wantLoads(t, "a sweep", map[netip.AddrPort]int{far: 5, far2: 5})
 		for _, c := range conns[1:] { // as the kernel evicts them
 			for _, key := range c.keys() {
-				ok(t, n.m(objects.TCMapFlows).Delete(key))
+				must.Do(t, n.m(objects.TCMapFlows).Delete(key))
 			}
 		}
 		n.wantLoads(t, "evicted flows", map[netip.AddrPort]int{far: 5, far2: 5})
@@ -112,7 +113,7 @@ func TestPacketLeastConnections(t *testing.T) {
 
 func (n *eventNode) sweepNow(t *testing.T) {
 	t.Helper()
-	ok(t, n.flows.Sweep(t.Context()))
+	must.Do(t, n.flows.Sweep(t.Context()))
 }
 
 // TestPacketLeastAmongMany: the endpoint with most flows of many gets a new one only if both
@@ -214,7 +215,7 @@ func TestPacketByLoadOff(t *testing.T) {
 	n.serve(t, balanced(service(p, protoTCP, endpoint(p.far, 8080, elsewhere)), intent.LeastConnections))
 	n.open(t, p, 42001)
 	var f objects.TCFlow
-	ok(t, n.m(objects.TCMapFlows).Lookup(tupleOf(protoTCP, ap(p.client, 42001), ap(p.clusterIP, 80)), &f))
+	must.Do(t, n.m(objects.TCMapFlows).Lookup(tupleOf(protoTCP, ap(p.client, 42001), ap(p.clusterIP, 80)), &f))
 	if objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_COUNTED != 0 {
 		t.Error("a flow is counted")
 	}
@@ -238,13 +239,13 @@ func TestSocketLoads(t *testing.T) {
 		n.wantLoads(t, "a sweep", map[netip.AddrPort]int{at: 3})
 		list[0].closeClient()
 		list[0].closeServer()
-		ok(t, unix.SetsockoptLinger(list[1].client, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		must.Do(t, unix.SetsockoptLinger(list[1].client, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
 		list[1].closeClient()
 		n.loadSoon(t, at, 1)
 		n.serve(t, balanced(service(p, protoUDP, endpoint(p.eth0, 8080, here)), intent.LeastConnections))
 		fd, closeNow := n.socket(t, domainOf(p), protoUDP)
 		for range 2 {
-			ok(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
+			must.Do(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
 			n.wantLoads(t, "a UDP socket that connects", map[netip.AddrPort]int{at: 1})
 		}
 		closeNow()
@@ -263,7 +264,7 @@ func TestSocketLoadsAreCorrected(t *testing.T) {
 		n.dial(t, domainOf(p), n.listen(t, p), ap(p.clusterIP, 80))
 		_, l := n.loadOf(t, at)
 		l.LostSockets = 7
-		ok(t, n.m(objects.TCMapLoads).Put(n.idOf(t, at)%objects.MaxLoads, l))
+		must.Do(t, n.m(objects.TCMapLoads).Put(n.idOf(t, at)%objects.MaxLoads, l))
 		n.wantLoads(t, "a wrong count", map[netip.AddrPort]int{at: -6})
 		n.sweepNow(t)
 		n.wantLoads(t, "a sweep after it", map[netip.AddrPort]int{at: 1})
@@ -277,7 +278,7 @@ func needSocketIterators(t *testing.T) {
 	if errors.Is(err, unix.EPERM) {
 		t.Skip(err)
 	}
-	ok(t, err)
+	must.Do(t, err)
 }
 
 // idOf returns the id of an endpoint, which must be the only one with the address.

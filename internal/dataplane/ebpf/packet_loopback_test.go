@@ -8,6 +8,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // loopbackOf returns the loopback address that a test uses. All of 127.0.0.0/8 counts.
@@ -37,14 +38,14 @@ func TestLoopbackNodePorts(t *testing.T) {
 		open := func(at netip.AddrPort) int {
 			fd, _ := n.socket(t, domainOf(p), protoUDP)
 			if at.IsValid() {
-				ok(t, unix.Bind(fd, sockaddr(at)))
+				must.Do(t, unix.Bind(fd, sockaddr(at)))
 			}
 			return fd
 		}
 		process, server := open(front), open(ap(p.eth0, 8080))
-		connected := func(fd int) int { ok(t, unix.Connect(fd, sockaddr(front))); return fd }
-		write := func(fd int) { _, err := unix.Write(fd, []byte("x")); ok(t, err) }
-		send := func(fd int, option []byte) { ok(t, unix.Sendmsg(fd, []byte("x"), option, sockaddr(front), 0)) }
+		connected := func(fd int) int { must.Do(t, unix.Connect(fd, sockaddr(front))); return fd }
+		write := func(fd int) { _, err := unix.Write(fd, []byte("x")); must.Do(t, err) }
+		send := func(fd int, option []byte) { must.Do(t, unix.Sendmsg(fd, []byte("x"), option, sockaddr(front), 0)) }
 		// wantAt reads the datagram, answers it and wants the answer from the NodePort.
 		wantAt := func(t *testing.T, what string, receiver, sender int) {
 			t.Helper()
@@ -53,16 +54,16 @@ func TestLoopbackNodePorts(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: not received: %v", what, err)
 			}
-			ok(t, unix.Sendto(receiver, []byte("y"), 0, from))
+			must.Do(t, unix.Sendto(receiver, []byte("y"), 0, from))
 			_, from, err = unix.Recvfrom(sender, buffer, 0)
-			ok(t, err)
+			must.Do(t, err)
 			if got := addrPortOf(t, from); got != front {
 				t.Errorf("%s: answer from %s, want %s", what, got, front)
 			}
 		}
 		peerOf := func(fd int) netip.AddrPort {
 			name, err := unix.Getpeername(fd)
-			ok(t, err)
+			must.Do(t, err)
 			return addrPortOf(t, name)
 		}
 
@@ -122,18 +123,18 @@ func TestLoopbackNodePortsMapped(t *testing.T) {
 	} {
 		process, closeProcess := n.socket(t, unix.AF_INET, protoUDP)
 		server, closeServer := n.socket(t, unix.AF_INET, protoUDP)
-		ok(t, unix.Bind(process, sockaddr(front)))
-		ok(t, unix.Bind(server, sockaddr(ap(p.eth0, 8080))))
+		must.Do(t, unix.Bind(process, sockaddr(front)))
+		must.Do(t, unix.Bind(server, sockaddr(ap(p.eth0, 8080))))
 		fd, _ := n.socket(t, unix.AF_INET6, protoUDP)
 		if row.bind {
-			ok(t, unix.Bind(fd, sockaddr(ap(mapped, 0))))
+			must.Do(t, unix.Bind(fd, sockaddr(ap(mapped, 0))))
 		}
 		if row.connect {
-			ok(t, unix.Connect(fd, sockaddr(ap(mapped, 30080))))
+			must.Do(t, unix.Connect(fd, sockaddr(ap(mapped, 30080))))
 			_, err := unix.Write(fd, []byte("x"))
-			ok(t, err)
+			must.Do(t, err)
 		} else {
-			ok(t, unix.Sendto(fd, []byte("x"), 0, sockaddr(ap(mapped, 30080))))
+			must.Do(t, unix.Sendto(fd, []byte("x"), 0, sockaddr(ap(mapped, 30080))))
 		}
 		receiver := process
 		if row.toEndpoint {

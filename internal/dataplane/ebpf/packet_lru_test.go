@@ -3,6 +3,7 @@ package ebpf
 import (
 	"net/netip"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 	"testing"
 	"time"
 )
@@ -50,7 +51,7 @@ func TestPacketFlowTableBusy(t *testing.T) {
 func (n *packetNode) useAll(t *testing.T, p *plan, front, server netip.AddrPort) {
 	t.Helper()
 	var ports []uint16
-	ok(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, _ objects.TCFlow) {
+	must.Do(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, _ objects.TCFlow) {
 		if k == tupleOf(protoUDP, ap(p.client, objects.ToPort(k.Sport)), front) {
 			ports = append(ports, objects.ToPort(k.Sport))
 		}

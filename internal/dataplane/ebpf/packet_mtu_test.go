@@ -8,6 +8,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 )
 
 // mtuRoute is the MTU of a route by tun0 or eth0, which is less than the device's.
@@ -106,7 +107,7 @@ func (n *packetNode) routeMTUOfSegments(t *testing.T, p *plan) {
 		fits + 1: objects.TCVerdictANSWERED_TOO_BIG} {
 		before := n.counters(t)[want]
 		code, _, err := n.run(inEth0, f.bytes(n, "eth0"), segment, 0)
-		ok(t, err)
+		must.Do(t, err)
 		if now := n.counters(t)[want]; code != actRedirect || now != before+1 {
 			t.Errorf("segments of %d bytes: code %d, and verdict %d was counted %d times, want once", segment, code, want, now-before)
 		}
@@ -203,7 +204,7 @@ func TestRouteMTUsAreReplaced(t *testing.T) {
 	} {
 		n.node.OnRouteMTUs(attach.RouteMTUs{MTUs: tt.told})
 		got := map[objects.TCRangeKey]uint32{}
-		ok(t, objects.Each(n.m(objects.TCMapRouteMtus), func(k objects.TCRangeKey, v uint32) { got[k] = v }))
+		must.Do(t, objects.Each(n.m(objects.TCMapRouteMtus), func(k objects.TCRangeKey, v uint32) { got[k] = v }))
 		if !maps.Equal(got, tt.want) {
 			t.Errorf("told of %v: the map has %v, want %v", tt.told, got, tt.want)
 		}

@@ -28,6 +28,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // The tests in packet_*_test.go give single packets to the tc programs by
@@ -124,13 +125,6 @@ func (n *packetNode) do(f func()) {
 	<-done
 }
 
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // newPacketNode returns a node for the test alone, with nothing in its maps but what describe writes.
 // It has no socket hooks.
 func newPacketNode(t testing.TB, change ...func(*Config)) *packetNode {
@@ -167,7 +161,7 @@ func (n *packetNode) onThread(t testing.TB, f func() error) {
 	t.Helper()
 	var err error
 	n.do(func() { err = f() })
-	ok(t, err)
+	must.Do(t, err)
 }
 
 func (n *packetNode) makeNetns() error {
@@ -189,8 +183,8 @@ func (n *packetNode) makeNetns() error {
 func (n *packetNode) enter(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
-	ok(t, netns.Set(n.ns))
-	ok(t, unix.SchedSetaffinity(0, &n.cpu))
+	must.Do(t, netns.Set(n.ns))
+	must.Do(t, unix.SchedSetaffinity(0, &n.cpu))
 	n.inside = true
 	t.Cleanup(func() { n.inside = false })
 }
@@ -236,10 +230,10 @@ func (n *packetNode) begin(t testing.TB) {
 	n.makeParts()
 	var err error
 	n.objects.Filter, err = objects.OpenFilter(n.objects)
-	ok(t, err)
-	ok(t, n.openPolicies())
+	must.Do(t, err)
+	must.Do(t, n.openPolicies())
 	_, err = n.services.Empty() // reads the maps
-	ok(t, err)
+	must.Do(t, err)
 	n.onThread(t, n.describe)
 }
 
@@ -330,7 +324,7 @@ func (n *packetNode) makeRoutes(p *plan) error {
 func (n *packetNode) routeTo(t testing.TB, a netip.Addr, dev string) {
 	t.Helper()
 	_, dst, err := net.ParseCIDR(netip.PrefixFrom(a, a.BitLen()).String())
-	ok(t, err)
+	must.Do(t, err)
 	route := &netlink.Route{Dst: dst, LinkIndex: n.ifindex[dev]}
 	n.onThread(t, func() error { return netlink.RouteReplace(route) })
 	t.Cleanup(func() { n.onThread(t, func() error { return netlink.RouteDel(route) }) })
@@ -394,8 +388,8 @@ func (n *packetNode) snatPorts(t testing.TB) []uint16 {
 func (n *packetNode) serve(t testing.TB, ports ...*intent.ServicePort) {
 	t.Helper()
 	failed, err := n.services.Replace(context.Background(), ports)
-	ok(t, err)
-	ok(t, dataplane.PortErrorsOf(failed))
+	must.Do(t, err)
+	must.Do(t, dataplane.PortErrorsOf(failed))
 }
 
 // forget empties what the programs have written.
@@ -541,11 +535,11 @@ const (
 func (n *packetNode) scratches(t testing.TB) *ebpf.Map {
 	t.Helper()
 	info, err := n.objects.Programs[objects.TCProgFromNetwork].Info()
-	ok(t, err)
+	must.Do(t, err)
 	ids, _ := info.MapIDs()
 	for _, id := range ids {
 		m, err := ebpf.NewMapFromID(id)
-		ok(t, err)
+		must.Do(t, err)
 		t.Cleanup(func() { m.Close() })
 		if info, err := m.Info(); err == nil && info.Name == objects.TCMapScratches {
 			return m
@@ -559,9 +553,9 @@ func (n *packetNode) scratches(t testing.TB) *ebpf.Map {
 func (n *packetNode) lastNextHop(t testing.TB) nextHop {
 	t.Helper()
 	offset, err := nextHopOffset()
-	ok(t, err)
+	must.Do(t, err)
 	var cpus [][]byte
-	ok(t, n.scratches(t).Lookup(uint32(0), &cpus))
+	must.Do(t, n.scratches(t).Lookup(uint32(0), &cpus))
 	for _, b := range cpus {
 		b = b[offset:]
 		if w := (nextHop{kind: binary.NativeEndian.Uint32(b), ifindex: int(binary.NativeEndian.Uint32(b[4:]))}); w != (nextHop{}) {

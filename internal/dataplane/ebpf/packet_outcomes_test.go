@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 func watch(p *intent.ServicePort) *intent.ServicePort {
@@ -21,7 +22,7 @@ func watch(p *intent.ServicePort) *intent.ServicePort {
 func (n *packetNode) wantOutcome(t *testing.T, when string, failed, refused uint32, accepted bool) {
 	t.Helper()
 	list, err := n.Outcomes()
-	ok(t, err)
+	must.Do(t, err)
 	if len(list) != 1 {
 		t.Fatalf("%s: %d outcomes: %+v, want 1", when, len(list), list)
 	}
@@ -94,14 +95,14 @@ func TestSocketOutcomes(t *testing.T) {
 		listener := n.listen(t, p)
 		d := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
 		n.wantOutcome(t, "an accepted connection", 0, 0, true)
-		ok(t, unix.SetsockoptLinger(d.server, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		must.Do(t, unix.SetsockoptLinger(d.server, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
 		d.closeServer()
 		waitReset(t, d.client)
 		n.wantOutcome(t, "an RST in a connection", 0, 0, true)
 
 		n.serve(t, watch(service(p, protoTCP, endpoint(p.far, 8080, elsewhere))))
 		fd, closeNow := n.socket(t, domainOf(p), protoTCP)
-		ok(t, unix.SetNonblock(fd, true))
+		must.Do(t, unix.SetNonblock(fd, true))
 		if err := unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))); !errors.Is(err, unix.EINPROGRESS) {
 			t.Fatalf("connect without waiting: %v", err)
 		}

@@ -9,6 +9,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestPacketPolicy(t *testing.T) {
@@ -80,7 +81,7 @@ func (n *packetNode) sourceRanges(t *testing.T, p *plan, proto uint8) {
 	send(p.client2, front).want(t, actDrop, objects.TCVerdictDROP_SOURCE_RANGE)
 	send(p.client2, ap(p.clusterIP, 80)).want(t, actRedirect, in...)
 	wide, err := p.client.Prefix(p.client.BitLen() - 1)
-	ok(t, err)
+	must.Do(t, err)
 	set([]netip.Prefix{wide})
 	send(p.client, front).want(t, actRedirect, in...)
 	send(p.client2, front).want(t, actRedirect, in...)
@@ -178,7 +179,7 @@ func (n *packetNode) fillAffinities(t *testing.T) {
 	t.Helper()
 	m := n.m(objects.TCMapAffinities)
 	for i := range m.MaxEntries() {
-		ok(t, m.Put(objects.TCAffinityKey{Client: objects.TCAddr{W: [4]uint32{i}}, Service: 1 << 30, Family: 4},
+		must.Do(t, m.Put(objects.TCAffinityKey{Client: objects.TCAddr{W: [4]uint32{i}}, Service: 1 << 30, Family: 4},
 			objects.TCAffinity{Backend: 1 << 30, Seen: objects.BootSeconds()}))
 	}
 }
@@ -187,12 +188,12 @@ func (n *packetNode) fillAffinities(t *testing.T) {
 func (n *packetNode) age(t *testing.T, by uint32) {
 	t.Helper()
 	var last []objects.TCAffinityKey
-	ok(t, objects.Each(n.m(objects.TCMapAffinities), func(k objects.TCAffinityKey, _ objects.TCAffinity) { last = append(last, k) }))
+	must.Do(t, objects.Each(n.m(objects.TCMapAffinities), func(k objects.TCAffinityKey, _ objects.TCAffinity) { last = append(last, k) }))
 	for _, k := range last {
 		var a objects.TCAffinity
-		ok(t, n.m(objects.TCMapAffinities).Lookup(k, &a))
+		must.Do(t, n.m(objects.TCMapAffinities).Lookup(k, &a))
 		a.Seen = objects.BootSeconds() - by
-		ok(t, n.m(objects.TCMapAffinities).Put(k, a))
+		must.Do(t, n.m(objects.TCMapAffinities).Put(k, a))
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // nodes has the packet nodes that no test uses now. The verifier took most of the time of the tests
@@ -85,8 +86,8 @@ func (pool *nodePool) take(t testing.TB, cfg Config, unused ebpf.ProgramType) *p
 	t.Cleanup(func() { pool.put(t, n) })
 	if pool.root == "" {
 		root, err := os.MkdirTemp("", "spw-nodes-")
-		ok(t, err)
-		ok(t, unix.Mount("bpf", root, "bpf", 0, ""))
+		must.Do(t, err)
+		must.Do(t, unix.Mount("bpf", root, "bpf", 0, ""))
 		pool.root = root
 	}
 	pool.made++
@@ -166,7 +167,7 @@ func (n *packetNode) unchanged(t testing.TB) bool {
 
 func pinsBelow(t testing.TB, dir string) (pins []string) {
 	t.Helper()
-	ok(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 		pins = append(pins, path)
 		return err
 	}))

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 )
 
 // TestPacketRace: programs on two CPUs draw from the same few ports, all of which flows
@@ -72,7 +73,7 @@ func (n *packetNode) race(t *testing.T, cpu int, start chan struct{}, frames [][
 func (n *packetNode) wantPortsOfOne(t *testing.T) {
 	t.Helper()
 	all := map[objects.TCTuple]objects.TCFlow{}
-	ok(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) { all[k] = f }))
+	must.Do(t, objects.Each(n.m(objects.TCMapFlows), func(k objects.TCTuple, f objects.TCFlow) { all[k] = f }))
 	type port struct {
 		proto uint8
 		from  netip.AddrPort

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/test/must"
 )
 
 // A flow is refused if the endpoint's first answer is an RST.
@@ -29,7 +30,7 @@ func TestPacketRefusedFlows(t *testing.T) {
 				conn.syn(t)
 				conn.talk(t, c.packets...)
 				var found []dataplane.Flow
-				ok(t, n.Flows(t.Context(), func(f dataplane.Flow) bool { found = append(found, f); return true }))
+				must.Do(t, n.Flows(t.Context(), func(f dataplane.Flow) bool { found = append(found, f); return true }))
 				if len(found) != 1 || found[0].Refused != c.refused {
 					t.Errorf("flows %+v, want one with refused %v", found, c.refused)
 				}

@@ -27,6 +27,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // newSocketNode is an eventNode whose socket hooks are attached, and whose tc programs do nothing. The
@@ -49,7 +50,7 @@ func ownCgroup(t testing.TB) string {
 		t.Skip(err)
 	}
 	text, err := os.ReadFile("/proc/self/cgroup")
-	ok(t, err)
+	must.Do(t, err)
 	_, own, _ := strings.Cut(string(text), "0::")
 	own, _, _ = strings.Cut(own, "\n")
 	return filepath.Join(mount, own)
@@ -57,20 +58,20 @@ func ownCgroup(t testing.TB) string {
 
 func join(t testing.TB, cgroup string) {
 	t.Helper()
-	ok(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0))
+	must.Do(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0))
 }
 
 // attachSockets attaches the node's socket hooks to a new cgroup, and returns its directory.
 func (n *packetNode) attachSockets(t testing.TB, name string) string {
 	t.Helper()
 	mount, err := kernel.Cgroup2Mount()
-	ok(t, err)
+	must.Do(t, err)
 	cgroup := filepath.Join(mount, fmt.Sprintf("spw-test-%d-%s", os.Getpid(), name))
-	ok(t, os.Mkdir(cgroup, 0o755))
-	t.Cleanup(func() { ok(t, os.Remove(cgroup)) })
+	must.Do(t, os.Mkdir(cgroup, 0o755))
+	t.Cleanup(func() { must.Do(t, os.Remove(cgroup)) })
 	n.live, n.spent = true, true // its sockets may wait in TIME_WAIT
-	ok(t, attach.AttachCgroup(n.cfg.BPFFS, cgroup, n.objects.SocketPrograms()))
-	t.Cleanup(func() { ok(t, attach.DetachCgroup(n.cfg.BPFFS)) })
+	must.Do(t, attach.AttachCgroup(n.cfg.BPFFS, cgroup, n.objects.SocketPrograms()))
+	t.Cleanup(func() { must.Do(t, attach.DetachCgroup(n.cfg.BPFFS)) })
 	n.onThread(t, func() error {
 		lo, err := netlink.LinkByName("lo")
 		return errors.Join(err, netlink.LinkSetUp(lo))
@@ -93,13 +94,13 @@ func (n *eventNode) socket(t *testing.T, family int, proto uint8) (fd int, close
 	open := true
 	closeNow = func() {
 		if open {
-			ok(t, unix.Close(fd))
+			must.Do(t, unix.Close(fd))
 		}
 		open = false
 	}
 	t.Cleanup(closeNow)
 	wait := &unix.Timeval{Sec: 20}
-	ok(t, errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, wait),
+	must.Do(t, errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, wait),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)))
 	return fd, closeNow
 }
@@ -115,8 +116,8 @@ func domainOf(p *plan) int {
 func (n *eventNode) listen(t *testing.T, p *plan) (listener int) {
 	t.Helper()
 	listener, _ = n.socket(t, domainOf(p), protoTCP)
-	ok(t, unix.Bind(listener, sockaddr(ap(p.eth0, 8080))))
-	ok(t, unix.Listen(listener, 8))
+	must.Do(t, unix.Bind(listener, sockaddr(ap(p.eth0, 8080))))
+	must.Do(t, unix.Listen(listener, 8))
 	return listener
 }
 
@@ -133,14 +134,14 @@ func (n *eventNode) dial(t *testing.T, family, listener int, to netip.AddrPort) 
 	if family == unix.AF_INET6 {
 		to = netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
 	}
-	ok(t, unix.Connect(d.client, sockaddr(to)))
+	must.Do(t, unix.Connect(d.client, sockaddr(to)))
 	var err error
 	d.server, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
-	ok(t, err)
+	must.Do(t, err)
 	open := true
 	d.closeServer = func() {
 		if open {
-			ok(t, unix.Close(d.server))
+			must.Do(t, unix.Close(d.server))
 		}
 		open = false
 	}
@@ -152,7 +153,7 @@ func (n *eventNode) dial(t *testing.T, family, listener int, to netip.AddrPort) 
 func sourceOf(t *testing.T, fd int) netip.AddrPort {
 	t.Helper()
 	name, err := unix.Getsockname(fd)
-	ok(t, err)
+	must.Do(t, err)
 	return addrPortOf(t, name)
 }
 
@@ -238,7 +239,7 @@ func (n *eventNode) socketConnection(t *testing.T, p *plan) {
 	d := n.dial(t, domainOf(p), n.listen(t, p), ap(p.clusterIP, 80))
 	echo(t, d.client, d.server, make([]byte, 1000))
 	echo(t, d.server, d.client, make([]byte, 20000))
-	ok(t, unix.Shutdown(d.client, unix.SHUT_WR))
+	must.Do(t, unix.Shutdown(d.client, unix.SHUT_WR))
 	waitEnd(t, d.server)
 	d.closeServer()
 	waitEnd(t, d.client)
@@ -258,7 +259,7 @@ func (n *eventNode) socketConnection(t *testing.T, p *plan) {
 func (n *eventNode) socketServerEndsFirst(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.eth0, 8080, here)))
 	d := n.dial(t, domainOf(p), n.listen(t, p), ap(p.clusterIP, 80))
-	ok(t, unix.Shutdown(d.server, unix.SHUT_WR))
+	must.Do(t, unix.Shutdown(d.server, unix.SHUT_WR))
 	waitEnd(t, d.client)
 	n.want(t, "opened", "answered")
 	d.closeClient()
@@ -273,7 +274,7 @@ func (n *eventNode) socketResets(t *testing.T, p *plan) {
 	for _, by := range []func(dialed) (int, func()){byClient, byServer} {
 		d := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
 		fd, closeNow := by(d)
-		ok(t, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		must.Do(t, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
 		closeNow()
 		wantSocketFlow(t, p, d.source, n.wantSoon(t, "opened", "answered", "closed RST"))
 	}
@@ -289,13 +290,13 @@ func (n *eventNode) socketResets(t *testing.T, p *plan) {
 func (n *eventNode) socketUnanswered(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.far, 8080, elsewhere)))
 	fd, _ := n.socket(t, domainOf(p), protoTCP)
-	ok(t, unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1))
+	must.Do(t, unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1))
 	if err := unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))); !errors.Is(err, unix.ETIMEDOUT) {
 		t.Fatalf("connect to an endpoint that does not answer: %v", err)
 	}
 	n.wantSoon(t, "opened", "closed timeout")
 	fd, closeNow := n.socket(t, domainOf(p), protoTCP)
-	ok(t, unix.SetNonblock(fd, true))
+	must.Do(t, unix.SetNonblock(fd, true))
 	if err := unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))); !errors.Is(err, unix.EINPROGRESS) {
 		t.Fatalf("connect without waiting: %v", err)
 	}
@@ -312,10 +313,10 @@ func (n *eventNode) socketSilent(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoTCP, endpoint(p.eth0, 8080, here)))
 	d := n.dial(t, domainOf(p), n.listen(t, p), ap(p.clusterIP, 80))
 	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
-	ok(t, unix.SetsockoptSockFprog(d.server, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop}))
-	ok(t, unix.SetsockoptInt(d.client, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1))
+	must.Do(t, unix.SetsockoptSockFprog(d.server, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop}))
+	must.Do(t, unix.SetsockoptInt(d.client, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1))
 	_, err := unix.Write(d.client, []byte("lost"))
-	ok(t, err)
+	must.Do(t, err)
 	if _, err := unix.Read(d.client, make([]byte, 1)); !errors.Is(err, unix.ETIMEDOUT) {
 		t.Errorf("read from a silent server: %v", err)
 	}
@@ -333,16 +334,16 @@ func (n *eventNode) socketFailed(t *testing.T, p *plan) {
 			t.Errorf("connect to an endpoint without a route: %v", err)
 		}
 	})
-	ok(t, unix.Connect(fd, sockaddr(ap(p.eth0, 8080))))
+	must.Do(t, unix.Connect(fd, sockaddr(ap(p.eth0, 8080))))
 }
 
 func (n *eventNode) socketDatagrams(t *testing.T, p *plan) {
 	n.serve(t, service(p, protoUDP, endpoint(p.eth0, 8080, here)))
 	fd, closeNow := n.socket(t, domainOf(p), protoUDP)
-	ok(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
+	must.Do(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
 	source := sourceOf(t, fd)
 	wantFlow(t, n.want(t, "opened")[0], protoUDP, netip.AddrPort{}, ap(p.clusterIP, 80), ap(p.eth0, 8080))
-	ok(t, unix.Connect(fd, sockaddr(ap(p.externalIP, 80))))
+	must.Do(t, unix.Connect(fd, sockaddr(ap(p.externalIP, 80))))
 	events := n.want(t, "closed socket closed", "opened")
 	wantFlow(t, events[0], protoUDP, netip.AddrPort{}, ap(p.clusterIP, 80), ap(p.eth0, 8080))
 	wantFlow(t, events[1], protoUDP, netip.AddrPort{}, ap(p.externalIP, 80), ap(p.eth0, 8080))
@@ -354,7 +355,7 @@ func (n *eventNode) socketDatagrams(t *testing.T, p *plan) {
 	}
 	// sendto() makes no flow.
 	fd, _ = n.socket(t, domainOf(p), protoUDP)
-	ok(t, unix.Sendto(fd, []byte("x"), 0, sockaddr(ap(p.clusterIP, 80))))
+	must.Do(t, unix.Sendto(fd, []byte("x"), 0, sockaddr(ap(p.clusterIP, 80))))
 }
 
 // socketMapped: an IPv6 socket connects to ::ffff:a.b.c.d.
@@ -363,13 +364,13 @@ func (n *eventNode) socketMapped(t *testing.T) {
 	n.restart(t)
 	n.serve(t, service(p, protoTCP, endpoint(p.eth0, 8080, here)), service(p, protoUDP, endpoint(p.eth0, 8080, here)))
 	d := n.dial(t, unix.AF_INET6, n.listen(t, p), ap(p.clusterIP, 80))
-	ok(t, unix.Shutdown(d.client, unix.SHUT_WR))
+	must.Do(t, unix.Shutdown(d.client, unix.SHUT_WR))
 	waitEnd(t, d.server)
 	d.closeServer()
 	wantSocketFlow(t, p, d.source, n.wantSoon(t, "opened", "answered", "closed FIN"))
 	fd, closeNow := n.socket(t, unix.AF_INET6, protoUDP)
 	to := netip.AddrPortFrom(netip.AddrFrom16(p.clusterIP.As16()), 80)
-	ok(t, unix.Connect(fd, sockaddr(to)))
+	must.Do(t, unix.Connect(fd, sockaddr(to)))
 	source := sourceOf(t, fd)
 	closeNow()
 	wantFlow(t, n.want(t, "opened", "closed socket closed")[1], protoUDP, source, ap(p.clusterIP, 80), ap(p.eth0, 8080))
@@ -383,7 +384,7 @@ func (n *eventNode) socketOff(t *testing.T) {
 	listener := n.listen(t, p)
 	before := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
 	n.want(t, "opened", "answered")
-	ok(t, n.flows.StopEvents())
+	must.Do(t, n.flows.StopEvents())
 	after := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
 	for _, d := range []dialed{before, after} {
 		d.closeServer()
@@ -391,7 +392,7 @@ func (n *eventNode) socketOff(t *testing.T) {
 		d.closeClient()
 	}
 	fd, closeNow := n.socket(t, unix.AF_INET, protoUDP)
-	ok(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
+	must.Do(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
 	closeNow()
 	n.want(t)
 }
@@ -405,11 +406,11 @@ func TestSocketEventsSample(t *testing.T) {
 	const flows = 100 // of each protocol
 	for range flows {
 		d := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
-		ok(t, unix.SetsockoptLinger(d.client, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		must.Do(t, unix.SetsockoptLinger(d.client, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
 		d.closeClient()
 		d.closeServer()
 		fd, closeNow := n.socket(t, unix.AF_INET, protoUDP)
-		ok(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
+		must.Do(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
 		closeNow()
 	}
 	seen := map[string]int{}
@@ -436,7 +437,7 @@ func TestSocketEventsRate(t *testing.T) {
 	const flood = 50
 	connect := func(p *plan) {
 		fd, closeNow := n.socket(t, domainOf(p), protoUDP)
-		ok(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
+		must.Do(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
 		closeNow()
 	}
 	begun := time.Now()
@@ -460,7 +461,7 @@ func TestSocketEventsRate(t *testing.T) {
 func (n *eventNode) wantHandshakes(t *testing.T, connections, handshakes uint64) time.Duration {
 	t.Helper()
 	counters, err := n.ServiceCounters()
-	ok(t, err)
+	must.Do(t, err)
 	var made, answered uint64
 	var took time.Duration
 	for _, c := range counters {
@@ -505,7 +506,7 @@ func (n *eventNode) handshakes(t *testing.T, family int, p *plan, want []string)
 	for range connections {
 		d := n.dial(t, family, listener, ap(p.clusterIP, 80))
 		echo(t, d.client, d.server, make([]byte, 100))
-		ok(t, unix.Shutdown(d.client, unix.SHUT_WR))
+		must.Do(t, unix.Shutdown(d.client, unix.SHUT_WR))
 		waitEnd(t, d.server)
 		d.closeServer()
 		waitEnd(t, d.client)
@@ -526,7 +527,7 @@ func (n *eventNode) handshakes(t *testing.T, family int, p *plan, want []string)
 	if err := unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Fatalf("connect to a port that does not listen: %v", err)
 	}
-	ok(t, unix.Connect(fd, sockaddr(ap(p.eth0, 8080))))
+	must.Do(t, unix.Connect(fd, sockaddr(ap(p.eth0, 8080))))
 	n.wantHandshakes(t, 1, 0)
 	if want != nil {
 		n.wantSoon(t, "opened", "closed RST")
@@ -543,7 +544,7 @@ func TestSocketEventHooks(t *testing.T) {
 	want := func(tcp, udp int) {
 		t.Helper()
 		dir, err := os.Open(cfg.CgroupRoot)
-		noError(t, err)
+		must.Do(t, err)
 		defer dir.Close()
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupSockOps}, tcp)
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCgroupInetSockRelease}, udp)
@@ -561,9 +562,9 @@ func TestSocketEventHooks(t *testing.T) {
 		runBackend(t, cfg, state, nil)
 		want(step.tcp, step.udp)
 	}
-	noError(t, upgrade.Cleanup(cfg))
+	must.Do(t, upgrade.Cleanup(cfg))
 	dir, err := os.Open(cfg.CgroupRoot)
-	noError(t, err)
+	must.Do(t, err)
 	defer dir.Close()
 	for typ := range objects.SocketEventPrograms {
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: typ}, 0)

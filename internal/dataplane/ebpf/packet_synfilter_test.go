@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 )
 
 // synLimit is how many SYNs a second the Service takes unproved.
@@ -241,7 +242,7 @@ func (n *synNode) left(t *testing.T, syn frame) (out []byte) {
 	t.Helper()
 	n.inFlood(t, func() {
 		code, passed, err := n.run(xdpEth0, syn.bytes(n.packetNode, "eth0"), 0, 0)
-		ok(t, err)
+		must.Do(t, err)
 		if code != xdpPass {
 			t.Errorf("XDP ends with %d, want it to leave the answer to tc", code)
 		}
@@ -256,7 +257,7 @@ func TestPacketSYNFilterForgedCookie(t *testing.T) {
 		_, unknown := onLink(n.p)
 		syn := n.syn(unknown, 40000)
 		left, err := decode(n.left(t, syn))
-		ok(t, err)
+		must.Do(t, err)
 		syn.ack = left.ack
 		for name, change := range map[string]func(*frame){
 			"another number": func(f *frame) { f.ack++ },

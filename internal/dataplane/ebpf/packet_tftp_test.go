@@ -9,6 +9,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 // TFTP: what a server answers from a port of its own belongs to the request.
@@ -97,7 +98,7 @@ func (n *packetNode) transfer(t *testing.T, p *plan, w where) {
 
 func (n *packetNode) flowCount(t *testing.T) (count int) {
 	t.Helper()
-	ok(t, objects.Each(n.m(objects.TCMapFlows), func(objects.TCTuple, objects.TCFlow) { count++ }))
+	must.Do(t, objects.Each(n.m(objects.TCMapFlows), func(objects.TCTuple, objects.TCFlow) { count++ }))
 	return count
 }
 
@@ -309,7 +310,7 @@ func (n *packetNode) requestHalfEvicted(t *testing.T, p *plan) {
 	forward := tupleOf(protoUDP, client, front)
 	for _, key := range []objects.TCTuple{expected, forward} {
 		n.ageFlows(t, 2)
-		ok(t, n.m(objects.TCMapFlows).Delete(key))
+		must.Do(t, n.m(objects.TCMapFlows).Delete(key))
 		if key == forward {
 			n.datagram(t, inTun0, ap(p.far, 1069), seen).wantPath(t, front, client)
 		} else {

@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // where says on which machine an endpoint is.
@@ -110,9 +111,9 @@ func (r result) wantPath(t *testing.T, src, dst netip.AddrPort) {
 func sameBut(t *testing.T, in, out []byte, ttlLess uint8) {
 	t.Helper()
 	a, err := decode(in)
-	ok(t, err)
+	must.Do(t, err)
 	b, err := decode(out)
-	ok(t, err)
+	must.Do(t, err)
 	if a.ttl-ttlLess != b.ttl {
 		t.Errorf("TTL %d became %d, want %d less", a.ttl, b.ttl, ttlLess)
 	}
@@ -238,7 +239,7 @@ func (n *packetNode) neighbourKnown(t *testing.T, p *plan) {
 			t.Errorf("frame from %s to %s, want from eth0 to %s", r.v.ethSrc, r.v.ethDst, mac)
 		}
 		var f objects.TCFlow
-		ok(t, n.m(objects.TCMapFlows).Lookup(tupleOf(protoTCP, answer.src, answer.dst), &f))
+		must.Do(t, n.m(objects.TCMapFlows).Lookup(tupleOf(protoTCP, answer.src, answer.dst), &f))
 		if f.NextHopKind != nextHopLink || int(f.NextHopIfindex) != n.ifindex["eth0"] {
 			t.Errorf("the flow remembers way %d by device %d, want %d by eth0", f.NextHopKind, f.NextHopIfindex, nextHopLink)
 		}

@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/donottrack"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestPacketUntracked(t *testing.T) {
@@ -127,10 +128,10 @@ func (n *packetNode) untrackedPeers(t *testing.T, p *plan, proto uint8) {
 	cache := ap(p.pod1, cachePort)
 	n.stays(t, "no policy", inTun0, proto, ap(p.far, 4000), cache)
 	block, err := p.client.Prefix(p.client.BitLen() - 1) // both
-	ok(t, err)
+	must.Do(t, err)
 	except := netip.PrefixFrom(p.client2, p.client2.BitLen())
 	w.set(t, cachePolicy("a", clientsOnly()), cachePolicy("b", model.PolicyPeer{Block: block, Except: []netip.Prefix{except}}))
-	ok(t, objects.Each(n.m(objects.TCMapUntrackedPorts), func(k objects.TCFrontendKey, _ objects.TCUntrackedPort) {
+	must.Do(t, objects.Each(n.m(objects.TCMapUntrackedPorts), func(k objects.TCFrontendKey, _ objects.TCUntrackedPort) {
 		if model.Protocol(k.Proto) == model.SCTP {
 			t.Error("an SCTP port is in the map, whose packets the programs do not parse")
 		}
@@ -340,8 +341,8 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 		rule = pod.Rule
 	}
 	foreign := objects.TCUntrackedPodKey{Addr: objects.ToAddr(p.far2), Family: 4, Rule: rule}
-	ok(t, n.m(objects.TCMapUntrackedPods).Put(foreign, uint8(1)))
-	ok(t, n.m(objects.TCMapUntrackedPods).Delete(objects.TCUntrackedPodKey{Addr: objects.ToAddr(p.far), Family: 4, Rule: rule}))
+	must.Do(t, n.m(objects.TCMapUntrackedPods).Put(foreign, uint8(1)))
+	must.Do(t, n.m(objects.TCMapUntrackedPods).Delete(objects.TCUntrackedPodKey{Addr: objects.ToAddr(p.far), Family: 4, Rule: rule}))
 	n.stays(t, "taken away", inTun0, protoTCP, far, cache)
 	w.write(t, nil)
 	n.passes(t, "restored", inTun0, protoTCP, far, cache, nextHopPod, 0)
@@ -349,7 +350,7 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 
 	// The next run takes it over, and numbers rules anew.
 	next, err := untracked.Open(n.objects, n.cfg.Log, n.node.SetUntracking)
-	ok(t, err)
+	must.Do(t, err)
 	if !next.Any() {
 		t.Error("the next run finds nothing")
 	}
@@ -363,30 +364,30 @@ func (n *packetNode) untrackedMaps(t *testing.T) {
 
 	// Only programs that a run has set up, with Services, and that are not about to go, serve.
 	var s objects.TCSettings
-	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	if next.Served() {
 		t.Error("it serves no Service, and says that it does")
 	}
 	frontend := objects.PortKey(p.clusterIP, model.TCP, 80)
-	ok(t, n.m(objects.TCMapFrontends).Put(frontend, objects.TCFrontend{}))
+	must.Do(t, n.m(objects.TCMapFrontends).Put(frontend, objects.TCFrontend{}))
 	drains := s
 	drains.Flags |= uint32(objects.TCSettingsFlagsSETTING_DRAINS)
 	for settings, serves := range map[objects.TCSettings]bool{s: true, drains: false, {}: false} {
-		ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), settings))
+		must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), settings))
 		if err = n.openPolicies(); err != nil || n.Serves() != serves {
 			t.Errorf("settings %+v: serves %v, %v", settings, n.Serves(), err)
 		}
 	}
-	ok(t, n.m(objects.TCMapFrontends).Delete(frontend))
+	must.Do(t, n.m(objects.TCMapFrontends).Delete(frontend))
 
 	// After a run that knew nothing of it nothing holds.
 	s.Flags &^= uint32(objects.TCSettingsFlagsSETTING_UNTRACKED)
-	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	if err = n.openPolicies(); err != nil {
 		t.Fatal(err)
 	}
 	entries := 0
-	ok(t, objects.Each(n.m(objects.TCMapUntrackedPorts), func(objects.TCFrontendKey, objects.TCUntrackedPort) { entries++ }))
+	must.Do(t, objects.Each(n.m(objects.TCMapUntrackedPorts), func(objects.TCFrontendKey, objects.TCUntrackedPort) { entries++ }))
 	if entries > 0 {
 		t.Errorf("%d entries that nobody vouches for", entries)
 	}

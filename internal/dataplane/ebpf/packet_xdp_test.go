@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 var (
@@ -222,9 +223,9 @@ func TestPacketXDPWithoutAgent(t *testing.T) {
 	syn := frame{proto: protoTCP, src: ap(p.client, 40000), dst: ap(p.externalIP, 80), flags: "S"}
 	n.send(t, xdpEth0, syn).want(t, xdpDrop, objects.TCVerdictDROP_POLICY_LOCAL)
 	var s objects.TCSettings
-	ok(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s))
 	s.AgentSeen -= 61
-	ok(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
+	must.Do(t, n.m(objects.TCMapNodeSettings).Put(uint32(0), s))
 	n.send(t, xdpEth0, syn).want(t, xdpPass)
 	n.onThread(t, n.describe) // an agent runs
 	n.send(t, xdpEth0, syn).want(t, xdpDrop, objects.TCVerdictDROP_POLICY_LOCAL)
@@ -290,7 +291,7 @@ func TestPacketXDPAgreesWithTC(t *testing.T) {
 			}
 			early := bytes.Clone(in)
 			code, out, err := n.run(xdpEth0, early, 0, 0)
-			ok(t, err)
+			must.Do(t, err)
 			seen[code]++
 			if code == xdpPass {
 				if !bytes.Equal(out, in) {
@@ -302,7 +303,7 @@ func TestPacketXDPAgreesWithTC(t *testing.T) {
 				continue
 			}
 			tc, by, err := n.run(inEth0, in, 0, 0)
-			ok(t, err)
+			must.Do(t, err)
 			// In another second, the kernel fills in the addresses of tc's frame.
 			if !bytes.Equal(by[12:], out[12:]) || (code == xdpDrop) != (tc == actDrop) {
 				t.Fatalf("XDP ends with %d, tc with %d:\n in  %x\n XDP %x\n tc  %x", code, tc, in, out, by)

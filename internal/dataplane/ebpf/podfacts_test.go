@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 func addrList(list ...string) (out []netip.Addr) {
@@ -46,7 +47,7 @@ func TestFactsAboutAddresses(t *testing.T) {
 	first.Frontends = append(first.Frontends, intent.Frontend{Kind: intent.NodePort, Port: 30080, ExternalRoute: intent.ToCluster,
 		InternalRoute: intent.ToCluster})
 	third := objectstest.SimplePort(3, 1)
-	noError(t, b.Apply(t.Context(), intent.Changes{Node: &node, Upserts: []*intent.ServicePort{first, second, third}}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Node: &node, Upserts: []*intent.ServicePort{first, second, third}}))
 	want("all", map[string]attach.Fact{
 		"192.0.2.1": attach.NodeAddress, "192.0.2.3": attach.OtherNode, "10.244.1.2": attach.PodHere, "10.244.2.9": attach.PodHere,
 		"10.244.1.9": attach.PodElsewhere, "10.244.2.7": attach.OtherNodeRange, "10.244.1.7": attach.Unknown,
@@ -61,14 +62,14 @@ func TestFactsAboutAddresses(t *testing.T) {
 	other := moved.Frontends[1]
 	other.Port = 81
 	moved.Frontends = append(moved.Frontends, other)
-	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{moved}, Deletes: []intent.PortID{first.ID}}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{moved}, Deletes: []intent.PortID{first.ID}}))
 	want("moved", map[string]attach.Fact{"10.96.0.1": attach.ServiceAddress, "10.96.0.2": attach.ServiceAddress})
-	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{second}}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{second}}))
 	want("gone", map[string]attach.Fact{"10.96.0.1": attach.Unknown, "10.96.0.2": attach.ServiceAddress})
 	b.makeParts() // as in the next run
-	noError(t, b.node.Write(&node))
+	must.Do(t, b.node.Write(&node))
 	_, err := b.services.Empty()
-	noError(t, err)
+	must.Do(t, err)
 	want("read from the maps", map[string]attach.Fact{"10.96.0.1": attach.Unknown, "10.96.0.2": attach.ServiceAddress})
 }
 
@@ -76,20 +77,20 @@ func TestFactsAboutAddresses(t *testing.T) {
 func addPod(t *testing.T, name string, addrs ...string) (ifindex int) {
 	t.Helper()
 	bridge, err := netlink.LinkByName("cni0")
-	noError(t, err)
+	must.Do(t, err)
 	l, there := addVeth(t, netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index})
-	noError(t, netlink.LinkSetUp(l))
+	must.Do(t, netlink.LinkSetUp(l))
 	h, err := netlink.NewHandleAt(there, unix.NETLINK_ROUTE)
-	noError(t, err)
+	must.Do(t, err)
 	defer h.Close()
 	eth0, err := h.LinkByName("eth0")
-	noError(t, err)
+	must.Do(t, err)
 	for _, a := range addrs {
 		parsed, err := netlink.ParseAddr(a)
-		noError(t, err)
-		noError(t, h.AddrAdd(eth0, parsed))
+		must.Do(t, err)
+		must.Do(t, h.AddrAdd(eth0, parsed))
 	}
-	noError(t, h.LinkSetUp(eth0))
+	must.Do(t, h.LinkSetUp(eth0))
 	return l.Attrs().Index
 }
 
@@ -100,13 +101,13 @@ func TestForgedPodAddresses(t *testing.T) {
 	var notes []string
 	cfg.Refused = func(note string) { notes = append(notes, note) }
 	addOutward(t, "spw-eth0", "192.0.2.10/24")
-	noError(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}))
+	must.Do(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}))
 	cni0, err := netlink.LinkByName("cni0")
-	noError(t, err)
-	noError(t, netlink.LinkSetUp(cni0))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetUp(cni0))
 	gateway, err := netlink.ParseAddr("10.244.1.1/24")
-	noError(t, err)
-	noError(t, netlink.AddrAdd(cni0, gateway))
+	must.Do(t, err)
+	must.Do(t, netlink.AddrAdd(cni0, gateway))
 	state := intent.State{
 		Ports: []*intent.ServicePort{objectstest.SimplePort(1, 1)},
 		Node: intent.Node{
@@ -131,28 +132,28 @@ func TestForgedPodAddresses(t *testing.T) {
 		})
 	}
 	b, err := New(t.Context(), cfg)
-	noError(t, err)
-	noError(t, b.Replace(t.Context(), state))
+	must.Do(t, err)
+	must.Do(t, b.Replace(t.Context(), state))
 	want(b, "at first", map[string]int{"10.244.1.2": victim})
-	noError(t, b.Close())
+	must.Do(t, b.Close())
 
 	forger := addPod(t, "veth2", "10.244.1.3/24", "10.244.1.2/32", "10.244.1.1/32", "10.244.1.200/32", "10.244.1.78/32")
 	// An earlier run's entry is all that tells who had the address without an object.
 	state.Node.KnownPods = nil
 	b, err = New(t.Context(), cfg)
-	noError(t, err)
+	must.Do(t, err)
 	defer b.Close()
-	noError(t, b.Replace(t.Context(), state))
+	must.Do(t, b.Replace(t.Context(), state))
 	want(b, "after a restart", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger, "10.244.1.78": forger})
 	// A Service gets the address that the pod has taken.
 	service := objectstest.SimplePort(2, 1)
 	service.Frontends[0].Addr = netip.MustParseAddr("10.244.1.78")
 	service.Frontends[0].Kind = intent.ExternalIP
-	noError(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{service}}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Upserts: []*intent.ServicePort{service}}))
 	want(b, "with a Service", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger})
 	// The Pod objects of both.
 	state.Node.KnownPods = addrList("10.244.1.2", "10.244.1.3")
-	noError(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
 	want(b, "with Pod objects", map[string]int{"10.244.1.2": victim, "10.244.1.3": forger})
 
 	wantGauge(t, b, map[string]float64{"node_address": 1, "range_of_other_node": 1, "service_address": 1, "other_pod": 1, "in_use": 0})
@@ -167,10 +168,10 @@ func TestForgedPodAddresses(t *testing.T) {
 func wantGauge(t *testing.T, b *Backend, want map[string]float64) {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
-	noError(t, registry.Register(b))
+	must.Do(t, registry.Register(b))
 	await.NoError(t, func() error {
 		families, err := registry.Gather()
-		noError(t, err)
+		must.Do(t, err)
 		have := map[string]float64{}
 		for _, f := range families {
 			if f.GetName() == "spillway_ebpf_refused_pod_addresses" {

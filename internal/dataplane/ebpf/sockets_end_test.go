@@ -24,6 +24,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // newEndNode is a node that ends sockets. The test asks for each walk.
@@ -45,9 +46,9 @@ func (n *eventNode) openFlows(t *testing.T) {
 func (n *eventNode) outcomes(t *testing.T) map[string]float64 {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	ok(t, registry.Register(n.flows))
+	must.Do(t, registry.Register(n.flows))
 	families, err := registry.Gather()
-	ok(t, err)
+	must.Do(t, err)
 	all := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -63,7 +64,7 @@ func (n *eventNode) outcomes(t *testing.T) map[string]float64 {
 func (n *eventNode) endAll(t *testing.T) {
 	t.Helper()
 	known, err := n.flows.EndSockets(context.Background())
-	ok(t, err)
+	must.Do(t, err)
 	if !known {
 		t.Error("the walk was not complete")
 	}
@@ -73,7 +74,7 @@ func (n *eventNode) endAll(t *testing.T) {
 func aborted(t *testing.T, fd int) bool {
 	t.Helper()
 	soft, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-	ok(t, err)
+	must.Do(t, err)
 	if soft != 0 && unix.Errno(soft) != unix.ECONNABORTED {
 		t.Fatalf("error of the socket: %v", unix.Errno(soft))
 	}
@@ -102,7 +103,7 @@ func reconnect(t *testing.T, fd, family int, to netip.AddrPort) {
 	if family == unix.AF_INET6 {
 		to = netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
 	}
-	ok(t, unix.Connect(fd, sockaddr(to)))
+	must.Do(t, unix.Connect(fd, sockaddr(to)))
 }
 
 // both returns the plan's Service for TCP and UDP with an endpoint at each of these ports.
@@ -121,7 +122,7 @@ func both(p *plan, ports ...uint16) (list []*intent.ServicePort) {
 func (n *eventNode) listenAt(t *testing.T, p *plan, port uint16) {
 	t.Helper()
 	fd, _ := n.socket(t, domainOf(p), protoTCP)
-	ok(t, errors.Join(unix.Bind(fd, sockaddr(ap(p.eth0, port))), unix.Listen(fd, 64)))
+	must.Do(t, errors.Join(unix.Bind(fd, sockaddr(ap(p.eth0, port))), unix.Listen(fd, 64)))
 }
 
 func TestEndSockets(t *testing.T) {
@@ -153,7 +154,7 @@ func TestEndHandshakes(t *testing.T) {
 		n.listenAt(t, p, 8080)
 		asks := func(to netip.AddrPort) int {
 			fd, _ := n.socket(t, domainOf(p), protoTCP)
-			ok(t, unix.SetNonblock(fd, true))
+			must.Do(t, unix.SetNonblock(fd, true))
 			if err := unix.Connect(fd, sockaddr(to)); err != unix.EINPROGRESS {
 				t.Fatalf("connect to %s: %v, want it to wait", to, err)
 			}
@@ -190,7 +191,7 @@ func (n *eventNode) endInnocent(t *testing.T, p *plan) {
 	n.serve(t, both(p, 8080)...)
 	lost := map[string]int{"TCP": n.connected(t, family, protoTCP, to), "UDP": n.connected(t, family, protoUDP, to)}
 	fd, _ := n.socket(t, family, protoUDP)
-	ok(t, unix.Sendto(fd, []byte("x"), 0, sockaddr(to)))
+	must.Do(t, unix.Sendto(fd, []byte("x"), 0, sockaddr(to)))
 	innocent["unconnected UDP"] = fd
 	n.serve(t, both(p, 8081)...)
 	wantEnded(t, false, lost)
@@ -269,12 +270,12 @@ func (n *eventNode) endHandedOver(t *testing.T, p *plan) {
 	ctx, cancel := context.WithTimeout(context.Background(), await.Limit)
 	defer cancel()
 	fd, err := unix.Dup(n.connected(t, domainOf(p), protoTCP, ap(p.clusterIP, 80)))
-	ok(t, err)
+	must.Do(t, err)
 	f := os.NewFile(uintptr(fd), "connection")
 	cat := exec.CommandContext(ctx, "cat")
 	var said bytes.Buffer
 	cat.Stdin, cat.Stderr = f, &said
-	ok(t, cat.Start())
+	must.Do(t, cat.Start())
 	f.Close()
 	n.serve(t, both(p)...)
 	n.endAll(t)
@@ -291,22 +292,22 @@ func (n *eventNode) endOtherNamespace(t *testing.T, p *plan) {
 	n.serve(t, both(p, 8080)...)
 	inNewNetns(t, name, func() {
 		lo, err := netlink.LinkByName("lo")
-		ok(t, err)
-		ok(t, netlink.LinkSetUp(lo))
+		must.Do(t, err)
+		must.Do(t, netlink.LinkSetUp(lo))
 		addr, err := netlink.ParseAddr(netip.PrefixFrom(p.eth0, p.eth0.BitLen()).String())
-		ok(t, err)
+		must.Do(t, err)
 		addr.Flags = unix.IFA_F_NODAD
-		ok(t, netlink.AddrAdd(lo, addr))
+		must.Do(t, netlink.AddrAdd(lo, addr))
 		for what, typ := range map[string]int{"TCP": unix.SOCK_STREAM, "UDP": unix.SOCK_DGRAM, "UDP of another's thread": unix.SOCK_DGRAM} {
 			fd, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
-			ok(t, err)
+			must.Do(t, err)
 			pod[what] = fd
 		}
 		l, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		ok(t, err)
+		must.Do(t, err)
 		pod["listener"] = l
-		ok(t, errors.Join(unix.Bind(l, sockaddr(ap(p.eth0, 8080))), unix.Listen(l, 8)))
-		ok(t, errors.Join(connectSoon(pod["TCP"], to), connectSoon(pod["UDP"], to)))
+		must.Do(t, errors.Join(unix.Bind(l, sockaddr(ap(p.eth0, 8080))), unix.Listen(l, 8)))
+		must.Do(t, errors.Join(connectSoon(pod["TCP"], to), connectSoon(pod["UDP"], to)))
 	})
 	n.onThread(t, func() error { return connectSoon(pod["UDP of another's thread"], to) })
 	defer func() {
@@ -389,7 +390,7 @@ func (n *eventNode) endWith(t *testing.T, answers flows.Services) (known bool) {
 	n.onThread(t, func() error { other.Open(); return nil })
 	defer other.Close()
 	known, err := other.EndSockets(context.Background())
-	ok(t, err)
+	must.Do(t, err)
 	return known
 }
 
@@ -438,7 +439,7 @@ func park(t *testing.T, count int, open func() (fd int, err error)) {
 		var fds []int
 		for range min(parkedMost, count) {
 			fd, err := open()
-			ok(t, err)
+			must.Do(t, err)
 			fds = append(fds, fd)
 		}
 		count -= len(fds)
@@ -447,10 +448,10 @@ func park(t *testing.T, count int, open func() (fd int, err error)) {
 		}
 		if queue < 0 || send() != nil { // it is full
 			queue = newQueue(t)
-			ok(t, send())
+			must.Do(t, send())
 		}
 		for _, fd := range fds {
-			ok(t, unix.Close(fd))
+			must.Do(t, unix.Close(fd))
 		}
 	}
 }
@@ -458,8 +459,8 @@ func park(t *testing.T, count int, open func() (fd int, err error)) {
 func newQueue(t *testing.T) int {
 	t.Helper()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	ok(t, err)
-	t.Cleanup(func() { ok(t, errors.Join(unix.Close(ends[0]), unix.Close(ends[1]))) })
+	must.Do(t, err)
+	t.Cleanup(func() { must.Do(t, errors.Join(unix.Close(ends[0]), unix.Close(ends[1]))) })
 	return ends[0]
 }
 

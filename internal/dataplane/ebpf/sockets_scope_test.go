@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/upgrade"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 const (
@@ -28,7 +29,7 @@ const (
 func kernelPeer(t *testing.T, cgroup string, pod bool, dst netip.AddrPort) (same bool) {
 	t.Helper()
 	dir, err := os.Open(cgroup)
-	noError(t, err)
+	must.Do(t, err)
 	defer dir.Close()
 	cmd := exec.CommandContext(t.Context(), "bash", "-c", fmt.Sprintf(`ip link set lo up && ip route replace local 0.0.0.0/0 dev lo &&
 		exec 3<>/dev/udp/%s/%d && cat /proc/thread-self/net/udp`, dst.Addr(), dst.Port()))
@@ -58,7 +59,7 @@ func TestScopeOfSocketHooks(t *testing.T) {
 	parent := filepath.Join(cfg.CgroupRoot, "pod"+uidA)
 	excluded := filepath.Join(parent, "container")
 	for _, dir := range []string{other, parent, excluded} {
-		noError(t, os.Mkdir(dir, 0o755))
+		must.Do(t, os.Mkdir(dir, 0o755))
 		defer os.Remove(dir)
 	}
 	for _, step := range []struct {
@@ -72,8 +73,8 @@ func TestScopeOfSocketHooks(t *testing.T) {
 	} {
 		cfg.SocketHooks = step.scope
 		b, err := New(t.Context(), cfg)
-		noError(t, err)
-		noError(t, b.Replace(t.Context(), state))
+		must.Do(t, err)
+		must.Do(t, b.Replace(t.Context(), state))
 		for _, socket := range []struct {
 			what   string
 			cgroup string
@@ -90,7 +91,7 @@ func TestScopeOfSocketHooks(t *testing.T) {
 		if links, _ := filepath.Glob(filepath.Join(cfg.BPFFS, "cgroup", "*")); len(links) != step.links {
 			t.Errorf("%s: links %v, want %d", step.scope, links, step.links)
 		}
-		noError(t, b.Close())
+		must.Do(t, b.Close())
 	}
-	noError(t, upgrade.Cleanup(Config{BPFFS: cfg.BPFFS, Log: quietLog()}))
+	must.Do(t, upgrade.Cleanup(Config{BPFFS: cfg.BPFFS, Log: quietLog()}))
 }

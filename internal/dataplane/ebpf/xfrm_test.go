@@ -13,6 +13,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // ipXfrm runs commands of "ip xfrm" in the test's network namespace.
@@ -35,7 +36,7 @@ func readXfrm(t *testing.T, b *Backend) xfrmState {
 	t.Helper()
 	var src, dst []string
 	ranges, err := objects.ReadClusterRanges(b.m(objects.TCMapClusterRanges))
-	noError(t, err)
+	must.Do(t, err)
 	for key := range maps.Keys(ranges) {
 		switch key.Scope {
 		case objects.RangeXfrmSrc:
@@ -71,39 +72,39 @@ func TestProgramsKnowIPsecPolicies(t *testing.T) {
 	open := func() *Backend {
 		t.Helper()
 		b, err := New(t.Context(), cfg)
-		noError(t, err)
+		must.Do(t, err)
 		return b
 	}
 	b := open()
-	noError(t, b.Replace(t.Context(), state))
+	must.Do(t, b.Replace(t.Context(), state))
 	waitXfrm(t, "no policy", b, false, "", "")
 	ipXfrm(t, "policy add src 10.1.0.0/16 dst 10.2.0.0/16 dir out action block", "policy add src fd01::/64 dst ::/0 dir fwd action block")
 	waitXfrm(t, "out and forward", b, true, "10.1.0.0/16 fd01::/64", "10.2.0.0/16 ::/0")
 	ipXfrm(t, "policy add src 10.4.0.0/16 dst 10.3.0.0/16 dir in action block")
 	waitXfrm(t, "in, and its answers", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16", "10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
-	noError(t, b.Replace(t.Context(), state))
-	noError(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
+	must.Do(t, b.Replace(t.Context(), state))
+	must.Do(t, b.Apply(t.Context(), intent.Changes{Node: &state.Node}))
 	waitXfrm(t, "after a full sync", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16", "10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
-	noError(t, b.services.Check())
+	must.Do(t, b.services.Check())
 	select {
 	case <-b.Drifted():
 		t.Error("what policies select counts as changed by somebody else")
 	default:
 	}
-	noError(t, b.Close())
+	must.Do(t, b.Close())
 
 	ipXfrm(t, "policy flush", "policy add src 10.5.0.0/16 dst 10.6.0.0/16 dir out action block")
 	b = open()
 	waitXfrm(t, "before the first Replace", b, true, "10.1.0.0/16 fd01::/64 10.3.0.0/16 10.4.0.0/16",
 		"10.2.0.0/16 ::/0 10.3.0.0/16 10.4.0.0/16")
-	noError(t, b.Replace(t.Context(), state))
+	must.Do(t, b.Replace(t.Context(), state))
 	waitXfrm(t, "others after a restart", b, true, "10.5.0.0/16", "10.6.0.0/16")
 	ipXfrm(t, "policy flush")
 	waitXfrm(t, "flushed", b, false, "", "")
 	if ranges, err := objects.ReadClusterRanges(b.m(objects.TCMapClusterRanges)); err != nil || len(ranges) != 2 {
 		t.Errorf("ranges of the cluster: %v, %v", ranges, err)
 	}
-	noError(t, b.Close())
+	must.Do(t, b.Close())
 }
 
 func sortedWords(words []string) string {

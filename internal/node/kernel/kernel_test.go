@@ -19,19 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/must"
 )
 
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces, mounts, loads BPF programs")
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -99,12 +93,12 @@ func TestMissingIsOneLineWithAdvice(t *testing.T) {
 func TestProbe(t *testing.T) {
 	netnstest.Enter(t)
 	mount, err := Cgroup2Mount()
-	must(t, err)
+	must.Do(t, err)
 	dir := mountTestBPF(t)
-	must(t, LoadConntrack())
+	must.Do(t, LoadConntrack())
 	f, err := Probe(Place{BPFFS: dir, CgroupRoot: mount})
-	must(t, err)
-	must(t, f.Err())
+	must.Do(t, err)
+	must.Do(t, f.Err())
 	t.Logf("%+v", f)
 	if f.Kernel.Less(Version{6, 6, 0}) == f.TCX {
 		t.Errorf("tcx %v on Linux %s", f.TCX, f.Kernel)
@@ -116,7 +110,7 @@ func TestProbe(t *testing.T) {
 		t.Errorf("no BPF_F_IPV6 on Linux %s", f.Kernel)
 	}
 	f, err = Probe(Place{BPFFS: t.TempDir(), CgroupRoot: t.TempDir()})
-	must(t, err)
+	must.Do(t, err)
 	if got := f.Missing(); len(got) != 2 {
 		t.Errorf("missing %q, want bpffs and cgroup2", got)
 	}
@@ -125,8 +119,8 @@ func TestProbe(t *testing.T) {
 func mountTestBPF(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, unix.Mount("bpf", dir, "bpf", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	must.Do(t, unix.Mount("bpf", dir, "bpf", 0, ""))
+	t.Cleanup(func() { must.Do(t, unix.Unmount(dir, 0)) })
 	return dir
 }
 
@@ -137,27 +131,27 @@ func TestEnsureBPFFS(t *testing.T) {
 	empty := t.TempDir()
 	for _, path := range []string{inside, missing, empty} {
 		for range 2 {
-			must(t, EnsureBPFFS(path))
+			must.Do(t, EnsureBPFFS(path))
 			if on, err := OnBPFFS(path); err != nil || !on {
 				t.Errorf("%s: no BPF file system there (%v)", path, err)
 			}
 		}
 	}
-	must(t, unix.Unmount(missing, 0))
-	must(t, unix.Unmount(empty, 0))
+	must.Do(t, unix.Unmount(missing, 0))
+	must.Do(t, unix.Unmount(empty, 0))
 	if on, _ := OnBPFFS(missing); on {
 		t.Error("mounted twice")
 	}
-	must(t, EnsureBPFFS(empty))
-	must(t, unix.Mount("", empty, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
+	must.Do(t, EnsureBPFFS(empty))
+	must.Do(t, unix.Mount("", empty, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
 	for _, path := range []string{empty, filepath.Join(empty, "new")} {
 		if err := EnsureBPFFS(path); !errors.Is(err, unix.EROFS) || !strings.Contains(err.Error(), "remount,rw") {
 			t.Errorf("%s on a read-only BPF file system: %v", path, err)
 		}
 	}
-	must(t, unix.Unmount(empty, 0))
+	must.Do(t, unix.Unmount(empty, 0))
 	full := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(full, "file"), nil, 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(full, "file"), nil, 0o600))
 	if err := EnsureBPFFS(full); err == nil || !strings.Contains(err.Error(), "not empty") {
 		t.Errorf("directory with files: %v", err)
 	}
@@ -181,30 +175,30 @@ func TestReleaseBPFFS(t *testing.T) {
 	needRoot(t)
 	on := func(path string) bool {
 		is, err := OnBPFFS(path)
-		must(t, err)
+		must.Do(t, err)
 		return is
 	}
 	release := func(path string, want bool) {
 		t.Helper()
 		for range 2 {
-			must(t, ReleaseBPFFS(path))
+			must.Do(t, ReleaseBPFFS(path))
 		}
 		if is := on(path) || on(filepath.Dir(path)); is != want {
 			t.Errorf("%s: a BPF file system is there: %v, want %v", path, is, want)
 		}
 	}
 	own := filepath.Join(t.TempDir(), "bpf")
-	must(t, EnsureBPFFS(own))
+	must.Do(t, EnsureBPFFS(own))
 	shared := filepath.Join(own, "second") // another instance, in the mount of the first
-	must(t, EnsureBPFFS(shared))
+	must.Do(t, EnsureBPFFS(shared))
 	release(own, true)
-	must(t, os.Remove(shared))
+	must.Do(t, os.Remove(shared))
 	held, err := os.Open(own)
-	must(t, err)
+	must.Do(t, err)
 	release(own, true) // a process has it open
-	must(t, held.Close())
+	must.Do(t, held.Close())
 	release(shared, false)
-	must(t, EnsureBPFFS(own))
+	must.Do(t, EnsureBPFFS(own))
 	release(own, false)
 	if _, err := os.Stat(own); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the mount point is left (%v)", err)
@@ -214,10 +208,10 @@ func TestReleaseBPFFS(t *testing.T) {
 	release(filepath.Join(t.TempDir(), "never"), false)
 
 	// Two mounts at one place: the upper one decides.
-	must(t, EnsureBPFFS(own))
-	must(t, unix.Mount("bpf", own, "bpf", 0, ""))
+	must.Do(t, EnsureBPFFS(own))
+	must.Do(t, unix.Mount("bpf", own, "bpf", 0, ""))
 	release(own, true)
-	must(t, unix.Unmount(own, 0))
+	must.Do(t, unix.Unmount(own, 0))
 	release(own, false)
 }
 
@@ -225,9 +219,9 @@ func TestReleaseBPFFS(t *testing.T) {
 func TestAMountInAContainerLeadsNowhere(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
-	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
-	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+	must.Do(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
+	t.Cleanup(func() { must.Do(t, unix.Unmount(dir, 0)) })
+	must.Do(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	if leadsNowhere(dir) {
 		t.Error("on the node it does")
 	}
@@ -247,16 +241,16 @@ func TestAMountInAContainerLeadsNowhere(t *testing.T) {
 			return nil
 		}()
 	}()
-	must(t, <-inside)
+	must.Do(t, <-inside)
 }
 
 func TestDo(t *testing.T) {
 	home, own := netnstest.Enter(t)
 	here, err := NetnsCookie()
-	must(t, err)
+	must.Do(t, err)
 	var there, again uint64
-	must(t, Do(home, func() (err error) { there, err = NetnsCookie(); return err }))
-	must(t, Do(own, func() (err error) { again, err = NetnsCookie(); return err }))
+	must.Do(t, Do(home, func() (err error) { there, err = NetnsCookie(); return err }))
+	must.Do(t, Do(own, func() (err error) { again, err = NetnsCookie(); return err }))
 	if there == here || again != here || here == 0 {
 		t.Errorf("cookies: here %d, in the other %d, here again %d", here, there, again)
 	}
@@ -286,21 +280,21 @@ func TestSysctlsAreTheNamespaces(t *testing.T) {
 	home, _ := netnstest.Enter(t)
 	const name = "net.ipv4.ip_local_port_range"
 	var before string
-	must(t, Do(home, func() (err error) { before, err = ReadSysctl(name); return err }))
-	must(t, WriteSysctl(name, "20000 20999"))
-	must(t, WriteSysctl("net.ipv4.ip_local_reserved_ports", "20100,20200-20210"))
+	must.Do(t, Do(home, func() (err error) { before, err = ReadSysctl(name); return err }))
+	must.Do(t, WriteSysctl(name, "20000 20999"))
+	must.Do(t, WriteSysctl("net.ipv4.ip_local_reserved_ports", "20100,20200-20210"))
 	r, err := LocalPortRange()
-	must(t, err)
+	must.Do(t, err)
 	if r != (PortRange{20000, 20999}) {
 		t.Errorf("local ports %v", r)
 	}
 	reserved, err := LocalReservedPorts()
-	must(t, err)
+	must.Do(t, err)
 	if want := []PortRange{{20100, 20100}, {20200, 20210}}; !slices.Equal(reserved, want) {
 		t.Errorf("reserved ports %v, want %v", reserved, want)
 	}
 	var after string
-	must(t, Do(home, func() (err error) { after, err = ReadSysctl(name); return err }))
+	must.Do(t, Do(home, func() (err error) { after, err = ReadSysctl(name); return err }))
 	if after != before {
 		t.Errorf("%s of the other namespace became %q", name, after)
 	}
@@ -316,34 +310,34 @@ func TestSysctlsAreTheNamespaces(t *testing.T) {
 
 func TestWatchAddrs(t *testing.T) {
 	netnstest.Enter(t)
-	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d0"}, PeerName: "d1"}))
+	must.Do(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d0"}, PeerName: "d1"}))
 	d0, err := netlink.LinkByName("d0")
-	must(t, err)
-	must(t, netlink.LinkSetUp(d0))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetUp(d0))
 	lists := make(chan []netip.Addr, 100)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	must(t, WatchAddrs(ctx, func(a []netip.Addr) { lists <- a }))
+	must.Do(t, WatchAddrs(ctx, func(a []netip.Addr) { lists <- a }))
 	if got := <-lists; len(got) != 0 {
 		t.Errorf("at first %v, want none", got)
 	}
 	for _, cidr := range []string{"2001:db8::1/64", "192.0.2.1/24", "fe80::9/64"} {
 		a, err := netlink.ParseAddr(cidr)
-		must(t, err)
+		must.Do(t, err)
 		a.Flags = unix.IFA_F_NODAD
-		must(t, netlink.AddrAdd(d0, a))
+		must.Do(t, netlink.AddrAdd(d0, a))
 	}
 	waitFor(t, lists, "192.0.2.1", "2001:db8::1")
 	d1, err := netlink.LinkByName("d1")
-	must(t, err)
-	must(t, netlink.LinkSetName(d1, "kube-ipvs0")) // of kube-proxy's mode ipvs
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetName(d1, "kube-ipvs0")) // of kube-proxy's mode ipvs
 	for dev, cidr := range map[netlink.Link]string{d1: "10.96.0.1/32", d0: "192.0.2.2/24"} {
 		a, err := netlink.ParseAddr(cidr)
-		must(t, err)
-		must(t, netlink.AddrAdd(dev, a))
+		must.Do(t, err)
+		must.Do(t, netlink.AddrAdd(dev, a))
 	}
 	waitFor(t, lists, "192.0.2.1", "192.0.2.2", "2001:db8::1")
-	must(t, netlink.LinkDel(d0))
+	must.Do(t, netlink.LinkDel(d0))
 	waitFor(t, lists)
 }
 

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"spillway.dev/spillway/test/must"
 )
 
 // Files and their contents: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
@@ -43,8 +45,8 @@ func TestMemoryLimit(t *testing.T) {
 		top := t.TempDir()
 		for name, text := range row.files {
 			file := filepath.Join(top, name)
-			must(t, os.MkdirAll(filepath.Dir(file), 0o755))
-			must(t, os.WriteFile(file, []byte(text), 0o644))
+			must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+			must.Do(t, os.WriteFile(file, []byte(text), 0o644))
 		}
 		mounts := ""
 		for i, line := range strings.Split(row.mounts, "\n") {

@@ -18,6 +18,7 @@ import (
 
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // xfrm runs commands of "ip xfrm" in the test's network namespace.
@@ -60,7 +61,7 @@ func TestWatchXfrm(t *testing.T) {
 	xfrm(t, "policy add src 10.1.0.0/16 dst 10.2.0.0/16 dir out"+esp)
 	lists := make(policyLists, 100)
 	w, err := WatchXfrm(func(p []XfrmPolicy) { lists <- p }, func(err error) { t.Error(err) })
-	must(t, err)
+	must.Do(t, err)
 	first := policy(XfrmOut, "10.1.0.0/16", "10.2.0.0/16")
 	lists.want(t, "from before", first)
 	xfrm(t, "policy add src 10.2.0.0/16 dst 10.1.0.0/16 dir in"+esp, "policy add src 10.2.0.0/16 dst 10.1.0.0/16 dir fwd"+esp)
@@ -83,7 +84,7 @@ func TestWatchXfrm(t *testing.T) {
 	xfrm(t, "policy setdefault fwd accept")
 	lists.want(t, "accepted by default")
 	for range 2 {
-		must(t, w.Close())
+		must.Do(t, w.Close())
 	}
 	xfrm(t, "policy add src 10.1.0.0/16 dst 10.2.0.0/16 dir out"+esp)
 	select {
@@ -99,14 +100,14 @@ var receiving = regexp.MustCompile(`\[(IO wait|syscall)[^]]*\]:\n(\S[^\n]*\n\t[^
 func TestReceiveEndsWithClose(t *testing.T) {
 	netnstest.Enter(t)
 	sub, err := Subscribe(false, unix.RTNLGRP_LINK)
-	must(t, err)
+	must.Do(t, err)
 	done := make(chan error)
 	go func() { _, err := sub.Receive(); done <- err }()
 	await.True(t, "Receive waits", func() bool {
 		stacks := make([]byte, 1<<20)
 		return receiving.Match(stacks[:runtime.Stack(stacks, true)])
 	})
-	must(t, sub.Close())
+	must.Do(t, sub.Close())
 	if err := <-done; !errors.Is(err, os.ErrClosed) {
 		t.Errorf("waiting: %v", err)
 	}
@@ -119,11 +120,11 @@ func TestReceiveEndsWithClose(t *testing.T) {
 func TestWatchXfrmLosesNews(t *testing.T) {
 	netnstest.Enter(t)
 	sub, err := subscribe(unix.NETLINK_XFRM, "xfrm", false, nl.XFRMNLGRP_POLICY)
-	must(t, err)
+	must.Do(t, err)
 	raw, err := sub.file.SyscallConn()
-	must(t, err)
-	must(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4096) }))
-	must(t, err)
+	must.Do(t, err)
+	must.Do(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4096) }))
+	must.Do(t, err)
 	var commands []string
 	for i := range 200 {
 		commands = append(commands, "policy add src 10.1.0.0/16 dst 10.2."+strconv.Itoa(i)+".0/24 dir out action block")
@@ -133,7 +134,7 @@ func TestWatchXfrmLosesNews(t *testing.T) {
 	// The first that the watch hears is that news were lost.
 	lists := make(policyLists, 100)
 	w, err := followXfrm(sub, func(p []XfrmPolicy) { lists <- p }, func(err error) { t.Error(err) })
-	must(t, err)
+	must.Do(t, err)
 	defer w.Close()
 	lists.want(t, "at first")
 	xfrm(t, commands...)

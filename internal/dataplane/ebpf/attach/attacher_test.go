@@ -16,6 +16,7 @@ import (
 
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestSyncAttachesByRole(t *testing.T) {
@@ -28,7 +29,7 @@ func TestSyncAttachesByRole(t *testing.T) {
 	setMaster(t, "veth1", "cni0")
 
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	wantPrograms(t, eth0, progs.FromNetwork, progs.ToNetwork)
 	wantPrograms(t, ifindex(t, "veth1"), progs.FromPod, progs.ToPod)
 	wantPrograms(t, ifindex(t, "cni0"), nil, nil)
@@ -43,7 +44,7 @@ func TestRunFollowsInterfaces(t *testing.T) {
 	dir, progs := mountBPF(t), classifiers(t)
 	addDummyNIC(t, "eth0", "192.0.2.1/24")
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	run(t, a)
 
 	newPod(t, "cali1")
@@ -54,10 +55,10 @@ func TestRunFollowsInterfaces(t *testing.T) {
 	// A new name is the same interface.
 	before := attached(t, first, ingress)
 	l, err := netlink.LinkByName("cali1")
-	must(t, err)
-	must(t, netlink.LinkSetDown(l)) // before 6.2 one that is up keeps its name
-	must(t, netlink.LinkSetName(l, "cali2"))
-	must(t, netlink.LinkSetUp(l))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetDown(l)) // before 6.2 one that is up keeps its name
+	must.Do(t, netlink.LinkSetName(l, "cali2"))
+	must.Do(t, netlink.LinkSetUp(l))
 	await.NoError(t, func() error { return statusHas(a, "cali2") })
 	if got := attached(t, first, ingress); !slices.Equal(got, before) {
 		t.Errorf("after renaming: %v, want %v", got, before)
@@ -74,7 +75,7 @@ func TestInterfaceReplacedBetweenTwoLooks(t *testing.T) {
 	newPod(t, "cali1")
 	index := ifindex(t, "cali1")
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	delLink(t, "cali1")
 	addVeth(t, "cali1", index)
 	for _, e := range []struct {
@@ -94,7 +95,7 @@ func TestRoleChangeReplacesProgramsInPlace(t *testing.T) {
 	newPod(t, "eth0")
 	index := ifindex(t, "eth0")
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	run(t, a)
 	wantPrograms(t, index, progs.FromPod, progs.ToPod)
 	before := attached(t, index, ingress)[0].link
@@ -106,10 +107,10 @@ func TestRoleChangeReplacesProgramsInPlace(t *testing.T) {
 	}
 	// Addresses off, but a default route: still outward.
 	l, err := netlink.LinkByName("eth0")
-	must(t, err)
-	must(t, netlink.AddrDel(l, parseCIDR(t, "192.0.2.1/24")))
+	must.Do(t, err)
+	must.Do(t, netlink.AddrDel(l, parseCIDR(t, "192.0.2.1/24")))
 	await.NoError(t, func() error { return samePrograms(t, index, ingress, progs.FromPod) })
-	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK,
+	must.Do(t, netlink.RouteAdd(&netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK,
 		Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
 	await.NoError(t, func() error { return samePrograms(t, index, ingress, progs.FromNetwork) })
 }
@@ -123,7 +124,7 @@ func TestRestartTakesOverLinks(t *testing.T) {
 	gone := ifindex(t, "gone")
 	moved := ifindex(t, "moved")
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	before := map[direction][]attachment{ingress: attached(t, eth0, ingress), egress: attached(t, eth0, egress)}
 	a.Close()
 
@@ -132,13 +133,13 @@ func TestRestartTakesOverLinks(t *testing.T) {
 	delLink(t, "gone")
 	elsewhere := newPod(t, "other")
 	l, err := netlink.LinkByName("moved")
-	must(t, err)
-	must(t, netlink.LinkSetNsFd(l, int(elsewhere.ns)))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetNsFd(l, int(elsewhere.ns)))
 	addVeth(t, "came", moved)
 
 	fresh := classifiers(t)
 	b := newAttacher(t, Config{PinDir: dir, Programs: fresh})
-	must(t, b.Sync(context.Background()))
+	must.Do(t, b.Sync(context.Background()))
 	for dir, was := range before {
 		now := attached(t, eth0, dir)
 		if len(now) != 1 || now[0].link != was[0].link {
@@ -150,7 +151,7 @@ func TestRestartTakesOverLinks(t *testing.T) {
 	if err := noPins(t, dir, gone); err != nil {
 		t.Error(err)
 	}
-	must(t, inNetns(elsewhere.ns, func() error {
+	must.Do(t, inNetns(elsewhere.ns, func() error {
 		for _, dir := range []direction{ingress, egress} {
 			if err := samePrograms(t, moved, dir); err != nil {
 				return fmt.Errorf("moved interface keeps its programs: %w", err)
@@ -167,14 +168,14 @@ func TestForeignProgramStaysBehindOurs(t *testing.T) {
 	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
 	foreign := classifier(t, 0)
 	l, err := link.AttachTCX(link.TCXOptions{Interface: eth0, Program: foreign, Attach: ebpf.AttachTCXIngress})
-	must(t, err)
+	must.Do(t, err)
 	defer l.Close()
 
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
-	must(t, samePrograms(t, eth0, ingress, progs.FromNetwork, foreign))
-	must(t, a.Detach())
-	must(t, samePrograms(t, eth0, ingress, foreign))
+	must.Do(t, a.Sync(context.Background()))
+	must.Do(t, samePrograms(t, eth0, ingress, progs.FromNetwork, foreign))
+	must.Do(t, a.Detach())
+	must.Do(t, samePrograms(t, eth0, ingress, foreign))
 }
 
 func TestResyncRepairs(t *testing.T) {
@@ -183,16 +184,16 @@ func TestResyncRepairs(t *testing.T) {
 	dir, progs := mountBPF(t), classifiers(t)
 	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 
 	// Another program detaches one link and removes the other's pin.
 	l, err := link.NewFromID(attached(t, eth0, ingress)[0].link)
-	must(t, err)
-	must(t, l.Detach())
+	must.Do(t, err)
+	must.Do(t, l.Detach())
 	l.Close()
 	wantPins := pins(t, dir)
-	must(t, (&tcxHooks{dir: a.linksDir()}).drop(hook{eth0, egress}))
-	must(t, a.Sync(context.Background()))
+	must.Do(t, (&tcxHooks{dir: a.linksDir()}).drop(hook{eth0, egress}))
+	must.Do(t, a.Sync(context.Background()))
 	wantPrograms(t, eth0, progs.FromNetwork, progs.ToNetwork)
 	if got := pins(t, dir); !slices.Equal(got, wantPins) {
 		t.Errorf("pins %v, want %v", got, wantPins)
@@ -206,12 +207,12 @@ func TestClsact(t *testing.T) {
 	foreign := clsactFilter(hook{eth0, ingress})
 	foreign.Handle, foreign.Name, foreign.Priority = 1, "foreign", 1
 	foreign.Fd = classifier(t, tcxNext).FD()
-	must(t, netlink.QdiscAdd(clsactQdisc(eth0)))
-	must(t, netlink.FilterAdd(foreign))
+	must.Do(t, netlink.QdiscAdd(clsactQdisc(eth0)))
+	must.Do(t, netlink.FilterAdd(foreign))
 
 	for range 2 { // The second finds the filters of the first.
 		a := newAttacher(t, Config{PinDir: dir, Programs: progs, ForceClsact: true})
-		must(t, a.Sync(context.Background()))
+		must.Do(t, a.Sync(context.Background()))
 		wantFilters(t, eth0, ingress, progs.FromNetwork, "foreign")
 		wantFilters(t, eth0, egress, progs.ToNetwork)
 		stop := run(t, a)
@@ -228,7 +229,7 @@ func TestClsact(t *testing.T) {
 	}
 	// With tcx, the filters go.
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	wantPrograms(t, eth0, progs.FromNetwork, progs.ToNetwork)
 	wantFilters(t, eth0, ingress, nil, "foreign")
 	wantFilters(t, eth0, egress, nil)
@@ -241,15 +242,15 @@ func TestDetachTwice(t *testing.T) {
 			dir := mountBPF(t)
 			eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
 			a := newAttacher(t, Config{PinDir: dir, Programs: classifiers(t), ForceClsact: clsact})
-			must(t, a.Sync(context.Background()))
+			must.Do(t, a.Sync(context.Background()))
 
 			cleaner := newAttacher(t, Config{PinDir: dir})
 			for range 2 {
-				must(t, cleaner.Detach())
+				must.Do(t, cleaner.Detach())
 				wantPrograms(t, eth0, nil, nil)
 				wantFilters(t, eth0, ingress, nil)
 				qdiscs, err := netlink.QdiscList(nil)
-				must(t, err)
+				must.Do(t, err)
 				for _, q := range qdiscs {
 					if q.Type() == "clsact" {
 						t.Errorf("clsact left on %d", q.Attrs().LinkIndex)
@@ -276,7 +277,7 @@ func TestOneFailingInterfaceDoesNotStopTheRest(t *testing.T) {
 	// An ingress queueing discipline has the place of clsact and no egress.
 	q := clsactQdisc(bad).(*netlink.GenericQdisc)
 	q.QdiscType, q.Parent = "ingress", netlink.HANDLE_INGRESS
-	must(t, netlink.QdiscAdd(q))
+	must.Do(t, netlink.QdiscAdd(q))
 	err := a.Sync(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "interface bad: ") {
 		t.Errorf("error %v, want one that names the interface", err)
@@ -285,8 +286,8 @@ func TestOneFailingInterfaceDoesNotStopTheRest(t *testing.T) {
 	if told["bad"] == nil || told["good"] != nil {
 		t.Errorf("told of %v, want of bad alone", told)
 	}
-	must(t, netlink.QdiscDel(q))
-	must(t, a.Sync(context.Background()))
+	must.Do(t, netlink.QdiscDel(q))
+	must.Do(t, a.Sync(context.Background()))
 	if told["bad"] != nil {
 		t.Errorf("still told of %v", told["bad"])
 	}
@@ -300,10 +301,10 @@ func TestUplinks(t *testing.T) {
 	addAddr(t, "eth0", "2001:db8::1/64")
 	newPod(t, "eth1")
 	eth1 := ifindex(t, "eth1")
-	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: eth1, Scope: netlink.SCOPE_LINK, Dst: parseCIDR(t, "203.0.113.0/24").IPNet}))
+	must.Do(t, netlink.RouteAdd(&netlink.Route{LinkIndex: eth1, Scope: netlink.SCOPE_LINK, Dst: parseCIDR(t, "203.0.113.0/24").IPNet}))
 	changes := make(chan map[int]Uplink, 100)
 	a := newAttacher(t, Config{PinDir: dir, OnUplinks: func(u map[int]Uplink) { changes <- u }})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	u := <-changes
 	for _, i := range []int{eth0, eth1} { // eth1 has no address of its own.
 		if u[i].V4 != addr("192.0.2.1") || u[i].V6 != addr("2001:db8::1") {
@@ -326,7 +327,7 @@ func TestUplinks(t *testing.T) {
 // addVeth makes the host end of a pod, with the index given.
 func addVeth(t *testing.T, name string, index int) {
 	t.Helper()
-	must(t, netlink.LinkAdd(&netlink.Veth{
+	must.Do(t, netlink.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: name, Index: index},
 		PeerName:  "peer", PeerNamespace: netlink.NsFd(newPod(t, "to"+name).ns),
 	}))

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 func newCgroup(t *testing.T, name string) string {
@@ -25,7 +26,7 @@ func newCgroup(t *testing.T, name string) string {
 		t.Skip(err)
 	}
 	path := filepath.Join(mount, fmt.Sprintf("spw-test-%d-%s", os.Getpid(), name))
-	must(t, os.Mkdir(path, 0o755))
+	must.Do(t, os.Mkdir(path, 0o755))
 	t.Cleanup(func() {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Error(err)
@@ -45,10 +46,10 @@ func sockAddrProgram(t *testing.T, typ ebpf.AttachType) *ebpf.Program {
 func atCgroup(t *testing.T, path string, typ ebpf.AttachType) []ebpf.ProgramID {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	must.Do(t, err)
 	defer f.Close()
 	res, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: typ})
-	must(t, err)
+	must.Do(t, err)
 	var ids []ebpf.ProgramID
 	for _, p := range res.Programs {
 		ids = append(ids, p.ID)
@@ -59,10 +60,10 @@ func atCgroup(t *testing.T, path string, typ ebpf.AttachType) []ebpf.ProgramID {
 func pinnedLinkID(t *testing.T, path string) link.ID {
 	t.Helper()
 	l, err := link.LoadPinnedLink(path, nil)
-	must(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	info, err := l.Info()
-	must(t, err)
+	must.Do(t, err)
 	return info.ID
 }
 
@@ -82,7 +83,7 @@ func TestCgroupHooks(t *testing.T) {
 	one, two := newCgroup(t, "one"), newCgroup(t, "two")
 	dir := mountBPF(t)
 	first := map[ebpf.AttachType]*ebpf.Program{connect4: sockAddrProgram(t, connect4), sendmsg6: sockAddrProgram(t, sendmsg6)}
-	must(t, AttachCgroup(dir, one, first))
+	must.Do(t, AttachCgroup(dir, one, first))
 	wantAtCgroup(t, one, connect4, first[connect4])
 	wantAtCgroup(t, one, sendmsg6, first[sendmsg6])
 	pin := filepath.Join(dir, "cgroup", "connect4")
@@ -90,7 +91,7 @@ func TestCgroupHooks(t *testing.T) {
 
 	// Restart, with one hook less: same link, new program.
 	second := map[ebpf.AttachType]*ebpf.Program{connect4: sockAddrProgram(t, connect4)}
-	must(t, AttachCgroup(dir, one, second))
+	must.Do(t, AttachCgroup(dir, one, second))
 	wantAtCgroup(t, one, connect4, second[connect4])
 	wantAtCgroup(t, one, sendmsg6)
 	if got := pinnedLinkID(t, pin); got != before {
@@ -100,20 +101,20 @@ func TestCgroupHooks(t *testing.T) {
 	// Attach to another cgroup while a foreign program is attached to the first.
 	foreign := sockAddrProgram(t, connect4)
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: one, Attach: connect4, Program: foreign})
-	must(t, err)
+	must.Do(t, err)
 	defer l.Close()
-	must(t, AttachCgroup(dir, two, second))
+	must.Do(t, AttachCgroup(dir, two, second))
 	wantAtCgroup(t, one, connect4, foreign)
 	wantAtCgroup(t, two, connect4, second[connect4])
 
 	// The cgroup was removed and made again.
-	must(t, os.Remove(two))
-	must(t, os.Mkdir(two, 0o755))
-	must(t, AttachCgroup(dir, two, second))
+	must.Do(t, os.Remove(two))
+	must.Do(t, os.Mkdir(two, 0o755))
+	must.Do(t, AttachCgroup(dir, two, second))
 	wantAtCgroup(t, two, connect4, second[connect4])
 
 	for range 2 {
-		must(t, DetachCgroup(dir))
+		must.Do(t, DetachCgroup(dir))
 		wantAtCgroup(t, two, connect4)
 		wantAtCgroup(t, one, connect4, foreign)
 		if _, err := os.Stat(filepath.Join(dir, "cgroup")); !os.IsNotExist(err) {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // facts are what a test's cluster says about addresses.
@@ -76,7 +77,7 @@ func newNode(t *testing.T, cfg Config) *node {
 
 func (n *node) sync(t *testing.T) {
 	t.Helper()
-	must(t, n.a.Sync(context.Background()))
+	must.Do(t, n.a.Sync(context.Background()))
 }
 
 // bridged makes a pod at a port of the bridge.
@@ -154,14 +155,14 @@ func TestForgedAddressIsRefused(t *testing.T) {
 			n.set(c.fact, c.addr)
 			const honest = "10.244.1.2 veth1, 10.244.1.3 veth2, 10.244.2.2 cali1, 2001:db8:1::3 veth2"
 			n.sync(t)
-			must(t, n.want(honest, ""))
+			must.Do(t, n.want(honest, ""))
 			forged := c.addr + "/32"
 			if addr(c.addr).Is6() {
 				forged = c.addr + "/128"
 			}
 			forger.addAddr(t, forged)
 			n.sync(t)
-			must(t, n.want(honest, c.addr+" veth2 "+string(c.want)))
+			must.Do(t, n.want(honest, c.addr+" veth2 "+string(c.want)))
 			// By news alone, and not once more.
 			forger.delAddr(t, forged)
 			run(t, n.a)
@@ -176,7 +177,7 @@ func TestFurtherAddressIsBelieved(t *testing.T) {
 	n.set(PodHere, "10.244.1.2", "2001:db8:1::2")
 	n.bridged(t, "veth1", "10.244.1.2/24", "10.244.1.9/24", "2001:db8:1::2/64", "fe80::7/64", "169.254.7.7/16")
 	n.sync(t)
-	must(t, n.want("10.244.1.2 veth1, 10.244.1.9 veth1, 2001:db8:1::2 veth1", ""))
+	must.Do(t, n.want("10.244.1.2 veth1, 10.244.1.9 veth1, 2001:db8:1::2 veth1", ""))
 }
 
 // With a CNI that does not keep to podCIDRs, the node's route to the pod, or the Pod
@@ -187,13 +188,13 @@ func TestPodCIDROfAnotherNodeIsNoProof(t *testing.T) {
 	newPod(t, "cali1").addAddr(t, "10.244.2.2/32")
 	addRoute(t, "10.244.2.0/26", "cali1") // a wide route makes the device external
 	n.sync(t)
-	must(t, n.want("", ""))
+	must.Do(t, n.want("", ""))
 	delRoute(t, "10.244.2.0/26", "cali1")
 	addRoute(t, "10.244.2.2/32", "cali1")
 	n.bridged(t, "veth1", "10.244.1.2/24")
 	n.set(PodHere, "10.244.1.2")
 	n.sync(t)
-	must(t, n.want("10.244.1.2 veth1, 10.244.2.2 cali1", ""))
+	must.Do(t, n.want("10.244.1.2 veth1, 10.244.2.2 cali1", ""))
 }
 
 func TestOwnerKeepsItsAddress(t *testing.T) {
@@ -202,7 +203,7 @@ func TestOwnerKeepsItsAddress(t *testing.T) {
 	victim := n.bridged(t, "veth3", "10.244.1.2/24")
 	n.sync(t)
 	run(t, n.a)
-	must(t, n.want("10.244.1.2 veth3", ""))
+	must.Do(t, n.want("10.244.1.2 veth3", ""))
 
 	newcomer := n.bridged(t, "veth4", "10.244.1.2/24")
 	await.NoError(t, func() error { return n.want("10.244.1.2 veth3", "10.244.1.2 veth4 in_use") })
@@ -243,7 +244,7 @@ func TestAddressTakenInAdvance(t *testing.T) {
 	squatter := n.bridged(t, "veth1", "10.244.1.2/24", "10.244.1.5/32")
 	n.sync(t)
 	run(t, n.a)
-	must(t, n.want("10.244.1.2 veth1, 10.244.1.5 veth1", ""))
+	must.Do(t, n.want("10.244.1.2 veth1, 10.244.1.5 veth1", ""))
 	squatter.delAddr(t, "10.244.1.2/24") // it stays the interface of that Pod
 	await.NoError(t, func() error { return n.want("10.244.1.5 veth1", "") })
 	n.bridged(t, "veth2", "10.244.1.5/24")
@@ -258,13 +259,13 @@ func TestNewFactsAreEnough(t *testing.T) {
 	n := newNode(t, Config{})
 	n.bridged(t, "veth1", "10.244.1.2/24")
 	n.sync(t)
-	must(t, n.want("10.244.1.2 veth1", ""))
+	must.Do(t, n.want("10.244.1.2 veth1", ""))
 	n.a.events.flush()
 	n.set(ServiceAddress, "10.244.1.2")
 	n.a.NoteFacts()
 	n.a.pass(false)
 	n.a.podPass()
-	must(t, n.want("", "10.244.1.2 veth1 service_address"))
+	must.Do(t, n.want("", "10.244.1.2 veth1 service_address"))
 }
 
 // The address that a pod has first is its own, whatever is added later and however
@@ -273,10 +274,10 @@ func TestFirstAddressIsThePods(t *testing.T) {
 	n := newNode(t, Config{})
 	n.bridged(t, "veth1", "10.244.1.7/24", "10.244.1.5/32")
 	n.sync(t)
-	must(t, n.want("10.244.1.5 veth1, 10.244.1.7 veth1", ""))
+	must.Do(t, n.want("10.244.1.5 veth1, 10.244.1.7 veth1", ""))
 	n.set(PodHere, "10.244.1.5", "10.244.1.7")
 	n.sync(t)
-	must(t, n.want("10.244.1.7 veth1", "10.244.1.5 veth1 other_pod"))
+	must.Do(t, n.want("10.244.1.7 veth1", "10.244.1.5 veth1 other_pod"))
 }
 
 // Without a Pod object nothing says which of two ports of a bridge is right.
@@ -285,10 +286,10 @@ func TestContestedAddressIsNobodys(t *testing.T) {
 	first := n.bridged(t, "veth1", "10.244.1.2/24")
 	n.bridged(t, "veth2", "10.244.1.2/24")
 	n.sync(t)
-	must(t, n.want("10.244.1.2 none", "10.244.1.2 veth1 contested, 10.244.1.2 veth2 contested"))
+	must.Do(t, n.want("10.244.1.2 none", "10.244.1.2 veth1 contested, 10.244.1.2 veth2 contested"))
 	n.set(PodHere, "10.244.1.2")
 	n.sync(t)
-	must(t, n.want("10.244.1.2 veth1", "10.244.1.2 veth2 in_use"))
+	must.Do(t, n.want("10.244.1.2 veth1", "10.244.1.2 veth2 in_use"))
 	first.delete()
 	run(t, n.a)
 	await.NoError(t, func() error { return n.want("10.244.1.2 veth2", "") })
@@ -300,7 +301,7 @@ func (p *pod) sendARP(t *testing.T, sender, target string) {
 	mac := p.mac(t)
 	frame := slices.Concat([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, mac, []byte{0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1},
 		mac, addr(sender).AsSlice(), make([]byte, 6), addr(target).AsSlice())
-	must(t, inNetns(p.ns, func() error {
+	must.Do(t, inNetns(p.ns, func() error {
 		eth0, err := p.h.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -319,7 +320,7 @@ func (p *pod) sendARP(t *testing.T, sender, target string) {
 func TestForgedNeighbor(t *testing.T) {
 	n := newNode(t, Config{})
 	// Else the kernel believes no second message within a second.
-	must(t, os.WriteFile("/proc/sys/net/ipv4/neigh/cni0/locktime", []byte("0"), 0o644))
+	must.Do(t, os.WriteFile("/proc/sys/net/ipv4/neigh/cni0/locktime", []byte("0"), 0o644))
 	vm, forger := n.bridged(t, "tap1"), n.bridged(t, "tap2")
 	n.bridged(t, "veth1", "10.244.1.2/24")
 	n.set(ServiceAddress, "10.244.1.78")
@@ -360,7 +361,7 @@ func TestForgedNeighbor(t *testing.T) {
 
 func dropNeighbor(t *testing.T, a string) {
 	t.Helper()
-	must(t, netlink.NeighDel(&netlink.Neigh{LinkIndex: ifindex(t, "cni0"), IP: addr(a).AsSlice()}))
+	must.Do(t, netlink.NeighDel(&netlink.Neigh{LinkIndex: ifindex(t, "cni0"), IP: addr(a).AsSlice()}))
 }
 
 func TestRoutesDecide(t *testing.T) {
@@ -370,7 +371,7 @@ func TestRoutesDecide(t *testing.T) {
 	two.addAddr(t, "10.244.2.3/32")
 	n.sync(t)
 	run(t, n.a)
-	must(t, n.want("", "10.244.2.2 cali1 no_route, 10.244.2.3 cali2 no_route"))
+	must.Do(t, n.want("", "10.244.2.2 cali1 no_route, 10.244.2.3 cali2 no_route"))
 	addRoute(t, "10.244.2.2/32", "cali1")
 	addRoute(t, "10.244.2.3/32", "cali2")
 	const both = "10.244.2.2 cali1, 10.244.2.3 cali2"
@@ -386,8 +387,8 @@ func TestRoutesDecide(t *testing.T) {
 	addAddr(t, "lo", "10.244.2.2/32")
 	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 node_address") })
 	lo, err := netlink.LinkByName("lo")
-	must(t, err)
-	must(t, netlink.AddrDel(lo, parseCIDR(t, "10.244.2.2/32")))
+	must.Do(t, err)
+	must.Do(t, netlink.AddrDel(lo, parseCIDR(t, "10.244.2.2/32")))
 	await.NoError(t, func() error { return n.want(both, "") })
 	delRoute(t, "10.244.2.2/32", "cali1")
 	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
@@ -399,18 +400,18 @@ func TestRoutesDecide(t *testing.T) {
 	rule.Table, rule.Priority, rule.Dst = 100, 100, route(t, "10.244.2.2/32", "cali1").Dst
 	elsewhere := route(t, "10.244.2.0/24", "eth0")
 	elsewhere.Table = 100
-	must(t, netlink.RouteAdd(elsewhere))
-	must(t, netlink.RuleAdd(rule))
+	must.Do(t, netlink.RouteAdd(elsewhere))
+	must.Do(t, netlink.RuleAdd(rule))
 	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
-	must(t, netlink.RuleDel(rule))
+	must.Do(t, netlink.RuleDel(rule))
 	await.NoError(t, func() error { return n.want(both, "") })
 
 	// The kernel removes the routes of a device that goes down without a word.
 	l, err := netlink.LinkByName("cali1")
-	must(t, err)
-	must(t, netlink.LinkSetDown(l))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetDown(l))
 	await.NoError(t, func() error { return n.want("10.244.2.3 cali2", "10.244.2.2 cali1 no_route") })
-	must(t, netlink.LinkSetUp(l))
+	must.Do(t, netlink.LinkSetUp(l))
 	addRoute(t, "10.244.2.2/32", "cali1")
 	await.NoError(t, func() error { return n.want(both, "") })
 }
@@ -425,12 +426,12 @@ func TestRoutesOfVRF(t *testing.T) {
 	newPod(t, "cali1").addAddr(t, "10.244.2.2/32")
 	setMaster(t, "cali1", "red")
 	n.sync(t)
-	must(t, n.want("", "10.244.2.2 cali1 no_route"))
+	must.Do(t, n.want("", "10.244.2.2 cali1 no_route"))
 	r := route(t, "10.244.2.2/32", "cali1")
 	r.Table = 77
-	must(t, netlink.RouteReplace(r))
+	must.Do(t, netlink.RouteReplace(r))
 	n.sync(t)
-	must(t, n.want("10.244.2.2 cali1", ""))
+	must.Do(t, n.want("10.244.2.2 cali1", ""))
 }
 
 func TestRestartKeepsOwners(t *testing.T) {
@@ -541,10 +542,10 @@ func TestRefusalsAreReportedOnce(t *testing.T) {
 	n.mu.Unlock()
 	// An IPv6 address that the pod has made itself is no reason to report anything.
 	eth0, err := p.h.LinkByName("eth0")
-	must(t, err)
+	must.Do(t, err)
 	slaac := parseCIDR(t, "2001:db8:99::7/64")
 	slaac.ValidLft, slaac.PreferedLft = 3600, 3600
-	must(t, p.h.AddrAdd(eth0, slaac))
+	must.Do(t, p.h.AddrAdd(eth0, slaac))
 	await.NoError(t, func() error {
 		return n.want("10.244.1.2 veth1", "10.244.1.78 veth1 service_address, 2001:db8:99::7 veth1 no_route")
 	})

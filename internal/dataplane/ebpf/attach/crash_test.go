@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // The steps of attaching one hook after which a process can be killed. A link
@@ -40,20 +41,20 @@ func TestCrashBetweenTwoStepsOfADeviceHook(t *testing.T) {
 				eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
 				if before {
 					first := newAttacher(t, Config{PinDir: dir, Programs: classifiers(t)})
-					must(t, first.Sync(context.Background()))
-					must(t, first.Close())
+					must.Do(t, first.Sync(context.Background()))
+					must.Do(t, first.Close())
 				}
-				must(t, os.MkdirAll(linksDir(dir), 0o700))
+				must.Do(t, os.MkdirAll(linksDir(dir), 0o700))
 				l, err := link.AttachTCX(link.TCXOptions{Interface: eth0, Program: killed, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
-				must(t, err)
-				must(t, c.do(l, filepath.Join(linksDir(dir), fmt.Sprintf("%d_ingress", eth0))))
-				must(t, l.Close())
+				must.Do(t, err)
+				must.Do(t, c.do(l, filepath.Join(linksDir(dir), fmt.Sprintf("%d_ingress", eth0))))
+				must.Do(t, l.Close())
 				if n := len(attached(t, eth0, ingress)); n > 2 {
 					t.Errorf("%d programs after the crash", n)
 				}
 
 				a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-				must(t, a.Sync(context.Background()))
+				must.Do(t, a.Sync(context.Background()))
 				await.NoError(t, func() error { // the kernel detaches a link that nothing holds a little later
 					if err := samePrograms(t, eth0, ingress, progs.FromNetwork); err != nil {
 						return err
@@ -81,16 +82,16 @@ func TestCrashBetweenTwoStepsOfASocketHook(t *testing.T) {
 					return map[ebpf.AttachType]*ebpf.Program{connect4: sockAddrProgram(t, connect4), sendmsg4: sockAddrProgram(t, sendmsg4)}
 				}
 				if before {
-					must(t, AttachCgroup(dir, cgroup, progs()))
+					must.Do(t, AttachCgroup(dir, cgroup, progs()))
 				}
-				must(t, os.MkdirAll(cgroupPins(dir), 0o700))
+				must.Do(t, os.MkdirAll(cgroupPins(dir), 0o700))
 				l, err := link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: connect4, Program: sockAddrProgram(t, connect4)})
-				must(t, err)
-				must(t, c.do(l, filepath.Join(cgroupPins(dir), cgroupHookName(connect4))))
-				must(t, l.Close())
+				must.Do(t, err)
+				must.Do(t, c.do(l, filepath.Join(cgroupPins(dir), cgroupHookName(connect4))))
+				must.Do(t, l.Close())
 
 				want := progs()
-				must(t, AttachCgroup(dir, cgroup, want))
+				must.Do(t, AttachCgroup(dir, cgroup, want))
 				await.NoError(t, func() error {
 					for typ, p := range want {
 						if got := atCgroup(t, cgroup, typ); len(got) != 1 || got[0] != programID(t, p) {
@@ -103,7 +104,7 @@ func TestCrashBetweenTwoStepsOfASocketHook(t *testing.T) {
 				if err != nil || len(entries) != len(want) {
 					t.Errorf("%d pins (%v), want %d", len(entries), err, len(want))
 				}
-				must(t, DetachCgroup(dir))
+				must.Do(t, DetachCgroup(dir))
 			})
 		}
 	}
@@ -122,11 +123,11 @@ func TestAReadOnlyBPFFSIsOneClearError(t *testing.T) {
 			old, sock := classifiers(t), map[ebpf.AttachType]*ebpf.Program{connect4: sockAddrProgram(t, connect4)}
 			if before {
 				a := newAttacher(t, Config{PinDir: dir, Programs: old})
-				must(t, a.Sync(context.Background()))
-				must(t, a.Close())
-				must(t, AttachCgroup(dir, cgroup, sock))
+				must.Do(t, a.Sync(context.Background()))
+				must.Do(t, a.Close())
+				must.Do(t, AttachCgroup(dir, cgroup, sock))
 			}
-			must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+			must.Do(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 			progs := classifiers(t)
 			a := newAttacher(t, Config{PinDir: dir, Programs: progs})
 			err := a.Sync(context.Background())
@@ -144,10 +145,10 @@ func TestAReadOnlyBPFFSIsOneClearError(t *testing.T) {
 			} else {
 				wantPrograms(t, eth0, nil, nil)
 			}
-			must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, ""))
-			must(t, a.Sync(context.Background()))
+			must.Do(t, unix.Mount("", dir, "", unix.MS_REMOUNT, ""))
+			must.Do(t, a.Sync(context.Background()))
 			wantPrograms(t, eth0, progs.FromNetwork, progs.ToNetwork)
-			must(t, DetachCgroup(dir))
+			must.Do(t, DetachCgroup(dir))
 		})
 	}
 }
@@ -162,17 +163,17 @@ func TestAForeignProgramInFrontThatEndsTheWalk(t *testing.T) {
 	dir, progs := mountBPF(t), classifiers(t)
 	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	front, behind := classifier(t, 0), classifier(t, tcxNext)
 	for p, anchor := range map[*ebpf.Program]link.Anchor{front: link.Head(), behind: link.Tail()} {
 		l, err := link.AttachTCX(link.TCXOptions{Interface: eth0, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: anchor})
-		must(t, err)
+		must.Do(t, err)
 		t.Cleanup(func() { l.Close() })
 	}
 	for range 2 { // a resync, and a restart
-		must(t, a.Sync(context.Background()))
-		must(t, samePrograms(t, eth0, ingress, front, progs.FromNetwork, behind))
-		must(t, a.Close())
+		must.Do(t, a.Sync(context.Background()))
+		must.Do(t, samePrograms(t, eth0, ingress, front, progs.FromNetwork, behind))
+		must.Do(t, a.Close())
 		a = newAttacher(t, Config{PinDir: dir, Programs: progs})
 	}
 }

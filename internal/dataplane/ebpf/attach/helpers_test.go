@@ -19,6 +19,7 @@ import (
 
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/must"
 )
 
 // enterNetns moves the test into a new network namespace until it ends.
@@ -26,8 +27,8 @@ func enterNetns(t *testing.T) {
 	t.Helper()
 	netnstest.Enter(t)
 	lo, err := netlink.LinkByName("lo")
-	must(t, err)
-	must(t, netlink.LinkSetUp(lo))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetUp(lo))
 }
 
 // pod is a namespace at the other end of a veth.
@@ -40,22 +41,22 @@ type pod struct {
 func newPod(t *testing.T, host string) *pod {
 	t.Helper()
 	home, err := netns.Get()
-	must(t, err)
+	must.Do(t, err)
 	defer home.Close()
 	ns, err := netns.New()
-	must(t, err)
-	must(t, netns.Set(home))
-	must(t, netlink.LinkAdd(&netlink.Veth{
+	must.Do(t, err)
+	must.Do(t, netns.Set(home))
+	must.Do(t, netlink.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: host}, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns),
 	}))
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	must(t, err)
+	must.Do(t, err)
 	p := &pod{ns: ns, h: h}
 	t.Cleanup(p.delete)
 	setUp(t, host)
 	eth0, err := h.LinkByName("eth0")
-	must(t, err)
-	must(t, h.LinkSetUp(eth0))
+	must.Do(t, err)
+	must.Do(t, h.LinkSetUp(eth0))
 	return p
 }
 
@@ -70,35 +71,35 @@ func (p *pod) delete() {
 func (p *pod) addAddr(t *testing.T, cidr string) {
 	t.Helper()
 	eth0, err := p.h.LinkByName("eth0")
-	must(t, err)
-	must(t, p.h.AddrAdd(eth0, parseCIDR(t, cidr)))
+	must.Do(t, err)
+	must.Do(t, p.h.AddrAdd(eth0, parseCIDR(t, cidr)))
 }
 
 func (p *pod) delAddr(t *testing.T, cidr string) {
 	t.Helper()
 	eth0, err := p.h.LinkByName("eth0")
-	must(t, err)
-	must(t, p.h.AddrDel(eth0, parseCIDR(t, cidr)))
+	must.Do(t, err)
+	must.Do(t, p.h.AddrDel(eth0, parseCIDR(t, cidr)))
 }
 
 func (p *pod) mac(t *testing.T) net.HardwareAddr {
 	t.Helper()
 	eth0, err := p.h.LinkByName("eth0")
-	must(t, err)
+	must.Do(t, err)
 	return eth0.Attrs().HardwareAddr
 }
 
 func parseCIDR(t *testing.T, cidr string) *netlink.Addr {
 	t.Helper()
 	a, err := netlink.ParseAddr(cidr)
-	must(t, err)
+	must.Do(t, err)
 	a.Flags = unix.IFA_F_NODAD
 	return a
 }
 
 func addLink(t *testing.T, l netlink.Link) int {
 	t.Helper()
-	must(t, netlink.LinkAdd(l))
+	must.Do(t, netlink.LinkAdd(l))
 	return setUp(t, l.Attrs().Name)
 }
 
@@ -114,56 +115,56 @@ func addDummyNIC(t *testing.T, name, cidr string) int {
 func addAddr(t *testing.T, name, cidr string) {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	must(t, err)
-	must(t, netlink.AddrAdd(l, parseCIDR(t, cidr)))
+	must.Do(t, err)
+	must.Do(t, netlink.AddrAdd(l, parseCIDR(t, cidr)))
 }
 
 // addRoute makes the node route a prefix by a device.
 func addRoute(t *testing.T, cidr, name string) {
 	t.Helper()
-	must(t, netlink.RouteReplace(route(t, cidr, name)))
+	must.Do(t, netlink.RouteReplace(route(t, cidr, name)))
 }
 
 func delRoute(t *testing.T, cidr, name string) {
 	t.Helper()
-	must(t, netlink.RouteDel(route(t, cidr, name)))
+	must.Do(t, netlink.RouteDel(route(t, cidr, name)))
 }
 
 func route(t *testing.T, cidr, name string) *netlink.Route {
 	t.Helper()
 	_, dst, err := net.ParseCIDR(cidr)
-	must(t, err)
+	must.Do(t, err)
 	return &netlink.Route{LinkIndex: ifindex(t, name), Scope: netlink.SCOPE_LINK, Dst: dst}
 }
 
 func setUp(t *testing.T, name string) int {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	must(t, err)
-	must(t, netlink.LinkSetUp(l))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetUp(l))
 	return l.Attrs().Index
 }
 
 func setMaster(t *testing.T, name, master string) {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	must(t, err)
+	must.Do(t, err)
 	m, err := netlink.LinkByName(master)
-	must(t, err)
-	must(t, netlink.LinkSetMaster(l, m))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetMaster(l, m))
 }
 
 func delLink(t *testing.T, name string) {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	must(t, err)
-	must(t, netlink.LinkDel(l))
+	must.Do(t, err)
+	must.Do(t, netlink.LinkDel(l))
 }
 
 func ifindex(t *testing.T, name string) int {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	must(t, err)
+	must.Do(t, err)
 	return l.Attrs().Index
 }
 
@@ -171,8 +172,8 @@ func ifindex(t *testing.T, name string) int {
 func mountBPF(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, unix.Mount("bpf", dir, "bpf", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	must.Do(t, unix.Mount("bpf", dir, "bpf", 0, ""))
+	t.Cleanup(func() { must.Do(t, unix.Unmount(dir, 0)) })
 	return dir
 }
 
@@ -189,7 +190,7 @@ func classifier(t *testing.T, verdict int32) *ebpf.Program {
 func newProgram(t *testing.T, spec *ebpf.ProgramSpec) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(spec)
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -205,7 +206,7 @@ func classifiers(t *testing.T) Programs {
 func newAttacher(t *testing.T, cfg Config) *Attacher {
 	t.Helper()
 	a, err := New(cfg)
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { a.Close() })
 	return a
 }
@@ -221,7 +222,7 @@ func run(t *testing.T, a *Attacher) (stop func()) {
 		if !stopped {
 			stopped = true
 			cancel()
-			must(t, <-done)
+			must.Do(t, <-done)
 		}
 	}
 	t.Cleanup(stop)
@@ -240,7 +241,7 @@ func attached(t *testing.T, index int, dir direction) []attachment {
 		return filtered(t, index, dir)
 	}
 	res, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: dir.tcx()})
-	must(t, err)
+	must.Do(t, err)
 	var as []attachment
 	for i := range res.Programs {
 		id, _ := res.Programs[i].LinkID()
@@ -253,7 +254,7 @@ func filtered(t *testing.T, index int, dir direction) []attachment {
 	t.Helper()
 	l := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	filters, err := netlink.FilterList(l, clsactParent(dir))
-	must(t, err)
+	must.Do(t, err)
 	var as []attachment
 	for _, f := range filters {
 		as = append(as, attachment{prog: ebpf.ProgramID(f.(*netlink.BpfFilter).Id)})
@@ -272,7 +273,7 @@ func needsTCX(t *testing.T) {
 func programID(t *testing.T, p *ebpf.Program) ebpf.ProgramID {
 	t.Helper()
 	info, err := p.Info()
-	must(t, err)
+	must.Do(t, err)
 	id, _ := info.ID()
 	return id
 }
@@ -314,13 +315,6 @@ func pins(t *testing.T, dir string) []string {
 		names = append(names, e.Name())
 	}
 	return names
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // listener keeps what a receiver of pod changes would have.
@@ -64,14 +65,14 @@ func TestPods(t *testing.T) {
 
 	var l listener
 	a := newAttacher(t, Config{PinDir: dir, OnPods: l.told})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	bridge, err := netlink.LinkByName("cni0")
-	must(t, err)
+	must.Do(t, err)
 	cali, err := netlink.LinkByName("cali1")
-	must(t, err)
+	must.Do(t, err)
 	one := Pod{ifindex(t, "veth1"), bridged.mac(t), bridge.Attrs().HardwareAddr}
 	two := Pod{cali.Attrs().Index, routed.mac(t), cali.Attrs().HardwareAddr}
-	must(t, l.want(map[string]Pod{"10.244.1.2": one, "2001:db8:1::2": one, "10.244.2.2": two}))
+	must.Do(t, l.want(map[string]Pod{"10.244.1.2": one, "2001:db8:1::2": one, "10.244.2.2": two}))
 
 	run(t, a)
 	// An address added later, one removed, a MAC changed.
@@ -81,9 +82,9 @@ func TestPods(t *testing.T) {
 		return l.want(map[string]Pod{"10.244.1.2": one, "10.244.2.2": two, "10.244.2.3": two})
 	})
 	eth0, err := routed.h.LinkByName("eth0")
-	must(t, err)
+	must.Do(t, err)
 	two.PodMAC = []byte{2, 0, 0, 0, 0, 9}
-	must(t, routed.h.LinkSetHardwareAddr(eth0, two.PodMAC))
+	must.Do(t, routed.h.LinkSetHardwareAddr(eth0, two.PodMAC))
 	await.NoError(t, func() error {
 		return l.want(map[string]Pod{"10.244.1.2": one, "10.244.2.2": two, "10.244.2.3": two})
 	})
@@ -103,7 +104,7 @@ func TestPods(t *testing.T) {
 	// The gateway's MAC changes.
 	three.HostMAC = []byte{2, 0, 0, 0, 0, 7}
 	one.HostMAC = three.HostMAC
-	must(t, netlink.LinkSetHardwareAddr(bridge, three.HostMAC))
+	must.Do(t, netlink.LinkSetHardwareAddr(bridge, three.HostMAC))
 	await.NoError(t, func() error { return l.want(map[string]Pod{"10.244.1.2": one, "10.244.1.3": three}) })
 	if l.full != 1 {
 		t.Errorf("%d full sets told, want 1", l.full)
@@ -120,15 +121,15 @@ func TestPodAddressMovesToNewerInterface(t *testing.T) {
 	addRoute(t, "10.244.1.2/32", "cali2")
 	var l listener
 	a := newAttacher(t, Config{PinDir: dir, OnPods: l.told})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	host, err := netlink.LinkByName("cali2")
-	must(t, err)
+	must.Do(t, err)
 	want := map[string]Pod{"10.244.1.2": {host.Attrs().Index, young.mac(t), host.Attrs().HardwareAddr}}
-	must(t, l.want(want))
+	must.Do(t, l.want(want))
 	run(t, a)
 	delLink(t, "cali1")
 	await.NoError(t, func() error { return statusGone(a, "cali1") })
-	must(t, l.want(want))
+	must.Do(t, l.want(want))
 }
 
 // Addresses that no interface holds are found by what the neighbors say.
@@ -143,22 +144,22 @@ func TestPodsByNeighbours(t *testing.T) {
 	addRoute(t, "10.244.2.2/32", "cali1")
 	var l listener
 	a := newAttacher(t, Config{PinDir: dir, OnPods: l.told})
-	must(t, a.Sync(context.Background()))
-	must(t, l.want(nil))
+	must.Do(t, a.Sync(context.Background()))
+	must.Do(t, l.want(nil))
 	run(t, a)
 
 	mac := []byte{2, 0, 0, 0, 0, 0x42}
-	must(t, netlink.NeighAdd(&netlink.Neigh{
+	must.Do(t, netlink.NeighAdd(&netlink.Neigh{
 		LinkIndex: ifindex(t, "cali1"), IP: addr("10.244.2.2").AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT,
 	}))
-	must(t, netlink.NeighAdd(&netlink.Neigh{
+	must.Do(t, netlink.NeighAdd(&netlink.Neigh{
 		LinkIndex: ifindex(t, "veth1"), Family: 7, HardwareAddr: mac, State: netlink.NUD_NOARP, Flags: netlink.NTF_MASTER,
 	}))
-	must(t, netlink.NeighAdd(&netlink.Neigh{
+	must.Do(t, netlink.NeighAdd(&netlink.Neigh{
 		LinkIndex: ifindex(t, "cni0"), IP: addr("10.244.1.2").AsSlice(), HardwareAddr: mac, State: netlink.NUD_REACHABLE,
 	}))
 	cali, err := netlink.LinkByName("cali1")
-	must(t, err)
+	must.Do(t, err)
 	want := map[string]Pod{
 		"10.244.2.2": {cali.Attrs().Index, mac, cali.Attrs().HardwareAddr},
 		"10.244.1.2": {ifindex(t, "veth1"), mac, []byte{2, 0, 0, 0, 0, 1}},

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // mtuListener has what OnRouteMTUs was last called with.
@@ -58,7 +59,7 @@ func newMTUNode(t *testing.T, limit int) (told *mtuListener, eth0, eth1 int) {
 	addAddr(t, "eth0", "2001:db8::1/64")
 	told = &mtuListener{}
 	a := newAttacher(t, Config{PinDir: mountBPF(t), OnRouteMTUs: told.told, MaxRouteMTUs: limit})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	run(t, a)
 	return told, eth0, eth1
 }
@@ -69,7 +70,7 @@ func TestRouteMTUs(t *testing.T) {
 	told.want(t, want, 0)
 	replace := func(dst, dev string, change func(*netlink.Route)) {
 		t.Helper()
-		must(t, netlink.RouteReplace(changed(t, dst, dev, change)))
+		must.Do(t, netlink.RouteReplace(changed(t, dst, dev, change)))
 	}
 
 	replace("10.1.0.0/16", "eth0", withMTU(1300))
@@ -92,12 +93,12 @@ func TestRouteMTUs(t *testing.T) {
 	told.want(t, want, 0)
 
 	// A route that the kernel does not use for its worse priority.
-	must(t, netlink.RouteAdd(changed(t, "10.1.2.0/24", "eth0", func(r *netlink.Route) { r.MTU, r.Priority = 1111, 50 })))
+	must.Do(t, netlink.RouteAdd(changed(t, "10.1.2.0/24", "eth0", func(r *netlink.Route) { r.MTU, r.Priority = 1111, 50 })))
 	replace("10.3.0.0/24", "eth0", withMTU(1250))
-	must(t, netlink.RouteAdd(changed(t, "10.3.0.0/24", "eth0", func(r *netlink.Route) { r.Priority = 50 })))
+	must.Do(t, netlink.RouteAdd(changed(t, "10.3.0.0/24", "eth0", func(r *netlink.Route) { r.Priority = 50 })))
 	want[mtuKey("10.3.0.0/24", eth0)] = 1250
 	told.want(t, want, 0)
-	must(t, netlink.RouteDel(changed(t, "10.3.0.0/24", "eth0", withMTU(1250))))
+	must.Do(t, netlink.RouteDel(changed(t, "10.3.0.0/24", "eth0", withMTU(1250))))
 	delete(want, mtuKey("10.3.0.0/24", eth0))
 	told.want(t, want, 0)
 
@@ -115,7 +116,7 @@ func TestRouteMTUsOfOthers(t *testing.T) {
 	told, eth0, eth1 := newMTUNode(t, 100)
 	add := func(dst string, change func(*netlink.Route)) {
 		t.Helper()
-		must(t, netlink.RouteAdd(changed(t, dst, "eth0", change)))
+		must.Do(t, netlink.RouteAdd(changed(t, dst, "eth0", change)))
 	}
 	add("10.1.0.0/16", func(r *netlink.Route) { r.MTU, r.Table = 1300, 77 })
 	add("10.2.0.0/16", func(r *netlink.Route) { r.MTU, r.Tos = 1300, 0x10 })
@@ -130,16 +131,16 @@ func TestTooManyRouteMTUs(t *testing.T) {
 	told, eth0, _ := newMTUNode(t, 3)
 	want := map[RouteKey]uint32{}
 	for _, dst := range []string{"10.0.1.0/24", "10.0.2.0/24"} {
-		must(t, netlink.RouteAdd(route(t, dst, "eth0")))
+		must.Do(t, netlink.RouteAdd(route(t, dst, "eth0")))
 	}
-	must(t, netlink.RouteAdd(changed(t, "10.0.0.0/16", "eth0", withMTU(1300))))
+	must.Do(t, netlink.RouteAdd(changed(t, "10.0.0.0/16", "eth0", withMTU(1300))))
 	want[mtuKey("10.0.0.0/16", eth0)], want[mtuKey("10.0.1.0/24", eth0)], want[mtuKey("10.0.2.0/24", eth0)] = 1300, 0, 0
 	told.want(t, want, 0)
-	must(t, netlink.RouteAdd(changed(t, "10.0.3.0/24", "eth0", withMTU(1310))))
+	must.Do(t, netlink.RouteAdd(changed(t, "10.0.3.0/24", "eth0", withMTU(1310))))
 	want[mtuKey("10.0.3.0/24", eth0)] = 1310
 	delete(want, mtuKey("10.0.2.0/24", eth0))
 	told.want(t, want, 1)
-	must(t, netlink.RouteDel(changed(t, "10.0.3.0/24", "eth0", withMTU(1310))))
+	must.Do(t, netlink.RouteDel(changed(t, "10.0.3.0/24", "eth0", withMTU(1310))))
 	delete(want, mtuKey("10.0.3.0/24", eth0))
 	want[mtuKey("10.0.2.0/24", eth0)] = 0
 	told.want(t, want, 0)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"spillway.dev/spillway/test/must"
 )
 
 // tailCallArray returns an array with a program, which both end with their file descriptors.
@@ -15,8 +17,8 @@ func tailCallArray(t *testing.T) *ebpf.Map {
 	p := classifier(t, tcxNext)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1,
 		Contents: []ebpf.MapKV{{Key: uint32(0), Value: p}}})
-	must(t, err)
-	must(t, p.Close())
+	must.Do(t, err)
+	must.Do(t, p.Close())
 	t.Cleanup(func() { m.Close() })
 	return m
 }
@@ -31,7 +33,7 @@ func calledFrom(t *testing.T, dir string) []string {
 	var kept []string
 	for _, e := range entries {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(tailCallsDir(dir), e.Name()), nil)
-		must(t, err)
+		must.Do(t, err)
 		var id ebpf.ProgramID
 		if err := m.Lookup(uint32(0), &id); err == nil && id != 0 {
 			kept = append(kept, e.Name())
@@ -54,28 +56,28 @@ func TestTailCallsOutliveTheAgent(t *testing.T) {
 			return newAttacher(t, Config{PinDir: dir, Programs: progs, ForceClsact: clsact})
 		}
 		end := func(a *Attacher) {
-			must(t, a.Close())
-			must(t, a.cfg.Programs.TailCalls.Close())
+			must.Do(t, a.Close())
+			must.Do(t, a.cfg.Programs.TailCalls.Close())
 		}
 		first := agent()
-		must(t, first.Sync(context.Background()))
+		must.Do(t, first.Sync(context.Background()))
 		end(first)
 		if kept := calledFrom(t, dir); len(kept) != 1 {
 			t.Fatalf("arrays %v after the agent's end, want one", kept)
 		}
 
 		second := agent()
-		must(t, second.calls.pin())
-		must(t, second.hooks.load())
+		must.Do(t, second.calls.pin())
+		must.Do(t, second.hooks.load())
 		if second.haveOwnPrograms() {
 			t.Error("hooks with programs of the earlier run count as the own")
 		}
-		must(t, second.Sync(context.Background()))
+		must.Do(t, second.Sync(context.Background()))
 		if kept := calledFrom(t, dir); len(kept) != 1 || kept[0] != second.calls.name {
 			t.Errorf("arrays %v, want that of the running agent, %s", kept, second.calls.name)
 		}
-		must(t, os.Remove(filepath.Join(tailCallsDir(dir), second.calls.name)))
-		must(t, second.Sync(context.Background()))
+		must.Do(t, os.Remove(filepath.Join(tailCallsDir(dir), second.calls.name)))
+		must.Do(t, second.Sync(context.Background()))
 		end(second)
 		if kept := calledFrom(t, dir); len(kept) != 1 {
 			t.Errorf("arrays %v after the pin was removed and everything was checked, want one", kept)
@@ -83,11 +85,11 @@ func TestTailCallsOutliveTheAgent(t *testing.T) {
 
 		// Programs of a release that calls no others.
 		before := newAttacher(t, Config{PinDir: dir, Programs: classifiers(t), ForceClsact: clsact})
-		must(t, before.Sync(context.Background()))
+		must.Do(t, before.Sync(context.Background()))
 		if kept := calledFrom(t, dir); len(kept) != 0 {
 			t.Errorf("arrays %v are left for programs that call none", kept)
 		}
-		must(t, before.Detach())
+		must.Do(t, before.Detach())
 		if _, err := os.Stat(tailCallsDir(dir)); !os.IsNotExist(err) {
 			t.Errorf("directory of arrays: %v, want none", err)
 		}

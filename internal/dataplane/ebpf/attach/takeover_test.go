@@ -9,6 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"spillway.dev/spillway/test/must"
 )
 
 // TestALinkThatCannotBeOpenedKeepsItsPin: without a free file descriptor the agent cannot
@@ -17,12 +19,12 @@ func TestALinkThatCannotBeOpenedKeepsItsPin(t *testing.T) {
 	needsTCX(t)
 	enterNetns(t)
 	hooks := &tcxHooks{dir: filepath.Join(mountBPF(t), "links"), links: map[hook]*tcxLink{}}
-	must(t, os.MkdirAll(hooks.dir, 0o700))
+	must.Do(t, os.MkdirAll(hooks.dir, 0o700))
 	l, err := link.AttachTCX(link.TCXOptions{Interface: loopbackIndex, Program: classifier(t, -1), Attach: ebpf.AttachTCXIngress})
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { l.Close() })
 	pin := filepath.Join(hooks.dir, "1_ingress")
-	must(t, l.Pin(pin))
+	must.Do(t, l.Pin(pin))
 
 	free := fillDescriptors(t)
 	ok, err := hooks.takeOver(hook{loopbackIndex, ingress}, pin)
@@ -40,8 +42,8 @@ func TestALinkThatCannotBeOpenedKeepsItsPin(t *testing.T) {
 func fillDescriptors(t *testing.T) (free func()) {
 	t.Helper()
 	var was unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: was.Max}))
+	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: was.Max}))
 	var open []int
 	for {
 		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -54,6 +56,6 @@ func fillDescriptors(t *testing.T) (free func()) {
 		for _, fd := range open {
 			_ = unix.Close(fd)
 		}
-		must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+		must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // xdpPasses is a program that passes all frames.
@@ -25,7 +26,7 @@ func xdpPasses(t *testing.T) *ebpf.Program {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.LoadImm(asm.R0, 2, asm.DWord), asm.Return()},
 	})
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -34,14 +35,14 @@ func xdpPasses(t *testing.T) *ebpf.Program {
 func wantXDP(t *testing.T, name string, want *ebpf.Program) {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
-	must(t, err)
+	must.Do(t, err)
 	var have, id ebpf.ProgramID
 	if x := l.Attrs().Xdp; x != nil {
 		have = ebpf.ProgramID(x.ProgId)
 	}
 	if want != nil {
 		info, err := want.Info()
-		must(t, err)
+		must.Do(t, err)
 		id, _ = info.ID()
 	}
 	if have != id {
@@ -78,20 +79,20 @@ func TestXDPFollowsInterfacesAndRestarts(t *testing.T) {
 
 	var r xdpReports
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(first, XDPGeneric)})
-	must(t, a.Sync(context.Background()))
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	wantXDP(t, "eth0", first)
 	wantXDP(t, "cali1", nil)
 	l, err := netlink.LinkByName("eth0")
-	must(t, err)
+	must.Do(t, err)
 	if d := r.devices[eth0]; len(r.devices) != 1 || r.calls != 1 || d.MAC != macOf(l.Attrs().HardwareAddr) || !d.Redirects {
 		t.Errorf("after %d calls: devices %+v, want eth0 with its address", r.calls, r.devices)
 	}
 	if r.decision["eth0"] != XDPGeneric {
 		t.Errorf("decisions %v", r.decision)
 	}
-	must(t, netlink.LinkSetHardwareAddr(l, []byte{2, 1, 2, 3, 4, 5}))
-	must(t, a.Sync(context.Background()))
+	must.Do(t, netlink.LinkSetHardwareAddr(l, []byte{2, 1, 2, 3, 4, 5}))
+	must.Do(t, a.Sync(context.Background()))
 	if r.devices[eth0].MAC != [6]byte{2, 1, 2, 3, 4, 5} {
 		t.Errorf("the address has changed: %+v", r.devices)
 	}
@@ -99,22 +100,22 @@ func TestXDPFollowsInterfacesAndRestarts(t *testing.T) {
 	wantXDP(t, "eth0", first) // it goes on without the agent
 
 	b := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(second, XDPGeneric)})
-	must(t, b.Sync(context.Background()))
+	must.Do(t, b.Sync(context.Background()))
 	wantXDP(t, "eth0", second)
-	must(t, netlink.LinkDel(l))
-	must(t, b.Sync(context.Background()))
+	must.Do(t, netlink.LinkDel(l))
+	must.Do(t, b.Sync(context.Background()))
 	if len(r.devices) > 0 {
 		t.Errorf("the device is gone: %+v", r.devices)
 	}
 	addDummyNIC(t, "eth1", "192.0.2.2/24")
-	must(t, b.Sync(context.Background()))
+	must.Do(t, b.Sync(context.Background()))
 	wantXDP(t, "eth1", second)
 	b.Close()
 
 	without := newAttacher(t, Config{PinDir: dir, Programs: progs})
-	must(t, without.Sync(context.Background()))
+	must.Do(t, without.Sync(context.Background()))
 	wantXDP(t, "eth1", nil)
-	must(t, UnpinXDP(dir))
+	must.Do(t, UnpinXDP(dir))
 }
 
 // An agent that was killed while it pinned a link leaves one that the next agent replaces.
@@ -123,15 +124,15 @@ func TestXDPAfterACrash(t *testing.T) {
 	dir, progs := mountBPF(t), classifiers(t)
 	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
 	l, err := link.AttachXDP(link.XDPOptions{Program: xdpPasses(t), Interface: eth0, Flags: link.XDPGenericMode})
-	must(t, err)
-	must(t, os.MkdirAll(xdpDir(dir), 0o700))
-	must(t, l.Pin(filepath.Join(xdpDir(dir), strconv.Itoa(eth0)+newNameSuffix)))
-	must(t, l.Close())
+	must.Do(t, err)
+	must.Do(t, os.MkdirAll(xdpDir(dir), 0o700))
+	must.Do(t, l.Pin(filepath.Join(xdpDir(dir), strconv.Itoa(eth0)+newNameSuffix)))
+	must.Do(t, l.Close())
 	next := xdpPasses(t)
 	var r xdpReports
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(next, XDPGeneric)})
 	await.NoError(t, func() error { // the kernel detaches a link without a pin on its own time
-		must(t, a.Sync(context.Background()))
+		must.Do(t, a.Sync(context.Background()))
 		if len(r.devices) == 0 {
 			return errors.New(r.decision["eth0"])
 		}
@@ -147,9 +148,9 @@ func TestUnpinDetachesXDP(t *testing.T) {
 	addDummyNIC(t, "eth0", "192.0.2.1/24")
 	var r xdpReports
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(xdpPasses(t), XDPGeneric)})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	a.Close()
-	must(t, Unpin(dir))
+	must.Do(t, Unpin(dir))
 	wantXDP(t, "eth0", nil)
 }
 
@@ -160,7 +161,7 @@ func TestXDPIsRefused(t *testing.T) {
 	addDummyNIC(t, "eth0", "192.0.2.1/24")
 	var r xdpReports
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(xdpPasses(t), XDPNative)})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	wantXDP(t, "eth0", nil)
 	if !strings.Contains(r.decision["eth0"], "checksum") || len(r.devices) > 0 {
 		t.Errorf("decision %v, devices %v", r.decision, r.devices)
@@ -180,10 +181,10 @@ func TestXDPIsRefused(t *testing.T) {
 func linkOf(t *testing.T, dir string, ifindex int) link.ID {
 	t.Helper()
 	l, err := link.LoadPinnedLink(filepath.Join(xdpDir(dir), strconv.Itoa(ifindex)), nil)
-	must(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	info, err := l.Info()
-	must(t, err)
+	must.Do(t, err)
 	return info.ID
 }
 
@@ -198,9 +199,9 @@ func TestXDPAndARaisedMTU(t *testing.T) {
 		a.xdp.recheck = recheck
 		set := func(mtu int) link.ID {
 			l, err := netlink.LinkByName("eth0")
-			must(t, err)
-			must(t, netlink.LinkSetMTU(l, mtu))
-			must(t, a.Sync(context.Background()))
+			must.Do(t, err)
+			must.Do(t, netlink.LinkSetMTU(l, mtu))
+			must.Do(t, a.Sync(context.Background()))
 			return linkOf(t, dir, eth0)
 		}
 		first := set(1500)
@@ -216,7 +217,7 @@ func TestXDPAndARaisedMTU(t *testing.T) {
 		if len(r.devices) != 1 {
 			t.Errorf("recheck %v: devices %v", recheck, r.devices)
 		}
-		must(t, a.xdp.drop(eth0))
+		must.Do(t, a.xdp.drop(eth0))
 	}
 }
 
@@ -228,19 +229,19 @@ func TestXDPOfAnotherMode(t *testing.T) {
 	p := xdpPasses(t)
 	for _, mode := range []string{XDPGeneric, XDPNative, XDPGeneric} {
 		x, err := openXDP(dir, XDP{Program: p, Mode: mode})
-		must(t, err)
+		must.Do(t, err)
 		for range 2 {
 			links, err := netlink.LinkList()
-			must(t, err)
+			must.Do(t, err)
 			devices := listDevices(links, nil, routes{})
 			for i := range devices {
 				if devices[i].index == eth0 {
-					must(t, x.ensure(&devices[i])) // a veth can
+					must.Do(t, x.ensure(&devices[i])) // a veth can
 				}
 			}
 		}
 		l, err := netlink.LinkByName("eth0")
-		must(t, err)
+		must.Do(t, err)
 		want := uint32(nl.XDP_ATTACHED_DRV)
 		if mode == XDPGeneric {
 			want = nl.XDP_ATTACHED_SKB
@@ -258,7 +259,7 @@ func TestXDPRefusalIsExplained(t *testing.T) {
 	dir := mountBPF(t)
 	index := addLink(t, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}})
 	x, err := openXDP(dir, XDP{Program: xdpPasses(t), Mode: XDPNative})
-	must(t, err)
+	must.Do(t, err)
 	err = x.ensure(&device{index: index, kind: "device"})
 	if !errors.Is(err, unix.EOPNOTSUPP) || !strings.Contains(err.Error(), "native mode") {
 		t.Errorf("a device whose driver has no XDP: %v", err)
@@ -274,7 +275,7 @@ func TestXDPKnowsDevicesUpToAnIndex(t *testing.T) {
 	cfg := r.config(xdpPasses(t), XDPGeneric)
 	cfg.Devices = eth0
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: cfg})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	wantXDP(t, "eth0", nil)
 	if !strings.Contains(r.decision["eth0"], "index") {
 		t.Errorf("decision %v", r.decision)
@@ -288,11 +289,11 @@ func TestXDPLeavesOtherProgramsAlone(t *testing.T) {
 	eth0 := addDummyNIC(t, "eth0", "192.0.2.1/24")
 	foreign := xdpPasses(t)
 	l, err := link.AttachXDP(link.XDPOptions{Program: foreign, Interface: eth0, Flags: link.XDPGenericMode})
-	must(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	var r xdpReports
 	a := newAttacher(t, Config{PinDir: dir, Programs: progs, XDP: r.config(xdpPasses(t), XDPGeneric)})
-	must(t, a.Sync(context.Background()))
+	must.Do(t, a.Sync(context.Background()))
 	wantXDP(t, "eth0", foreign)
 	if !strings.Contains(r.decision["eth0"], "another XDP program") {
 		t.Errorf("decision %v", r.decision)
@@ -307,7 +308,7 @@ func TestXDPFeatures(t *testing.T) {
 	if errors.Is(err, unix.ENOENT) {
 		t.Skip("before Linux 6.3: ", err)
 	}
-	must(t, err)
+	must.Do(t, err)
 	if features&1 == 0 {
 		t.Errorf("a veth runs XDP programs, features are %#x", features)
 	}

@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 // network says what arrives at an endpoint's node.
@@ -27,10 +28,10 @@ var noRoute = dsrprobe.Result{MTU: -1}
 func newTestCarriers(t *testing.T, n network) *Carriers {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 20, ValueSize: 4, MaxEntries: objects.MaxDSRPaths, Flags: 1})
-	ok(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { m.Close() })
 	c, err := New(m, &objects.Config{DSRKeys: probeKeys, DSRPort: objects.DefaultDSRPort, Log: slog.New(slog.DiscardHandler)})
-	ok(t, err)
+	must.Do(t, err)
 	c.probe = func(_ context.Context, a netip.Addr) (dsrprobe.Result, error) {
 		if n[a] == noRoute {
 			return dsrprobe.Result{}, errors.New("no route")
@@ -113,7 +114,7 @@ func TestCarriersOutliveTheAgent(t *testing.T) {
 	clock.round(t, c, 0, a, b)
 	again, err := New(c.m.(*ebpf.Map), &objects.Config{DSRKeys: probeKeys, DSRPort: objects.DefaultDSRPort,
 		Log: slog.New(slog.DiscardHandler)})
-	ok(t, err)
+	must.Do(t, err)
 	again.probe = c.probe
 	n[a] = noRoute // the first probe of the new agent fails
 	clock.round(t, again, 0, a, b)
@@ -126,7 +127,7 @@ func TestCarriersOutliveTheAgent(t *testing.T) {
 		t.Errorf("the Service has %+v", got)
 	}
 	var v objects.TCDsrEncapsulation
-	ok(t, again.m.(*ebpf.Map).Lookup(objects.AddrKey(a), &v))
+	must.Do(t, again.m.(*ebpf.Map).Lookup(objects.AddrKey(a), &v))
 	clock.round(t, again, time.Second, b)
 	if err := again.m.(*ebpf.Map).Lookup(objects.AddrKey(a), &v); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("%s is gone, and its entry is not: %v", a, err)
@@ -139,7 +140,7 @@ func TestCarriersWithoutPort(t *testing.T) {
 	c, clock := newTestCarriers(t, network{a: {MTU: 1400}}), &carrierClock{time.Now()}
 	clock.round(t, c, 0, a)
 	none, err := New(c.m.(*ebpf.Map), &objects.Config{DSRKeys: probeKeys})
-	ok(t, err)
+	must.Do(t, err)
 	var v objects.TCDsrEncapsulation
 	if err := c.m.(*ebpf.Map).Lookup(objects.AddrKey(a), &v); none != nil || !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("%v, and the entry: %v", none, err)

@@ -9,6 +9,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 // newTable returns a Table with all maps and no program. Of no Service anything is known.
@@ -16,13 +17,6 @@ func newTable(t *testing.T, cfg objects.Config) *Table {
 	t.Helper()
 	c, o := objectstest.Objects(t, cfg)
 	return New(c, o, nil)
-}
-
-func noError(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
 }
 
 func TestSweep(t *testing.T) {
@@ -47,7 +41,7 @@ func TestSweep(t *testing.T) {
 			n++
 			keys, flows := objectstest.Flow(n, l.proto, l.state, now-age) // the last is ahead of our clock
 			for i := range keys {
-				noError(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
+				must.Do(t, b.m(objects.TCMapFlows).Put(keys[i], flows[i]))
 				name := fmt.Sprintf("%s, state %d, %d s old, direction %d", l.proto, l.state, int32(age), i)
 				if age == l.seconds+objects.SweepMargin+1 || age == l.seconds*50 {
 					sweep[keys[i]] = name
@@ -58,7 +52,7 @@ func TestSweep(t *testing.T) {
 		}
 	}
 	for range 2 {
-		noError(t, b.Sweep(t.Context()))
+		must.Do(t, b.Sweep(t.Context()))
 		left := objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, b.m(objects.TCMapFlows))
 		for key, name := range keep {
 			if _, ok := left[key]; !ok {
@@ -86,27 +80,27 @@ func TestSweepKeepsWhatIsRevived(t *testing.T) {
 	_, dead := objectstest.Flow(1, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, now-10_000)
 
 	// Between the sweeper's look and its delete.
-	noError(t, flows.Put(keys[0], alive[0]))
-	noError(t, b.deleteDead(keys[0], now, nil))
+	must.Do(t, flows.Put(keys[0], alive[0]))
+	must.Do(t, b.deleteDead(keys[0], now, nil))
 	var f objects.TCFlow
 	if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
 		t.Fatalf("the revived entry is %+v, %v", f, err)
 	}
 	// Another agent was faster.
-	noError(t, flows.Delete(keys[0]))
-	noError(t, b.deleteDead(keys[0], now, nil))
+	must.Do(t, flows.Delete(keys[0]))
+	must.Do(t, b.deleteDead(keys[0], now, nil))
 	if n := b.counts.swept.Load(); n != 0 {
 		t.Errorf("%d swept", n)
 	}
 
 	// At any moment: both at once, again and again.
 	for i := range 10_000 {
-		noError(t, flows.Put(keys[0], dead[0]))
+		must.Do(t, flows.Put(keys[0], dead[0]))
 		revived := make(chan error, 1)
 		go func() { revived <- flows.Put(keys[0], alive[0]) }()
 		err := b.sweepOne(keys[0], now, nil)
-		noError(t, <-revived)
-		noError(t, err)
+		must.Do(t, <-revived)
+		must.Do(t, err)
 		if err := flows.Lookup(keys[0], &f); err != nil || f != alive[0] {
 			t.Fatalf("round %d: the revived entry is %+v, %v", i, f, err)
 		}
@@ -128,19 +122,19 @@ func TestSweepLargeTable(t *testing.T) {
 		keys, values = append(keys, k[:]...), append(values, v[:]...)
 	}
 	_, err := b.m(objects.TCMapFlows).BatchUpdate(keys, values, nil)
-	noError(t, err)
+	must.Do(t, err)
 
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
 	if err := b.Sweep(stopped); !errors.Is(err, context.Canceled) || b.counts.swept.Load() != 0 {
 		t.Errorf("a sweep that is stopped: error %v, %d swept", err, b.counts.swept.Load())
 	}
-	noError(t, b.Sweep(t.Context()))
+	must.Do(t, b.Sweep(t.Context()))
 	if tcp, swept := b.counts.tcp.Load(), b.counts.swept.Load(); tcp != flowsMade*2/3 || swept != flowsMade/3 {
 		t.Errorf("%d flows and %d swept, want %d and %d", tcp, swept, flowsMade*2/3, flowsMade/3)
 	}
 	left := 0
-	noError(t, objects.Each(b.m(objects.TCMapFlows), func(objects.TCTuple, objects.TCFlow) { left++ }))
+	must.Do(t, objects.Each(b.m(objects.TCMapFlows), func(objects.TCTuple, objects.TCFlow) { left++ }))
 	if left != flowsMade*4/3 {
 		t.Errorf("%d entries left, want %d", left, flowsMade*4/3)
 	}

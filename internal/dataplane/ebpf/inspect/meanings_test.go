@@ -4,13 +4,14 @@ import (
 	"testing"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestEachRefusalHasAMeaning(t *testing.T) {
 	spec, err := objects.LoadTC()
-	noError(t, err)
+	must.Do(t, err)
 	names, err := objects.VerdictNames(spec)
-	noError(t, err)
+	must.Do(t, err)
 	known := map[string]bool{}
 	for _, name := range names {
 		known[name] = true

@@ -10,6 +10,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 const (
@@ -46,14 +47,14 @@ func TestPodCgroups(t *testing.T) {
 	} {
 		root := t.TempDir()
 		for _, dir := range test.dirs {
-			noError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
+			must.Do(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 		}
 		want := map[string]uint64{}
 		for uid, dir := range test.want {
 			want[uid] = inodeOf(t, filepath.Join(root, dir))
 		}
 		got, err := podCgroups(root, []string{uidA, uidB, uidStatic})
-		noError(t, err)
+		must.Do(t, err)
 		if !maps.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
@@ -66,7 +67,7 @@ func TestPodCgroups(t *testing.T) {
 func inodeOf(t *testing.T, dir string) uint64 {
 	t.Helper()
 	info, err := os.Stat(dir)
-	noError(t, err)
+	must.Do(t, err)
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
@@ -78,19 +79,19 @@ func TestUnhookedCgroups(t *testing.T) {
 	check := func(when string, want ...uint64) {
 		t.Helper()
 		var got []uint64
-		noError(t, objects.Each(b.m(objects.TCMapUnhookedCgroups), func(id uint64, _ uint8) { got = append(got, id) }))
+		must.Do(t, objects.Each(b.m(objects.TCMapUnhookedCgroups), func(id uint64, _ uint8) { got = append(got, id) }))
 		if slices.Sort(got); !slices.Equal(got, want) {
 			t.Errorf("%s: cgroups %v, want %v", when, got, want)
 		}
 	}
 	node := intent.Node{UnhookedPods: []string{uidA}}
-	noError(t, b.Write(&node))
+	must.Do(t, b.Write(&node))
 	check("before the pod's cgroup")
 	if missing, err := b.writeUnhooked(); err != nil || !slices.Equal(missing, []string{uidA}) {
 		t.Errorf("missing %v, %v; want %s", missing, err, uidA)
 	}
 	dir := filepath.Join(b.cfg.CgroupRoot, "kubepods", "pod"+uidA)
-	noError(t, os.MkdirAll(dir, 0o755))
+	must.Do(t, os.MkdirAll(dir, 0o755))
 	if missing, err := b.writeUnhooked(); err != nil || len(missing) > 0 {
 		t.Errorf("missing %v, %v; want none", missing, err)
 	}
@@ -98,6 +99,6 @@ func TestUnhookedCgroups(t *testing.T) {
 	if s := b.settings(&node); s.Flags&uint32(objects.TCSettingsFlagsSETTING_HOOKS_EXCEPT) == 0 {
 		t.Error("the programs do not read the map")
 	}
-	noError(t, b.Write(&intent.Node{}))
+	must.Do(t, b.Write(&intent.Node{}))
 	check("pod deleted")
 }

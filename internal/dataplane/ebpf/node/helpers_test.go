@@ -15,13 +15,6 @@ func newWriter(t *testing.T, cfg objects.Config) *Writer {
 	return New(c, o, func(netip.Addr) bool { return false }, nil)
 }
 
-func noError(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
 func addrList(list ...string) (out []netip.Addr) {
 	for _, a := range list {
 		out = append(out, netip.MustParseAddr(a))

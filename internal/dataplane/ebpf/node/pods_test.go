@@ -8,6 +8,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestPodsMap(t *testing.T) {
@@ -36,11 +37,11 @@ func TestPodsMap(t *testing.T) {
 		for _, n := range ns {
 			node.MustTraverseNetfilter = append(node.MustTraverseNetfilter, a(n))
 		}
-		noError(t, b.Write(&node))
+		must.Do(t, b.Write(&node))
 	}
 	for n, p := range map[int]objects.TCPod{1: entry(5, reachable), 2: entry(6, reachable|policed), 3: entry(7, reachable|policed),
 		9: entry(8, reachable|policed)} {
-		noError(t, b.m(objects.TCMapPods).Put(objects.AddrKey(a(n)), p)) // an earlier run's
+		must.Do(t, b.m(objects.TCMapPods).Put(objects.AddrKey(a(n)), p)) // an earlier run's
 	}
 	police(2, 4)
 	b.OnPods(attach.PodChanges{Full: true, Upserts: map[netip.Addr]attach.Pod{
@@ -95,7 +96,7 @@ func TestUnclaimedPodsTraverseNetfilter(t *testing.T) {
 	for i, a := range addrs {
 		pods[a] = attach.Pod{Ifindex: 10 + i, PodMAC: mac, HostMAC: mac}
 	}
-	write := func(n intent.Node) { t.Helper(); noError(t, b.Write(&n)) }
+	write := func(n intent.Node) { t.Helper(); must.Do(t, b.Write(&n)) }
 	write(intent.Node{PoliciesExist: true, KnownPods: addrs[:1]})
 	b.OnPods(attach.PodChanges{Full: true, Upserts: pods})
 	want("policies first", 0, policed, policed)

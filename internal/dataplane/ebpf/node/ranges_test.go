@@ -9,12 +9,13 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // The setting never stands without the ranges.
 func TestIPsecRangesCoverTheSetting(t *testing.T) {
 	b := newWriter(t, objects.Config{})
-	noError(t, b.Write(&intent.Node{Name: "node"}))
+	must.Do(t, b.Write(&intent.Node{Name: "node"}))
 	p := kernel.XfrmPolicy{Dir: kernel.XfrmOut, Src: netip.MustParsePrefix("10.1.0.0/16"), Dst: netip.MustParsePrefix("10.2.0.0/16")}
 	var changes, looks atomic.Uint64
 	var stop atomic.Bool

@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestUnknownPoliciesKeepEverythingInTheStack(t *testing.T) {
@@ -20,14 +21,14 @@ func TestUnknownPoliciesKeepEverythingInTheStack(t *testing.T) {
 		objects.BypassAlways: objects.TCSettingsFlagsSETTING_BYPASS_NEVER, // whose are not known, is for intent to say
 	} {
 		b := newWriter(t, objects.Config{Bypass: bypass, Timeouts: objectstest.Timeouts})
-		noError(t, b.Write(&intent.Node{PoliciesUnknown: true}))
+		must.Do(t, b.Write(&intent.Node{PoliciesUnknown: true}))
 		if got := objects.TCSettingsFlags(objectstest.Settings(t, b.objects).Flags); got != want {
 			t.Errorf("%s: flags %b, want %b", bypass, got, want)
 		}
 	}
 	b := newWriter(t, objects.Config{Bypass: objects.BypassAuto, Timeouts: objectstest.Timeouts})
-	noError(t, b.Write(&intent.Node{PoliciesUnknown: true}))
-	noError(t, b.Write(&intent.Node{}))
+	must.Do(t, b.Write(&intent.Node{PoliciesUnknown: true}))
+	must.Do(t, b.Write(&intent.Node{}))
 	if got := objectstest.Settings(t, b.objects).Flags; got != 0 {
 		t.Errorf("flags %b are left when policies are known", got)
 	}
@@ -35,8 +36,8 @@ func TestUnknownPoliciesKeepEverythingInTheStack(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	netnstest.Enter(t)
-	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "20000 29999"))
-	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_reserved_ports", "5000,40000-40009"))
+	must.Do(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "20000 29999"))
+	must.Do(t, kernel.WriteSysctl("net.ipv4.ip_local_reserved_ports", "5000,40000-40009"))
 	v4, v6 := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")
 	other := netip.MustParseAddr("192.0.2.9")
 	b := newWriter(t, objects.Config{Bypass: objects.BypassNever, Timeouts: objectstest.Timeouts})
@@ -44,7 +45,7 @@ func TestSettings(t *testing.T) {
 		Addrs: []netip.Addr{v4, other, v6}, NodePortAddrs: []netip.Addr{other}, MasqueradeAll: true,
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 	}
-	noError(t, b.Write(node))
+	must.Do(t, b.Write(node))
 
 	s := objectstest.Settings(t, b.objects)
 	if got, want := [6]uint32{s.TimeoutNew, s.TimeoutTcp, s.TimeoutClosing, s.TimeoutClosed, s.TimeoutUdpNew, s.TimeoutUdp},
@@ -66,7 +67,7 @@ func TestSettings(t *testing.T) {
 
 	// An address is removed; an external device names the primary one.
 	b.OnUplinks(map[int]attach.Uplink{3: {V4: other}})
-	noError(t, b.Write(&intent.Node{Addrs: []netip.Addr{v4, other}}))
+	must.Do(t, b.Write(&intent.Node{Addrs: []netip.Addr{v4, other}}))
 	s = objectstest.Settings(t, b.objects)
 	if s.NodeV4 != objects.ToAddr(other) || s.NodeV6 != (objects.TCAddr{}) ||
 		objects.TCSettingsFlags(s.Flags) != objects.TCSettingsFlagsSETTING_BYPASS_NEVER {
@@ -85,7 +86,7 @@ func TestSettings(t *testing.T) {
 	objectstest.WantSame(t, "outward interfaces", objectstest.ReadAll[uint32, objects.TCUplink](t, b.m(objects.TCMapUplinks)),
 		map[uint32]objects.TCUplink{4: {V6: objects.ToAddr(v6)}})
 	// Too few ports are an error, not a division by zero in the kernel.
-	noError(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "1024 65535"))
+	must.Do(t, kernel.WriteSysctl("net.ipv4.ip_local_port_range", "1024 65535"))
 	if err := b.Write(node); err == nil || !strings.Contains(err.Error(), "ip_local_port_range") {
 		t.Errorf("error %v, want one about ip_local_port_range", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // TestLoopsOfOldVerifiers: before Linux 6.4, check_cfg of kernel/bpf/verifier.c takes a loop for an
@@ -15,7 +16,7 @@ import (
 func TestLoopsOfOldVerifiers(t *testing.T) {
 	cfg := Config{FlowTableSize: 1000, MaxFrontends: 100, MaxEndpoints: 200, XDP: XDPAuto}
 	all, err := Specs(&cfg, kernel.Features{})
-	noError(t, err)
+	must.Do(t, err)
 	programs := 0
 	for _, spec := range all {
 		for name, p := range spec.Programs {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // newMaps creates the maps of a configuration without pins.
@@ -49,17 +50,17 @@ func TestMemoryOfMaps(t *testing.T) {
 			DSRKeys: []DSRKey{{1}}},
 	} {
 		all, err := newMaps(&cfg)
-		noError(t, err)
+		must.Do(t, err)
 		var have uint64
 		for _, m := range all.Maps {
 			info, err := m.Info()
-			noError(t, err)
+			must.Do(t, err)
 			bytes, _ := info.Memlock() // none for tries without entries
 			have += bytes
 		}
 		all.Close()
 		want, err := cfg.Memory()
-		noError(t, err)
+		must.Do(t, err)
 		if slack := uint64(128 << 10); want > have || have-want > slack {
 			t.Errorf("%s: the maps take %d bytes, Memory says %d", name, have, want)
 		}
@@ -90,9 +91,9 @@ func TestFitChoosesSizes(t *testing.T) {
 	} {
 		cfg := row.cfg
 		fitted, err := cfg.Fit(row.mib<<20, row.flows)
-		noError(t, err)
+		must.Do(t, err)
 		memory, err := cfg.Memory()
-		noError(t, err)
+		must.Do(t, err)
 		if fitted != memory {
 			t.Errorf("%s: %d bytes, want %d", row.name, fitted, memory)
 		}
@@ -134,9 +135,9 @@ func fitInside(t *testing.T, file string, limit uint64) {
 	}
 	cfg := Config{}
 	_, err := cfg.Fit(limit/2, DefaultFlowTableSize)
-	noError(t, err)
+	must.Do(t, err)
 	all, err := newMaps(&cfg)
-	noError(t, err)
+	must.Do(t, err)
 	all.Close()
 }
 
@@ -146,7 +147,7 @@ func TestAMapWithoutMemoryIsExplained(t *testing.T) {
 	cfg := Config{FlowTableSize: DefaultFlowTableSize, MaxFrontends: DefaultMaxFrontends, MaxEndpoints: DefaultMaxEndpoints}
 	text := cfg.withMemory(fmt.Errorf("map flows: map create: %w", unix.ENOMEM)).Error()
 	need, err := cfg.Memory()
-	noError(t, err)
+	must.Do(t, err)
 	limit := "no memory limit"
 	if bytes, file := kernel.MemoryLimit(); bytes > 0 {
 		limit = fmt.Sprintf("the memory limit is %d MiB (%s)", bytes>>20, file)
@@ -167,9 +168,9 @@ func TestAMapWithoutMemoryIsExplained(t *testing.T) {
 func limitedCgroup(t *testing.T, limit uint64) string {
 	t.Helper()
 	own, err := os.ReadFile("/proc/self/cgroup")
-	noError(t, err)
+	must.Do(t, err)
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.FSType, "cgroup"), false })
-	noError(t, err)
+	must.Do(t, err)
 	for line := range strings.Lines(string(own)) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		for _, m := range mounts {
@@ -181,7 +182,7 @@ func limitedCgroup(t *testing.T, limit uint64) string {
 			if os.Mkdir(dir, 0o755) != nil {
 				continue
 			}
-			t.Cleanup(func() { noError(t, os.Remove(dir)) })
+			t.Cleanup(func() { must.Do(t, os.Remove(dir)) })
 			file := filepath.Join(dir, name)
 			if os.WriteFile(file, []byte(fmt.Sprint(limit)), 0o644) == nil {
 				return file

@@ -13,6 +13,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 var errRefused = errors.New("refused")
@@ -150,7 +151,7 @@ func TestALargePortIsWrittenInBatches(t *testing.T) {
 		t.Errorf("%d calls wrote %d endpoints, want %d", calls.n, endpoints+4, want)
 	}
 	read, err := readMaps(m)
-	noError(t, err)
+	must.Do(t, err)
 	steps := 0
 	if d, _ := table.compare(read, func(step func()) bool { steps++; step(); return true }); d.Any() {
 		t.Errorf("the maps are not what the table has written: %+v", d)

@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/must"
 )
 
 func inOneStep(step func()) bool { step(); return true }
@@ -19,7 +20,7 @@ func inOneStep(step func()) bool { step(); return true }
 func wantAgreement(t *testing.T, table *portTable, m map[string]*ebpf.Map) {
 	t.Helper()
 	read, err := readMaps(m)
-	noError(t, err)
+	must.Do(t, err)
 	if d, _ := table.compare(read, inOneStep); d.Any() {
 		t.Errorf("the maps are not what the table has written: %+v", d)
 	}
@@ -33,13 +34,13 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 	ports := []*intent.ServicePort{objectstest.SimplePort(1, 3), objectstest.SimplePort(2, 3)}
 	replace := func() {
 		t.Helper()
-		noError(t, b.reread())
+		must.Do(t, b.reread())
 		failed, err := b.table.replace(t.Context(), ports)
-		noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
+		must.Do(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 	}
 	replace()
 	writeFresh(t, fresh, ports)
-	noError(t, b.Check())
+	must.Do(t, b.Check())
 	if !b.known || len(b.drifted) > 0 || b.Repaired().Any() {
 		t.Error("a check without a finding costs the next Replace a reading")
 	}
@@ -52,16 +53,16 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 		{"a Service gone", func() { deleteAny(t, m[objects.TCMapServices]) }, "services: entry"},
 		{"a slot gone", func() { deleteAny(t, m[objects.TCMapSlots]) }, "slots: entry"},
 		{"an endpoint gone", func() { deleteAny(t, m[objects.TCMapBackends]) }, "backends: entry"},
-		{"another endpoint in a slot", func() { noError(t, m[objects.TCMapSlots].Put(slotKey(1, objects.ClusterSet, 0), uint32(99))) },
+		{"another endpoint in a slot", func() { must.Do(t, m[objects.TCMapSlots].Put(slotKey(1, objects.ClusterSet, 0), uint32(99))) },
 			"was changed"},
-		{"an endpoint of no port", func() { noError(t, m[objects.TCMapBackends].Put(uint32(4711), objects.TCBackend{Service: 77})) },
+		{"an endpoint of no port", func() { must.Do(t, m[objects.TCMapBackends].Put(uint32(4711), objects.TCBackend{Service: 77})) },
 			"belongs to no object"},
 		{"a range of no port", func() {
-			noError(t, m[objects.TCMapSourceRanges].Put(objects.TCRangeKey{Prefixlen: 64, Scope: 77}, uint8(1)))
+			must.Do(t, m[objects.TCMapSourceRanges].Put(objects.TCRangeKey{Prefixlen: 64, Scope: 77}, uint8(1)))
 		}, "belongs to no object"},
 	} {
 		c.change()
-		noError(t, b.Check())
+		must.Do(t, b.Check())
 		if b.known || len(b.drifted) != 1 {
 			t.Fatalf("%s: not found", c.what)
 		}
@@ -74,7 +75,7 @@ func TestReplaceRepairsWhatACheckFound(t *testing.T) {
 			t.Errorf("%s: told is %+v", c.what, r)
 		}
 		wantSameContents(t, m, fresh)
-		noError(t, b.Check())
+		must.Do(t, b.Check())
 		if !b.known {
 			t.Errorf("%s: found again after it was put right", c.what)
 		}
@@ -93,13 +94,13 @@ func TestWritesBesideACheckAreNoDifference(t *testing.T) {
 		for range 40 {
 			b.table.notes.begin()
 			read, err := readMaps(m)
-			noError(t, err)
+			must.Do(t, err)
 			again, err := readMaps(m)
-			noError(t, err)
+			must.Do(t, err)
 			steps := 0
 			d, done := b.table.compare(read, func(step func()) bool {
 				if steps++; steps == 1 || steps == 3 {
-					noError(t, apply(t.Context(), b, w.step()))
+					must.Do(t, apply(t.Context(), b, w.step()))
 				}
 				step()
 				return true

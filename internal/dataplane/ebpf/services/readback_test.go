@@ -8,6 +8,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
+	"spillway.dev/spillway/test/must"
 )
 
 // Maps of several batches are read whole, each entry once, as one by one.
@@ -25,8 +26,8 @@ func TestBatchesGiveEveryEntryOnce(t *testing.T) {
 func sameBothWays[K, V comparable](t *testing.T, m *ebpf.Map, want int) {
 	t.Helper()
 	batches, single, calls := map[K]V{}, map[K]V{}, 0
-	noError(t, objects.Each(m, func(k K, v V) { batches[k], calls = v, calls+1 }))
-	noError(t, objects.EachByOne(m, func(k K, v V) { single[k] = v }))
+	must.Do(t, objects.Each(m, func(k K, v V) { batches[k], calls = v, calls+1 }))
+	must.Do(t, objects.EachByOne(m, func(k K, v V) { single[k] = v }))
 	if calls != want || !maps.Equal(batches, single) {
 		t.Errorf("%s: %d entries in %d calls by batches, %d one by one, want %d", m, len(batches), calls, len(single), want)
 	}
@@ -55,7 +56,7 @@ func BenchmarkCheck(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
 			read, err := readMaps(m)
-			noError(b, err)
+			must.Do(b, err)
 			b.StartTimer()
 			if d, _ := back.table.compare(read, inOneStep); d.Any() {
 				b.Fatal(d)

@@ -17,6 +17,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // A long random walk through states of intent: after every step the maps hold
@@ -41,9 +42,9 @@ func TestPortsFollowIntent(t *testing.T) {
 					fallthrough
 				case 1:
 					failed, err := b.table.replace(t.Context(), w.state())
-					noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
+					must.Do(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 				default:
-					noError(t, apply(t.Context(), b, c))
+					must.Do(t, apply(t.Context(), b, c))
 				}
 				watch.wantCounted()
 				wantWritten(t, b, w.state())
@@ -125,9 +126,9 @@ func failAnyWrite(t *testing.T, seed uint64) {
 			_, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
 			done := watch.writes < watch.failOnce
 			watch.failOnce = 0
-			noError(t, err)
+			must.Do(t, err)
 			failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
-			noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
+			must.Do(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 			wantSameContents(t, m, fresh)
 			if t.Failed() {
 				t.Fatalf("write %d failed", at)
@@ -189,7 +190,7 @@ func TestAddressMovesBetweenServices(t *testing.T) {
 				}
 				watch.between([]*intent.ServicePort{from, to}, after)
 				failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
-				noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
+				must.Do(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 				writeFresh(t, fresh, after)
 				wantSameContents(t, m, fresh)
 			})
@@ -214,7 +215,7 @@ func TestFrontendsFull(t *testing.T) {
 	wantPortErrors(t, err, all[5:])
 	// A full sync with what fits is content.
 	failed, err := b.table.replace(t.Context(), all[2:])
-	noError(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
+	must.Do(t, errors.Join(err, dataplane.PortErrorsOf(failed)))
 	wantWritten(t, b, all[2:])
 	writeFresh(t, fresh, all[2:])
 	wantSameContents(t, m, fresh)
@@ -240,7 +241,7 @@ func TestEndpointsFull(t *testing.T) {
 
 	// The room of what is deleted in the same breath can be had.
 	watch.between(nil, nil)
-	noError(t, apply(t.Context(), b, intent.Changes{
+	must.Do(t, apply(t.Context(), b, intent.Changes{
 		Upserts: []*intent.ServicePort{larger}, Deletes: []intent.PortID{large.ID, small.ID},
 	}))
 	writeFresh(t, fresh, all[1:2])
@@ -271,7 +272,7 @@ func TestPortsWithTooLittleRoom(t *testing.T) {
 				}
 			}
 			failed, err := table.update(t.Context(), c.Upserts, c.Deletes, false)
-			noError(t, err)
+			must.Do(t, err)
 			clear(waiting)
 			for id, err := range failed {
 				if waiting[id] = true; !errors.Is(err, objects.ErrFull) {
@@ -282,7 +283,7 @@ func TestPortsWithTooLittleRoom(t *testing.T) {
 			wantAgreement(t, table, m)
 			b := &Writer{objects: &objects.Objects{Maps: m}, table: table}
 			have, err := b.Applied()
-			noError(t, err)
+			must.Do(t, err)
 			for _, p := range w.state() {
 				i := slices.IndexFunc(have, func(o *intent.ServicePort) bool { return o.ID == p.ID })
 				if !waiting[p.ID] && (i < 0 || objectstest.PortText(have[i]) != objectstest.PortText(p)) {
@@ -309,7 +310,7 @@ func TestApplyFirst(t *testing.T) {
 
 	b := &Writer{objects: &objects.Objects{Maps: m}, table: &portTable{}}
 	again := *p
-	noError(t, apply(t.Context(), b, intent.Changes{Upserts: []*intent.ServicePort{&again}}))
+	must.Do(t, apply(t.Context(), b, intent.Changes{Upserts: []*intent.ServicePort{&again}}))
 	wantIDsKept(t, ids, objectstest.EndpointIDs(t, m, []*intent.ServicePort{p}))
 	wantWritten(t, b, []*intent.ServicePort{p})
 }
@@ -340,7 +341,7 @@ func BenchmarkApplyEndpointFlip(b *testing.B) {
 			m := newPortMaps(b, objects.DefaultMaxFrontends, objects.DefaultMaxEndpoints)
 			back := &Writer{objects: &objects.Objects{Maps: m}, table: openPorts(b, m)}
 			with, without := objectstest.ManyPorts(n, 10), objectstest.ManyPorts(n, 9)
-			noError(b, apply(b.Context(), back, intent.Changes{Upserts: with}))
+			must.Do(b, apply(b.Context(), back, intent.Changes{Upserts: with}))
 			times := make([]time.Duration, 0, b.N)
 			i := 0
 			for b.Loop() {
@@ -350,7 +351,7 @@ func BenchmarkApplyEndpointFlip(b *testing.B) {
 				}
 				i++
 				start := time.Now()
-				noError(b, apply(b.Context(), back, intent.Changes{Upserts: []*intent.ServicePort{p}}))
+				must.Do(b, apply(b.Context(), back, intent.Changes{Upserts: []*intent.ServicePort{p}}))
 				times = append(times, time.Since(start))
 			}
 			slices.Sort(times)
@@ -379,7 +380,7 @@ func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Ma
 		tb.Skip("needs root: makes eBPF maps")
 	}
 	all, err := objects.Specs(&objects.Config{FlowTableSize: 1, MaxFrontends: frontends, MaxEndpoints: endpoints}, kernel.Features{})
-	noError(tb, err)
+	must.Do(tb, err)
 	tc := all[0]
 	m := map[string]*ebpf.Map{}
 	for _, name := range append([]string{objects.IDsMap, objects.TCMapServiceChanges}, objects.PortMaps...) {
@@ -389,7 +390,7 @@ func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Ma
 		}
 		spec.Pinning = ebpf.PinNone
 		m[name], err = ebpf.NewMap(spec)
-		noError(tb, err)
+		must.Do(tb, err)
 		tb.Cleanup(func() { m[name].Close() })
 	}
 	return m
@@ -398,14 +399,14 @@ func newPortMaps(tb testing.TB, frontends, endpoints uint32) map[string]*ebpf.Ma
 func openPorts(tb testing.TB, m map[string]*ebpf.Map) *portTable {
 	tb.Helper()
 	table, err := readPorts(m, nil)
-	noError(tb, err)
+	must.Do(tb, err)
 	return table
 }
 
 func writeAll(tb testing.TB, table *portTable, ports []*intent.ServicePort) {
 	tb.Helper()
 	failed, err := table.replace(tb.Context(), ports)
-	noError(tb, errors.Join(err, dataplane.PortErrorsOf(failed)))
+	must.Do(tb, errors.Join(err, dataplane.PortErrorsOf(failed)))
 }
 
 // writeFresh empties the maps and writes this state at once.
@@ -418,8 +419,8 @@ func writeFresh(tb testing.TB, m map[string]*ebpf.Map, ports []*intent.ServicePo
 func deleteAny(t *testing.T, m *ebpf.Map) {
 	t.Helper()
 	key := make([]byte, m.KeySize())
-	noError(t, m.NextKey(nil, &key))
-	noError(t, m.Delete(key))
+	must.Do(t, m.NextKey(nil, &key))
+	must.Do(t, m.Delete(key))
 }
 
 func wantPortErrors(t *testing.T, err error, ports []*intent.ServicePort) {
@@ -447,6 +448,6 @@ func apply(ctx context.Context, w *Writer, c intent.Changes) error {
 func wantWritten(t *testing.T, w *Writer, want []*intent.ServicePort) {
 	t.Helper()
 	have, err := w.Applied()
-	noError(t, err)
+	must.Do(t, err)
 	objectstest.WantPorts(t, have, want)
 }

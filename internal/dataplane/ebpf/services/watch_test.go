@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 var errKilled = errors.New("killed by the test")
@@ -148,7 +149,7 @@ func (w *mapWatch) noteLosses(before, after contents) {
 // changes returns service_changes.
 func (w *mapWatch) changes() (n uint32) {
 	w.t.Helper()
-	noError(w.t, w.maps[objects.TCMapServiceChanges].Lookup(uint32(0), &n))
+	must.Do(w.t, w.maps[objects.TCMapServiceChanges].Lookup(uint32(0), &n))
 	return n
 }
 

@@ -10,13 +10,14 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/test/must"
 )
 
 func replace(t *testing.T, w *Writer, ports ...*intent.ServicePort) {
 	t.Helper()
 	failed, err := w.Replace(t.Context(), ports)
-	noError(t, err)
-	noError(t, dataplane.PortErrorsOf(failed))
+	must.Do(t, err)
+	must.Do(t, dataplane.PortErrorsOf(failed))
 }
 
 // TestNoEndpointIsGoneWhileADecisionIsUnknown: a failed write leaves a port without a decision.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"spillway.dev/spillway/test/must"
 )
 
 // Several steps are gone one after another, each map by its own.
@@ -18,7 +20,7 @@ func TestMigrationSteps(t *testing.T) {
 		3: {"flows": add("4"), "sockets": add("4")}, 4: {}, 5: {"flows": add("6"), "affinities": add("6")},
 	})
 	path, err := steps(3, 6)
-	noError(t, err)
+	must.Do(t, err)
 	for name, want := range map[string]string{"flows": "46", "sockets": "4", "affinities": "6", "backends": ""} {
 		e, keep, err := walk(path[name], Entry{[]byte("key"), nil})
 		if got := fmt.Sprint(string(e.value), keep, err); got != fmt.Sprint(want, true, nil) {

@@ -12,6 +12,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
 )
 
 // Objects makes all maps and no program, of a test's own, and completes the configuration.
@@ -21,13 +22,13 @@ func Objects(tb testing.TB, cfg objects.Config) (*objects.Config, *objects.Objec
 		tb.Skip("needs root: makes eBPF maps")
 	}
 	cfg.BPFFS, cfg.CgroupRoot, cfg.Log = tb.TempDir(), "/", slog.New(slog.DiscardHandler)
-	noError(tb, cfg.Validate())
+	must.Do(tb, cfg.Validate())
 	all, err := objects.Specs(&cfg, kernel.Features{})
-	noError(tb, err)
+	must.Do(tb, err)
 	tc := all[0]
 	o := &objects.Objects{Maps: map[string]*ebpf.Map{}}
 	o.Verdicts, err = objects.VerdictNames(tc)
-	noError(tb, err)
+	must.Do(tb, err)
 	tc.Maps[objects.IDsMap] = objects.IDsSpec()
 	for name, spec := range tc.Maps {
 		if spec.Pinning != ebpf.PinByName {
@@ -35,11 +36,11 @@ func Objects(tb testing.TB, cfg objects.Config) (*objects.Config, *objects.Objec
 		}
 		spec.Pinning = ebpf.PinNone
 		o.Maps[name], err = ebpf.NewMap(spec)
-		noError(tb, err)
+		must.Do(tb, err)
 	}
 	tb.Cleanup(o.Close)
 	o.Filter, err = objects.OpenFilter(o)
-	noError(tb, err)
+	must.Do(tb, err)
 	return &cfg, o
 }
 
@@ -47,14 +48,14 @@ func Objects(tb testing.TB, cfg objects.Config) (*objects.Config, *objects.Objec
 func ReadAll[K comparable, V any](tb testing.TB, m *ebpf.Map) map[K]V {
 	tb.Helper()
 	out := map[K]V{}
-	noError(tb, objects.Each(m, func(k K, v V) { out[k] = v }))
+	must.Do(tb, objects.Each(m, func(k K, v V) { out[k] = v }))
 	return out
 }
 
 // Settings returns the settings of all programs.
 func Settings(tb testing.TB, o *objects.Objects) (s objects.TCSettings) {
 	tb.Helper()
-	noError(tb, o.Maps[objects.TCMapNodeSettings].Lookup(uint32(0), &s))
+	must.Do(tb, o.Maps[objects.TCMapNodeSettings].Lookup(uint32(0), &s))
 	return s
 }
 
@@ -63,12 +64,5 @@ func WantSame[K, V comparable](t *testing.T, what string, have, want map[K]V) {
 	t.Helper()
 	if !maps.Equal(have, want) {
 		t.Errorf("%s: %v, want %v", what, have, want)
-	}
-}
-
-func noError(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
 	}
 }

@@ -6,4 +6,5 @@ import (
 	_ "spillway.dev/spillway/lab"
 	_ "spillway.dev/spillway/test/await"
 	_ "spillway.dev/spillway/test/flows"
+	_ "spillway.dev/spillway/test/must"
 )

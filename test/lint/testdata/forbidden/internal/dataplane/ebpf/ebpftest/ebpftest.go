@@ -1,0 +1,6 @@
+package ebpftest
+
+import (
+	_ "spillway.dev/spillway/test/flows"
+	_ "spillway.dev/spillway/test/must"
+)
