@@ -321,13 +321,6 @@ func (a *Attacher) Mechanism() string {
 	return "clsact"
 }
 
-// Pods returns the pods of the node as last reported.
-func (a *Attacher) Pods() map[netip.Addr]Pod {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return maps.Clone(a.pods.reported)
-}
-
 // Refused returns the currently refused claims, sorted by interface and address.
 func (a *Attacher) Refused() []Refusal {
 	a.mu.Lock()

@@ -340,7 +340,7 @@ func TestForgedNeighbor(t *testing.T) {
 		await.NoError(t, func() error {
 			return n.want("10.244.1.2 veth1, 10.244.1.5 tap1", c.addr+" tap2 "+string(c.reason))
 		})
-		if got := n.a.Pods()[addr("10.244.1.5")]; got.PodMAC.String() != vm.mac(t).String() {
+		if got := podsOf(n.a)[addr("10.244.1.5")]; got.PodMAC.String() != vm.mac(t).String() {
 			t.Errorf("%s: the machine's MAC is %s, want %s", c.addr, got.PodMAC, vm.mac(t))
 		}
 		dropNeighbor(t, c.addr)
@@ -438,7 +438,7 @@ func TestRestartKeepsOwners(t *testing.T) {
 	n := newNode(t, Config{})
 	n.bridged(t, "veth1", "10.244.1.2/24")
 	n.sync(t)
-	first := n.a.Pods()
+	first := podsOf(n.a)
 	n.a.Close()
 	// While no agent runs, two others claim the address: one by ARP, the other is
 	// the older interface by its index, which a pod cannot choose, but may have.
@@ -492,8 +492,8 @@ func TestPathsAreCached(t *testing.T) {
 		addRoute(t, fmt.Sprintf("198.51.100.%d/32", i), "eth0")
 		n.a.NoteFacts()
 		await.NoError(t, func() error {
-			if len(n.a.Pods()) != 11+i {
-				return fmt.Errorf("%d pods", len(n.a.Pods()))
+			if len(podsOf(n.a)) != 11+i {
+				return fmt.Errorf("%d pods", len(podsOf(n.a)))
 			}
 			return nil
 		})
@@ -504,8 +504,8 @@ func TestPathsAreCached(t *testing.T) {
 	for i := range 10 {
 		delLink(t, fmt.Sprintf("late%d", i))
 		await.NoError(t, func() error {
-			if len(n.a.Pods()) != 19-i {
-				return fmt.Errorf("%d pods", len(n.a.Pods()))
+			if len(podsOf(n.a)) != 19-i {
+				return fmt.Errorf("%d pods", len(podsOf(n.a)))
 			}
 			return nil
 		})
@@ -584,7 +584,7 @@ func TestTooManyAddresses(t *testing.T) {
 		p.addAddr(t, fmt.Sprintf("2001:db8:1::%x/128", i+2))
 	}
 	n.sync(t)
-	if got := len(n.a.Pods()); got != maxUnnamed+1 {
+	if got := len(podsOf(n.a)); got != maxUnnamed+1 {
 		t.Errorf("%d addresses, want %d", got, maxUnnamed+1)
 	}
 	if got := n.a.Refused(); len(got) != 44 || got[0].Reason != ReasonTooMany {

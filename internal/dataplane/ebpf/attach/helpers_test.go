@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -227,6 +228,13 @@ func run(t *testing.T, a *Attacher) (stop func()) {
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+// podsOf returns the pods of the node as last reported.
+func podsOf(a *Attacher) map[netip.Addr]Pod {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return maps.Clone(a.pods.reported)
 }
 
 type attachment struct {

@@ -154,8 +154,8 @@ func (v *View) Pod(a netip.Addr) *PodEntry {
 	return &PodEntry{Ifindex: int(e.Ifindex), Flags: v.flags("pod_flags", uint64(e.Flags), "POD_")}
 }
 
-// Unhooked reports whether a cgroup is that of a pod without socket hooks.
-func (v *View) Unhooked(cgroup uint64) bool {
+// unhooked reports whether a cgroup is that of a pod without socket hooks.
+func (v *View) unhooked(cgroup uint64) bool {
 	var one uint8
 	return v.maps[objects.TCMapUnhookedCgroups].Lookup(cgroup, &one) == nil
 }
@@ -163,7 +163,7 @@ func (v *View) Unhooked(cgroup uint64) bool {
 // Hooked reports whether connect() in a cgroup calls the instance's socket hooks, and the
 // cgroup is not excluded. served is that of attach.ServedCgroup, and dir a directory of tree.
 func (v *View) Hooked(served attach.Cgroup, tree *kernel.CgroupTree, dir string) bool {
-	return dir != "" && served.ID != 0 && tree.Below(dir, served.ID) && !tree.BelowAny(dir, v.Unhooked)
+	return dir != "" && served.ID != 0 && tree.Below(dir, served.ID) && !tree.BelowAny(dir, v.unhooked)
 }
 
 // Uplink returns the node's address towards an external device. found is false for a device

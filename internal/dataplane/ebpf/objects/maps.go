@@ -33,7 +33,7 @@ func Each[K, V any](m Map, f func(K, V)) error {
 	for first := true; ; first = false {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		if err != nil && first && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return EachByOne(m, f) // the kernel has no batches for this kind of map
+			return eachByOne(m, f) // the kernel has no batches for this kind of map
 		}
 		for i := range n {
 			f(keys[i], values[i])
@@ -47,8 +47,8 @@ func Each[K, V any](m Map, f func(K, V)) error {
 	}
 }
 
-// EachByOne is each with two system calls for each entry.
-func EachByOne[K, V any](m Map, f func(K, V)) error {
+// eachByOne is Each with two system calls for each entry.
+func eachByOne[K, V any](m Map, f func(K, V)) error {
 	var key K
 	var value V
 	it := m.Iterate()

@@ -27,7 +27,13 @@ func sameBothWays[K, V comparable](t *testing.T, m *ebpf.Map, want int) {
 	t.Helper()
 	batches, single, calls := map[K]V{}, map[K]V{}, 0
 	must.Do(t, objects.Each(m, func(k K, v V) { batches[k], calls = v, calls+1 }))
-	must.Do(t, objects.EachByOne(m, func(k K, v V) { single[k] = v }))
+	var key K
+	var value V
+	it := m.Iterate()
+	for it.Next(&key, &value) {
+		single[key] = value
+	}
+	must.Do(t, it.Err())
 	if calls != want || !maps.Equal(batches, single) {
 		t.Errorf("%s: %d entries in %d calls by batches, %d one by one, want %d", m, len(batches), calls, len(single), want)
 	}
