@@ -199,14 +199,14 @@ func TestProgramsForDevicesWithoutEthernet(t *testing.T) {
 func mapsOf(t *testing.T, p *ebpf.Program) (ids []ebpf.MapID) {
 	t.Helper()
 	info, err := p.Info()
-	noError(t, err)
+	must.Do(t, err)
 	all, _ := info.MapIDs()
 	for _, id := range all {
 		m, err := ebpf.NewMapFromID(id)
-		noError(t, err)
+		must.Do(t, err)
 		defer m.Close()
 		about, err := m.Info()
-		noError(t, err)
+		must.Do(t, err)
 		if !strings.Contains(about.Name, ".") {
 			ids = append(ids, id)
 		}

@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/dsrprobe"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects/objectstest"
+	"spillway.dev/spillway/test/must"
 )
 
 // The endpoint's node reads a packet with an option or within a datagram, and changes it. What these
@@ -130,7 +131,7 @@ func (d *dsrNodes) behindStack(t *testing.T, p *plan, mtu uint32) {
 	t.Cleanup(func() { pods(true) })
 	for key, f := range objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, d.home.m(objects.TCMapFlows)) {
 		f.NextHopSeen = 0
-		ok(t, d.home.m(objects.TCMapFlows).Put(key, f))
+		must.Do(t, d.home.m(objects.TCMapFlows).Put(key, f))
 	}
 	d.home.setRouteMTUs(t, "pod1", map[string]uint32{netip.PrefixFrom(p.far, p.far.BitLen()).String(): mtu})
 }
@@ -194,8 +195,8 @@ func (d *dsrNodes) wantClientLearns(t *testing.T, p *plan, f frame, k errorKind,
 	quotesLike(t, back.v.quoted, f.bytes(d.first, "eth0"))
 }
 
-// TestPacketDSRTooBig: the length that counts is that of the packet without what the first node added,
-// and so is the sender's wish that nobody fragments it.
+// TestPacketDSRTooBig: the length and the "don't fragment" flag that count are those of the packet without
+// what the first node added.
 func TestPacketDSRTooBig(t *testing.T) {
 	const mtu = 900
 	eachDSRAnswer(t, mtu, func(t *testing.T, d *dsrNodes, p *plan, next frame) {

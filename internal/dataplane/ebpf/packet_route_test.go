@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/test/must"
 )
 
 // routeFrom leads packets with one source to the far pods by eth0 until the test ends.
@@ -17,7 +18,7 @@ func (n *packetNode) routeFrom(t *testing.T, p *plan, source netip.Addr) {
 	const table = 100
 	prefix := func(s string) *net.IPNet {
 		_, dst, err := net.ParseCIDR(s)
-		ok(t, err)
+		must.Do(t, err)
 		return dst
 	}
 	rule := netlink.NewRule()
