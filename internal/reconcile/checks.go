@@ -17,6 +17,9 @@ import (
 const (
 	// checkTimeout is how long an endpoint may take to answer the agent's connections.
 	checkTimeout = 500 * time.Millisecond
+	// checkGrace follows it: on a busy machine the agent may not have run at the timeout, and the kernel may
+	// have an answer for it.
+	checkGrace = 50 * time.Millisecond
 	// checkTries is the number of these connections: the network may lose a packet of one.
 	checkTries = 2
 	// checksMax bounds the checks at one time.
@@ -69,15 +72,24 @@ func (c *checks) results() []outlier.Result {
 
 // ask connects to an endpoint, and returns the first answer.
 func (c *checks) ask(ctx context.Context, endpoint netip.AddrPort) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan error, checkTries)
 	for range checkTries {
 		go func() { answers <- c.connect(ctx, endpoint) }()
 	}
-	for range checkTries {
-		if err = <-answers; !unanswered(err) {
-			return err
+	timeout, grace := time.After(checkTimeout), (<-chan time.Time)(nil)
+	for left := checkTries; left > 0; {
+		select {
+		case err = <-answers:
+			if !unanswered(err) {
+				return err
+			}
+			left--
+		case <-timeout:
+			grace = time.After(checkGrace)
+		case <-grace:
+			return context.DeadlineExceeded
 		}
 	}
 	return err
