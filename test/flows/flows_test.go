@@ -3,12 +3,11 @@ package flows_test
 import (
 	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/await"
@@ -22,21 +21,15 @@ import (
 // TestMain runs 32 flows at once: most of them wait, for an answer or for silence.
 func TestMain(m *testing.M) { harness.Main(m, 32) }
 
-// start makes a cluster for cases.
+// start makes a cluster for cases. The kept UDP sockets of a case are idle while its next step is
+// written, on a busy machine for longer than conntrack's default of 30 s. With DSR a longer time would be
+// wrong: an endpoint's node then knows each client's port for longer, and a later case may get the port
+// again (dsr.md).
 func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 	t.Helper()
-	cfg.Flags = maps.Clone(cfg.Flags)
-	if cfg.Flags == nil {
-		cfg.Flags = map[string][]string{}
-	}
-	cfg.Flags[""] = append(slices.Clone(cfg.Flags[""]), idleSockets)
+	cfg.IdleUDP = 2 * time.Minute
 	return suite.New(harness.Start(t, cfg).Cluster)
 }
-
-// idleSockets is a flag of agents. The kept UDP sockets of a case are idle while its next step is written,
-// on a busy machine for longer than conntrack's default of 30 s. With DSR it would be wrong: an endpoint's
-// node then knows each client's port for longer, and a later case may get the port again (dsr.md).
-const idleSockets = "--conntrack-udp-timeout=2m"
 
 // spec is the cluster that the package comment describes.
 func spec(name, network string) topology.Spec {

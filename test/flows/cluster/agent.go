@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/instance"
+	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/testbed/agent"
 	"spillway.dev/spillway/test/testbed/topology"
 )
@@ -84,6 +86,9 @@ func (c *Cluster) prepareNode(node string) error {
 	if err := host.Do(unlimitICMP); err != nil {
 		return fmt.Errorf("prepare node %s: %w", node, err)
 	}
+	if err := host.Do(c.rememberUDP); err != nil {
+		return fmt.Errorf("prepare node %s: %w", node, err)
+	}
 	if err := c.useIptables(host); err != nil {
 		return err
 	}
@@ -112,6 +117,14 @@ func unlimitICMP() error {
 		}
 	}
 	return nil
+}
+
+// rememberUDP sets how long conntrack remembers an idle UDP flow in the namespace.
+func (c *Cluster) rememberUDP() error {
+	if c.IdleUDP == 0 {
+		return nil
+	}
+	return kernel.WriteSysctl("net.netfilter.nf_conntrack_udp_timeout", strconv.Itoa(int(c.IdleUDP.Seconds())))
 }
 
 // useIptables creates kubelet's chain on a node, in the cluster's variant of
@@ -156,6 +169,9 @@ func (a *Agent) Args() []string {
 		args = append(args, "--kubeconfig", a.cluster.API.Kubeconfig)
 	} else {
 		args = append(args, "--manifests", a.Manifests)
+	}
+	if idle := a.cluster.IdleUDP; idle != 0 {
+		args = append(args, "--conntrack-udp-timeout="+idle.String())
 	}
 	args = append(args, a.cluster.Flags[""]...)
 	return append(args, a.cluster.Flags[a.Node]...)

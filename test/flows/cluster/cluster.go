@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -48,6 +49,9 @@ type Config struct {
 	NoAgents bool
 	// Routes are ranges that outside clients route to node a.
 	Routes []netip.Prefix
+	// IdleUDP is how long nodes and agents remember an idle UDP flow, in whole seconds; 0: as long
+	// as the kernel does by default, 30 s.
+	IdleUDP time.Duration
 }
 
 // Cluster is a running cluster.
