@@ -95,7 +95,7 @@ func (o options) tests() ([]step, error) {
 		o.goTest("deploy", "test/deploy", 1, "./..."),
 		o.goTest("hack", "hack", 1, hack...),
 	}
-	// Two lanes: more packages at once only make each of them late.
+	// Two lanes, and one of hostile: more packages at once only make each of them late.
 	if o.all {
 		ebpf = append(ebpf, rest...)
 	} else {
@@ -103,7 +103,7 @@ func (o options) tests() ([]step, error) {
 	}
 	stages := append(inTurn(ebpf), inTurn(netfilter)...)
 	if o.all {
-		stages = append(stages, o.hostile()...)
+		stages = append(stages, inTurn(o.hostile())...)
 		cluster := o.goTest("cluster", "test/cluster", 1, "-short", "./...")
 		cluster.after = append(names(stages), "generated", "lint-proto") // it counts losses: nothing runs beside it
 		stages = append(stages, cluster)
@@ -182,8 +182,8 @@ func (o options) dataplanes() []step {
 	return steps
 }
 
-// hostile are the steps of -all that attack each dataplane, all at once: they wait more than they
-// work.
+// hostile are the steps of -all that attack each dataplane, in a lane of their own: they wait more
+// than they work.
 func (o options) hostile() []step {
 	steps := []step{o.goTest("hostile-ebpf", ".", 1, "./test/hostile")}
 	for _, d := range netfilter {
