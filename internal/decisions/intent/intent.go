@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"time"
 
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -168,6 +169,8 @@ type Node struct {
 	PoliciesUnknown bool
 	// MasqueradeAll requires that every Service packet get the node's address.
 	MasqueradeAll bool
+	// Egress says which packets of this node's pods to the outside get the node's address.
+	Egress egress.Plan
 	// Local recognizes packets from this node's pods for a dataplane that cannot recognize
 	// them by their device.
 	Local LocalTraffic

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -25,6 +26,7 @@ type ownNode struct {
 	zone    string
 	kernel  []netip.Addr   // as SetNodeAddrs set them, sorted
 	named   []netip.Addr   // of its Node
+	egress  egress.Plan    // as SetEgress set it
 	addrs   []netip.Addr   // all its addresses, sorted
 	cidrs   []netip.Prefix // of the cluster; nil: compute cidrs and peers again
 	peers   []netip.Addr
@@ -289,6 +291,7 @@ func (t *Tracker) describeNode() Node {
 		OtherPodCIDRs: t.own.others,
 		UnhookedPods:  slices.Sorted(maps.Values(t.own.unhookedPods)),
 		MasqueradeAll: t.cfg.MasqueradeAll,
+		Egress:        t.own.egress,
 
 		PoliciesUnknown: t.policiesUnknown(),
 		PoliciesExist:   t.anyNetworkPolicy() || t.policiesUnknown(),
@@ -422,6 +425,6 @@ func sameNode(a, b Node) bool {
 		slices.Equal(a.Peers, b.Peers) && a.PoliciesUnknown == b.PoliciesUnknown && a.PoliciesExist == b.PoliciesExist &&
 		slices.Equal(a.KnownPods, b.KnownPods) && a.Leaving == b.Leaving &&
 		slices.Equal(a.UnhookedPods, b.UnhookedPods) && slices.Equal(a.OtherPods, b.OtherPods) &&
-		slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) &&
+		slices.Equal(a.OtherPodCIDRs, b.OtherPodCIDRs) && a.Egress.Equal(b.Egress) &&
 		slices.Equal(a.Local.Sources, b.Local.Sources) && a.Local.Interface == b.Local.Interface && a.Local.Prefix == b.Local.Prefix
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/facts/store"
 )
@@ -130,6 +131,12 @@ func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) {
 	t.own.kernel = slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)
 	t.markClusterIPsDirty(differing(before, t.own.kernel))
 	t.readdress()
+}
+
+// SetEgress sets what happens to packets of this node's pods to the outside.
+func (t *Tracker) SetEgress(plan egress.Plan) {
+	t.own.stale = t.own.stale || !plan.Equal(t.own.egress)
+	t.own.egress = plan
 }
 
 // State returns the whole state, sorted.

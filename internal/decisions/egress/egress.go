@@ -1,0 +1,28 @@
+// Package egress decides which connections of this node's pods to the outside get the node's address
+// from the dataplane, instead of a masquerade rule of the CNI: the way out. The functions are pure.
+package egress
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Plan says which packets of this node's pods get the node's address and a source port that no other
+// connection to the destination has. The zero value is none of them.
+type Plan struct {
+	// Sources are the ranges of the pods concerned, sorted. Packets of pods outside of them are left
+	// to netfilter.
+	Sources []netip.Prefix
+	// Keep are the destinations whose packets are left to netfilter, sorted: they keep the pod's
+	// address, or a rule decides that this package does not understand. All of a family without
+	// Sources is in it.
+	Keep []netip.Prefix
+}
+
+// Equal reports whether two Plans are the same.
+func (p Plan) Equal(q Plan) bool {
+	return slices.Equal(p.Sources, q.Sources) && slices.Equal(p.Keep, q.Keep)
+}
+
+// Any reports whether the Plan concerns any pod.
+func (p Plan) Any() bool { return len(p.Sources) > 0 }
