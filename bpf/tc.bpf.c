@@ -37,7 +37,7 @@
  *                Service's; without_flow.h: TCP packets to a Service without a flow
  *    nat/        tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
- *                egress.h      packets of the node's own stack
+ *                from_stack.h  packets of the node's own stack
  *                bypass.h      packets to and from endpoints that bypass netfilter
  *    answer/     syn_challenge.h  answers of the SYN filter that XDP could not send
  *    dsr/        direct server return: an endpoint's node answers clients of another node
@@ -84,7 +84,7 @@ int from_pod(struct __sk_buff *skb)
 	return enter(skb, FROM_POD, ETH_HLEN);
 }
 
-static __always_inline int enter_egress(struct __sk_buff *skb, __u32 l3_off)
+static __always_inline int enter_from_stack(struct __sk_buff *skb, __u32 l3_off)
 {
 	__u32 *features;
 
@@ -96,20 +96,20 @@ static __always_inline int enter_egress(struct __sk_buff *skb, __u32 l3_off)
 	if (!features || !(*features & (FEATURE_STACK_FLOW | FEATURE_NODE_HELPER | FEATURE_SNAT |
 					FEATURE_NODE_SOCKET)))
 		return pass(PASS_OTHER);
-	return enter(skb, EGRESS, l3_off);
+	return enter(skb, FROM_STACK, l3_off);
 }
 
 /* Also for egress of pod-side devices. */
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
-	return enter_egress(skb, ETH_HLEN);
+	return enter_from_stack(skb, ETH_HLEN);
 }
 
 SEC("tc")
 int to_network_l3(struct __sk_buff *skb)
 {
-	return enter_egress(skb, NO_HEADER);
+	return enter_from_stack(skb, NO_HEADER);
 }
 
 /* Behind the others, which have parsed the packet. */

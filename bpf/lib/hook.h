@@ -8,7 +8,7 @@
 enum hook {
 	FROM_NETWORK,
 	FROM_POD,
-	EGRESS,
+	FROM_STACK,
 };
 
 /*
@@ -56,7 +56,7 @@ static __always_inline int flow_applies(const struct flow *f, enum hook hook)
 	/* The node's own processes send at egress and receive at ingress. */
 	if (f->helper == HELPER_NODE)
 		behind_stack = !(f->flags & FLOW_REPLY);
-	return hook == EGRESS ? behind_stack : !behind_stack;
+	return hook == FROM_STACK ? behind_stack : !behind_stack;
 }
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "lookup/port_filter.h"
 #include "serve.h"
-#include "nat/egress.h"
+#include "nat/from_stack.h"
 #include "nat/icmp_error.h"
 #include "answer/syn_challenge.h"
 
@@ -75,8 +75,8 @@ static __always_inline int handle_first(struct __sk_buff *skb, const struct pack
 		if (ret != GO_ON)
 			return ret;
 	}
-	if (hook == EGRESS)
-		return serve_egress(skb, s);
+	if (hook == FROM_STACK)
+		return serve_from_stack(skb, s);
 	ret = serve(skb, s, hook);
 	return ret == WITHOUT_FLOW ? serve_without_flow(skb, hook) : ret;
 }
@@ -89,7 +89,7 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 	struct flow *f;
 	int ret;
 
-	__u32 device = hook == EGRESS ? ANY_DEVICE : hook_device(skb, hook);
+	__u32 device = hook == FROM_STACK ? ANY_DEVICE : hook_device(skb, hook);
 	enum flow_miss miss = flow_find(skb, p, s, device, &f);
 
 	if (dsr && hook == FROM_NETWORK)
@@ -178,7 +178,7 @@ static __always_inline int enter(struct __sk_buff *skb, enum hook hook, __u32 l3
 	if (!may_be_ours(p, hook))
 		return pass(PASS_OTHER);
 	/* Without a flow for egress, only a first packet may need another source port. */
-	if (hook == EGRESS && !(p->flags & PACKET_ICMP_ERROR) && !packet_begins(p) &&
+	if (hook == FROM_STACK && !(p->flags & PACKET_ICMP_ERROR) && !packet_begins(p) &&
 	    !feature_seen(FEATURE_STACK_FLOW | FEATURE_NODE_HELPER))
 		return pass(PASS_OTHER);
 	m->hook = hook;

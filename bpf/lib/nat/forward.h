@@ -121,7 +121,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	/* That of a translated packet is remembered: dsr_follow. */
 	if (unlikely(p->flags & PACKET_FIRST_FRAGMENT) && !(p->flags & PACKET_TRANSLATED))
 		fragment_remember(p);
-	if (hook == EGRESS) {
+	if (hook == FROM_STACK) {
 		if (nat_rewrite_by_helpers(skb, p, f, 0))
 			return drop(DROP_REWRITE);
 		return pass(TRANSLATED_EGRESS);

@@ -190,13 +190,13 @@ __noinline int relay_error(struct __sk_buff *skb, enum hook hook)
 		f = request_of_error(&m->icmp.key, &m->pair.reply_key);
 	if (!f || flow_dead(f, m->icmp.key.proto, s, now()) || !flow_applies(f, hook))
 		return pass(PASS_OTHER);
-	if (hook != EGRESS && !source_belongs(&p->tuple, hook_device(skb, hook)))
+	if (hook != FROM_STACK && !source_belongs(&p->tuple, hook_device(skb, hook)))
 		return pass(PASS_SOURCE);
-	if (hook != EGRESS && !error_may_bypass(&p->tuple, &m->icmp.key))
+	if (hook != FROM_STACK && !error_may_bypass(&p->tuple, &m->icmp.key))
 		return pass(PASS_OTHER);
 	m->pair.flow = *f;
 	f = &m->pair.flow;
-	if (hook == EGRESS || f->flags & FLOW_STACK)
+	if (hook == FROM_STACK || f->flags & FLOW_STACK)
 		m->next_hop.kind = NEXT_HOP_STACK;
 	else
 		next_hop_find(skb, p, &p->tuple.saddr, &f->daddr, &m->next_hop);

@@ -197,7 +197,7 @@ static __always_inline int tftp_answer_may_bypass(struct __sk_buff *skb, const s
 {
 	struct tuple asked;
 
-	if (hook == EGRESS || !(request->flags & FLOW_STACK) || request->helper == HELPER_NODE)
+	if (hook == FROM_STACK || !(request->flags & FLOW_STACK) || request->helper == HELPER_NODE)
 		return 0;
 	tuple_mirror(&asked, answer);
 	asked.dport = request->helper_port;
@@ -258,7 +258,7 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 		return GO_ON;
 	p = &m->packet;
 	f = &m->pair.flow;
-	if (hook != EGRESS && source_device(&p->tuple) != hook_device(skb, hook))
+	if (hook != FROM_STACK && source_device(&p->tuple) != hook_device(skb, hook))
 		return GO_ON;
 	request = tftp_request(&p->tuple, &m->pair.reply_key, s, time);
 	if (!request || !p->tuple.sport)

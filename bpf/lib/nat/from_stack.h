@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* Packets of no flow that leave the node's own stack. */
-#ifndef SPILLWAY_NAT_EGRESS_H
-#define SPILLWAY_NAT_EGRESS_H
+#ifndef SPILLWAY_NAT_FROM_STACK_H
+#define SPILLWAY_NAT_FROM_STACK_H
 
 #include "../flow/create.h"
 #include "../flow/plan.h"
@@ -38,7 +38,7 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 	if (flow_create(skb, m, false, s) == DROP)
 		return drop(DROP_SNAT_PORTS);
 	count(PORT_CHANGED);
-	return flow_forward(skb, m, EGRESS, NULL);
+	return flow_forward(skb, m, FROM_STACK, NULL);
 }
 
 /*
@@ -62,7 +62,7 @@ static __always_inline bool check_socket_service(struct __sk_buff *skb, const st
  * Handles a packet of no flow at egress: a flow may use its port, it is a TFTP request, or of a
  * socket whose Service is gone.
  */
-__noinline int serve_egress(struct __sk_buff *skb, struct settings *s)
+__noinline int serve_from_stack(struct __sk_buff *skb, struct settings *s)
 {
 	struct scratch *m = get_scratch();
 	const struct tuple *t;
