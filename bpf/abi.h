@@ -77,6 +77,9 @@ enum service_flags {
 	SERVICE_DSR = 1 << 4,	  /* with SERVICE_MAGLEV: DSR to endpoints on other nodes */
 };
 
+/* In place of a Service's id: a pod's connection to the outside. It has no endpoint. */
+#define SERVICE_EGRESS 0xffffffff
+
 struct service {
 	__u32 count[2]; /* of ROUTE_CLUSTER and of ROUTE_LOCAL */
 	__u32 affinity; /* timeout in seconds; 0: no affinity */
@@ -122,8 +125,8 @@ struct backend {
 
 /*
  * source_ranges: prefixes of clients that a Service allows.
- * cluster_ranges: prefixes of pods, addresses of other nodes, and the selectors of IPsec
- * policies.
+ * cluster_ranges: prefixes of pods, addresses of other nodes, the selectors of IPsec policies, and
+ * what egress leaves to netfilter.
  * route_mtus: by device, the MTU of routes that have one, in bytes; 0: the route has none, but a
  * wider one has.
  */
@@ -132,6 +135,8 @@ struct backend {
 /* Sources and destinations in IPsec (xfrm) policies; see SETTING_XFRM. */
 #define RANGE_XFRM_SRC 0xfffffffe
 #define RANGE_XFRM_DST 0xfffffffd
+/* Destinations of pods' packets that egress leaves to netfilter: egress/leave.h. */
+#define RANGE_KEEP 0xfffffffc
 
 struct range_key {
 	__u32 prefixlen; /* 64 + length of the prefix */
@@ -324,6 +329,7 @@ enum pod_flags {
 	POD_TRAVERSES_NETFILTER = 1 << 0, /* its packets must traverse netfilter */
 	POD_REACHABLE = 1 << 1,		  /* ifindex and mac are valid */
 	POD_DENY_RULE_ONLY = 1 << 2,	  /* only deny rules of do-not-track policies require it */
+	POD_LEAVES = 1 << 3, /* its connections to the outside get the node's address: egress */
 };
 
 struct pod {
@@ -360,6 +366,16 @@ struct untracked_pod_key {
 	struct addr addr;
 	__u32 family;
 	__u32 rule;
+};
+
+/*
+ * egress_ports: the ports that a flow of egress has had as its source: eight in a value. Packets
+ * from the network to other ports of the node are no answers of such flows.
+ */
+#define EGRESS_PORTS_OF_VALUE 8
+
+struct egress_ports {
+	__u8 used[EGRESS_PORTS_OF_VALUE]; /* 1: the port was used */
 };
 
 /* node_addrs: the node's own addresses. */
@@ -537,6 +553,7 @@ enum settings_flags {
 	SETTING_HOOKS_EXCEPT = 1 << 11,	 /* they leave the cgroups in unhooked_cgroups */
 	SETTING_LOOPBACK_V4 = 1 << 12,	 /* they serve NodePorts on 127.0.0.0/8 */
 	SETTING_LOOPBACK_V6 = 1 << 13,	 /* and on ::1 */
+	SETTING_EGRESS = 1 << 14, /* new connections of pods to the outside: egress/leave.h */
 };
 
 /*
@@ -549,6 +566,7 @@ enum feature {
 	FEATURE_NODE_HELPER = 1 << 2, /* there is a flow of HELPER_NODE: nat/from_stack.h, tftp.h */
 	FEATURE_SNAT = 1 << 3,	      /* a flow uses an address and a port of the node */
 	FEATURE_NODE_SOCKET = 1 << 4, /* a UDP socket of the node was connected to an endpoint */
+	FEATURE_EGRESS = 1 << 5,      /* a pod's connection to the outside has a flow */
 };
 
 /* events: a ring buffer of flow events, which the agent reads. */
@@ -757,6 +775,9 @@ enum verdict {
 	DSR_ENCAPSULATED,     /* sent to the endpoint's node within a datagram */
 	DSR_PROBED,	      /* another node's probe was answered */
 	DROP_MISSED_TAIL_CALL, /* the program behind an entry program is gone */
+	EGRESS_CREATED,	       /* a new flow of a pod to the outside was stored */
+	DROP_EGRESS_PORTS, /* a pod's connection to the outside: no free port to its destination */
+	DROP_POD_REPLACED, /* an answer to a pod whose address another pod has by now */
 	VERDICTS,
 };
 

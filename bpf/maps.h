@@ -114,6 +114,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } socket_backends SEC(".maps");
 LRU(sockets, struct socket_key, struct socket_peer, 1 << 17);
+/* The agent writes the ports of flows that other maps had. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, (1 << 16) / EGRESS_PORTS_OF_VALUE);
+	__type(key, __u32);
+	__type(value, struct egress_ports);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} egress_ports SEC(".maps");
 ARRAY(features_seen, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum feature */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
 

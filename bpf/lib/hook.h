@@ -22,6 +22,7 @@ enum step {
 	REFUSE = -4,	   /* its next hop is unusable: refuse */
 	WITHOUT_FLOW = -5, /* serve_without_flow; pair.flow.backend is its endpoint */
 	ANSWER_PROBE = -6, /* dsr_answer_probe */
+	LEAVE = -7,	   /* of a pod to the outside: serve_leaving */
 };
 
 /* Marks packets that these programs have sent: the egress program of the device lets them out. */

@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_SERVE_H
 #define SPILLWAY_SERVE_H
 
+#include "egress/flow.h"
 #include "flow/create.h"
 #include "flow/plan.h"
 #include "lookup/source.h"
@@ -16,6 +17,7 @@ enum decision {
 	NOT_OURS,
 	FORGED,	      /* the source does not belong to the device */
 	TO_NETFILTER, /* netfilter knows the connection */
+	LEAVES,	      /* of a pod to the outside: egress/flow.h */
 	BYPASS,	      /* to or from an endpoint's own address, or by a do-not-track policy */
 	DROPPED,      /* by the Service's source ranges or traffic policy */
 	NO_ENDPOINT,
@@ -81,13 +83,18 @@ static __always_inline enum decision decide(struct __sk_buff *skb, const struct 
 	if (!found->fe && match.node_addr)
 		return NOT_OURS;
 	found->from_endpoint = !found->fe && is_endpoint(&t->saddr, t->sport, t->proto, t->family);
-	if (!found->fe && !found->from_endpoint && !(s->flags & SETTING_UNTRACKED))
+	if (!found->fe && !found->from_endpoint &&
+	    !(s->flags & (SETTING_UNTRACKED | SETTING_EGRESS)))
 		return NOT_OURS;
 	if (!source_belongs(t, hook_device(skb, hook)))
 		return FORGED;
-	if (!is_service(found->fe))
-		return BYPASS;
-	return decide_service(skb, p, s, hook, found);
+	if (is_service(found->fe))
+		return decide_service(skb, p, s, hook, found);
+	if (hook == FROM_POD && packet_begins(p) &&
+	    pod_leaves(s, &t->saddr, &t->daddr, t->family) &&
+	    !(s->flags & SETTING_UNTRACKED && untracked_may_bypass(p, hook)))
+		return LEAVES;
+	return BYPASS;
 }
 
 /* Has the Service a SYN filter (xdp/syn_filter.h)? */
@@ -184,6 +191,8 @@ __noinline int serve(struct __sk_buff *skb, struct settings *s, enum hook hook)
 		return drop_reported(s, found.fe->service, DROP_SOURCE, REPORT_PACKET);
 	case TO_NETFILTER:
 		return pass(PASS_CONNTRACK);
+	case LEAVES:
+		return LEAVE;
 	case BYPASS:
 		if (unlikely(found.fe && plan_own_connection(m, s))) {
 			m->pair.flow.backend = 0;

@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_TC_H
 #define SPILLWAY_TC_H
 
+#include "egress/leave.h"
 #include "lookup/port_filter.h"
 #include "serve.h"
 #include "nat/from_stack.h"
@@ -78,6 +79,9 @@ static __always_inline int handle_first(struct __sk_buff *skb, const struct pack
 	if (hook == FROM_STACK)
 		return serve_from_stack(skb, s);
 	ret = serve(skb, s, hook);
+	/* Not calls of serve: the frames of all active calls share the stack. */
+	if (ret == LEAVE)
+		return serve_leaving(skb, s);
 	return ret == WITHOUT_FLOW ? serve_without_flow(skb, hook) : ret;
 }
 
@@ -144,7 +148,12 @@ static __always_inline bool may_be_ours(struct packet *p, enum hook hook)
 		return true;
 	if (dsr && hook == FROM_NETWORK && may_be_wrapped(p))
 		return true;
-	return filter_passes(p);
+	if (filter_passes(p))
+		return true;
+	if (hook == FROM_POD)
+		return egress_may_leave(p);
+	/* An answer to a pod, or a packet of the stack whose port such a flow may have. */
+	return egress_has_port(hook == FROM_NETWORK ? p->tuple.dport : p->tuple.sport);
 }
 
 /*

@@ -82,6 +82,26 @@ static __always_inline int plan_route(struct __sk_buff *skb, struct scratch *m,
 	return next_hop_unusable(&m->next_hop) ? -1 : 0;
 }
 
+/* Begins the flow of a packet from this device to daddr. It keeps its source for now. */
+static __always_inline void plan_begin(struct scratch *m, const struct addr *daddr, __be16 dport,
+				       __u32 device)
+{
+	const struct packet *p = &m->packet;
+	struct flow *f = &m->pair.flow;
+
+	f->saddr = p->tuple.saddr;
+	f->daddr = *daddr;
+	f->sport = p->tuple.sport;
+	f->dport = dport;
+	f->seen = p->time;
+	f->state = FLOW_NEW;
+	f->opened = p->time;
+	__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
+	f->helper_port = dport; /* flow_record_first replaces it for TCP */
+	f->in_ifindex = device;
+	flow_forget_next_hop(f);
+}
+
 /* What a new flow has to do with DSR. */
 enum dsr_role {
 	DSR_NONE,
@@ -104,18 +124,8 @@ static __always_inline enum step plan_source(struct __sk_buff *skb, struct scrat
 	bool hairpin = addr_equal(&p->tuple.saddr, &b->addr);
 	bool on_this_node = b->flags & BACKEND_ON_THIS_NODE;
 
-	f->saddr = p->tuple.saddr;
-	f->daddr = b->addr;
-	f->sport = p->tuple.sport;
-	f->dport = b->port;
+	plan_begin(m, &b->addr, b->port, hook_device(skb, hook));
 	f->service = b->service;
-	f->seen = p->time;
-	f->state = FLOW_NEW;
-	f->opened = p->time;
-	__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
-	f->helper_port = b->port; /* flow_record_first replaces it for TCP */
-	f->in_ifindex = hook_device(skb, hook);
-	flow_forget_next_hop(f);
 	if (!on_this_node) {
 		/* There is no flow without a next hop: its source address is unknown. */
 		if (plan_route(skb, m, &p->tuple.saddr, &b->addr))

@@ -144,6 +144,16 @@ __noinline int conntrack_runs(struct __sk_buff *skb, const struct tuple *t)
 	       !tracked_ended(&found);
 }
 
+/* Has netfilter a connection with this tuple, in either direction, that has not ended? */
+__noinline int conntrack_continues(struct __sk_buff *skb, const struct tuple *t)
+{
+	struct tracked found = {};
+
+	if (!t || !has_ct_lookup || conntrack_find(skb, t, &found) < 0)
+		return 0;
+	return t->proto != IPPROTO_TCP || !tracked_ended(&found);
+}
+
 /*
  * Is this tuple the reply direction of a conntrack entry? Then netfilter would treat the
  * replies as that connection's. A client may use one port both for an endpoint through a

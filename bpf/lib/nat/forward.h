@@ -72,8 +72,24 @@ static __always_inline int flow_next_hop_fresh(const struct __sk_buff *skb, cons
 		(p->ttl > 1 && packet_size(skb, p) <= f->next_hop_mtu));
 }
 
-/* Finds the next hop of a flow's packets. */
-static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
+/*
+ * Is this an answer to a pod of this node whose address another pod, at this device, has by now?
+ * The other entry has the device of the pod that asked.
+ */
+static __always_inline bool pod_replaced(struct scratch *m, __u32 device)
+{
+	struct flow_pair *pair = &m->pair;
+	struct flow *f = &pair->flow, *asked;
+
+	if (!(f->flags & FLOW_REPLY))
+		return false;
+	flow_reverse_key(&pair->reverse_key, f, &m->packet.tuple);
+	asked = bpf_map_lookup_elem(&flows, &pair->reverse_key);
+	return asked && asked->in_ifindex && asked->in_ifindex != device;
+}
+
+/* Finds the next hop of a flow's packets. Returns GO_ON, or DROP. */
+static __noinline int flow_next_hop(struct __sk_buff *skb, struct scratch *m, struct flow *entry)
 {
 	struct flow *f = &m->pair.flow;
 	struct packet *p = &m->packet;
@@ -81,14 +97,17 @@ static __noinline void flow_next_hop(struct __sk_buff *skb, struct scratch *m, s
 
 	if (flow_make_traverse(f, entry, p)) {
 		next_hop_stack(hop);
-		return;
+		return GO_ON;
 	}
 	if (!(f->flags & FLOW_TO_POD) || !next_hop_pod(&f->daddr, p->tuple.family, hop))
 		next_hop_route(skb, p, &f->saddr, &f->daddr, hop);
+	else if (pod_replaced(m, hop->ifindex))
+		return DROP;
 	if (dsr_remote(f))
 		dsr_choose_encapsulation(skb, m);
 	if (entry)
 		flow_keep_next_hop(entry, p, hop);
+	return GO_ON;
 }
 
 /*
@@ -134,8 +153,8 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 			return drop(DROP_REWRITE);
 		return redirect_frame(skb, p, f->next_hop_kind, f->next_hop_ifindex,
 				      f->next_hop_macs, TRANSLATED_DIRECT);
-	} else if (!(p->flags & PACKET_ROUTED)) {
-		flow_next_hop(skb, m, entry);
+	} else if (!(p->flags & PACKET_ROUTED) && flow_next_hop(skb, m, entry) == DROP) {
+		return drop(DROP_POD_REPLACED);
 	}
 	if (next_hop_unusable(hop))
 		return refuse(skb, m);

@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_NAT_FROM_STACK_H
 #define SPILLWAY_NAT_FROM_STACK_H
 
+#include "../egress/leave.h"
 #include "../flow/create.h"
 #include "../flow/plan.h"
 #include "../flow/socket_service.h"
@@ -37,6 +38,7 @@ __noinline int serve_port_conflict(struct __sk_buff *skb, struct settings *s)
 	feature_mark(FEATURE_NODE_HELPER);
 	if (flow_create(skb, m, false, s) == DROP)
 		return drop(DROP_SNAT_PORTS);
+	egress_mark_port(m->pair.flow.sport);
 	count(PORT_CHANGED);
 	return flow_forward(skb, m, FROM_STACK, NULL);
 }

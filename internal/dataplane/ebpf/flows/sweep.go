@@ -44,7 +44,7 @@ func (t *Table) Sweep(ctx context.Context) error {
 	tidy := filter.BeginTidy()
 	ends, active, loads := t.beginEnds(), map[uint32]uint64{}, t.loads.begin()
 	err := objects.EachFlow(ctx, t.m(objects.TCMapFlows), func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
-		if tidy {
+		if tidy && f.Service != objects.ServiceEgress {
 			filter.Keep(objects.FlowMember(k, f))
 		}
 		if t.cfg.Timeouts.Dead(k, f, now) {

@@ -48,6 +48,8 @@ var meanings = map[string]string{
 	"drop_xfrm":             "dropped: an IPsec policy selects the packet, and a redirect would bypass IPsec",
 	"drop_source":           "dropped: the source address does not belong to the packet's device",
 	"drop_missed_tail_call": "dropped: the program behind that of the device is gone, as if the pins in tailcalls/ had been removed",
+	"drop_egress_ports":     "dropped: no free source port towards the destination outside",
+	"drop_pod_replaced":     "dropped: the pod that asked is gone, and another has its address",
 	"drop_dsr":              "dropped: it announces a connection for DSR, and no node with this cluster's key wrote that",
 	"drop_syn_form":         "dropped: a SYN with IP options or in fragments, and the Service has a SYN filter",
 	"drop_icmp_rate":        "not answered: the answer would exceed the rate of ICMP errors",

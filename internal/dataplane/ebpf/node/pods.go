@@ -100,8 +100,8 @@ func (w *Writer) writePods(changed iter.Seq[netip.Addr]) error {
 	return objects.FirstOf(errs)
 }
 
-// podEntry returns the entry of one pod address: its device, its MACs, and whether its
-// packets must traverse netfilter; zero for none. The entry has the device even without the
+// podEntry returns the entry of one pod address: its device, its MACs, whether its packets must
+// traverse netfilter, and whether egress concerns it; zero for none. The entry has the device even without the
 // MACs, because the programs check the device of a source address.
 func (w *Writer) podEntry(a netip.Addr) (pod objects.TCPod) {
 	var flags objects.TCPodFlags
@@ -118,6 +118,9 @@ func (w *Writer) podEntry(a netip.Addr) (pod objects.TCPod) {
 		flags |= objects.TCPodFlagsPOD_TRAVERSES_NETFILTER
 	case traversesForDenyRule:
 		flags |= objects.TCPodFlagsPOD_TRAVERSES_NETFILTER | objects.TCPodFlagsPOD_DENY_RULE_ONLY
+	}
+	if known && w.node != nil && inAny(w.node.Egress.Sources, a) {
+		flags |= objects.TCPodFlagsPOD_LEAVES
 	}
 	if contested || known && unclaimed(w.node, a) {
 		flags |= objects.TCPodFlagsPOD_TRAVERSES_NETFILTER
@@ -140,11 +143,16 @@ func (w *Writer) writeTraversing(before, n *intent.Node) error {
 	maps.Copy(changed, traversing)
 	w.traversing = traversing
 	for a := range w.pods {
-		if unclaimed(before, a) != unclaimed(n, a) {
+		if unclaimed(before, a) != unclaimed(n, a) || before == nil || inAny(before.Egress.Sources, a) != inAny(n.Egress.Sources, a) {
 			changed[a] = traversing[a]
 		}
 	}
 	return w.writePods(maps.Keys(changed))
+}
+
+// inAny reports whether an address is in one of the ranges.
+func inAny(ranges []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // unclaimed reports whether a pod's address may belong to a pod that a NetworkPolicy

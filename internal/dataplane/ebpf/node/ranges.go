@@ -11,7 +11,7 @@ import (
 )
 
 // clusterRangesOf returns the entries of cluster_ranges: prefixes of pods, addresses of other
-// nodes, and selectors of IPsec policies.
+// nodes, selectors of IPsec policies, and destinations that egress leaves to netfilter.
 func (w *Writer) clusterRangesOf(n *intent.Node) map[objects.TCRangeKey]bool {
 	want := map[objects.TCRangeKey]bool{}
 	for _, c := range n.ClusterCIDRs {
@@ -19,6 +19,9 @@ func (w *Writer) clusterRangesOf(n *intent.Node) map[objects.TCRangeKey]bool {
 	}
 	for _, a := range n.Peers {
 		want[objects.RangeKey(objects.RangePeers, netip.PrefixFrom(a, a.BitLen()))] = true
+	}
+	for _, p := range n.Egress.Keep {
+		want[objects.RangeKey(objects.RangeKeep, p)] = true
 	}
 	for _, p := range w.xfrm {
 		want[objects.RangeKey(objects.RangeXfrmSrc, p.Src)], want[objects.RangeKey(objects.RangeXfrmDst, p.Dst)] = true, true
@@ -66,10 +69,10 @@ func (w *Writer) removeClusterRanges(n *intent.Node) error {
 	return objects.FirstOf(errs)
 }
 
-// onXfrm receives the IPsec policies of this network namespace. The programs leave
+// OnXfrm receives the IPsec policies of this network namespace. The programs leave
 // packets that a policy may select to the stack: from a source of any policy to a
 // destination of any policy, for all ports.
-func (w *Writer) onXfrm(policies []kernel.XfrmPolicy) {
+func (w *Writer) OnXfrm(policies []kernel.XfrmPolicy) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(policies) > 0 && len(w.xfrm) == 0 {

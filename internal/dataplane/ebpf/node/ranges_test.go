@@ -38,9 +38,9 @@ func TestIPsecRangesCoverTheSetting(t *testing.T) {
 	})
 	for range 300 {
 		changes.Add(1)
-		b.onXfrm([]kernel.XfrmPolicy{p})
+		b.OnXfrm([]kernel.XfrmPolicy{p})
 		changes.Add(1)
-		b.onXfrm(nil)
+		b.OnXfrm(nil)
 	}
 	stop.Store(true)
 	reader.Wait()

@@ -104,6 +104,9 @@ func (w *Writer) settings(n *intent.Node) objects.TCSettings {
 	if w.cfg.SocketHooks == objects.HooksHost {
 		flags |= objects.TCSettingsFlagsSETTING_HOOKS_HOST
 	}
+	if n.Egress.Any() {
+		flags |= objects.TCSettingsFlagsSETTING_EGRESS
+	}
 	if len(n.UnhookedPods) > 0 {
 		flags |= objects.TCSettingsFlagsSETTING_HOOKS_EXCEPT
 	}

@@ -112,7 +112,7 @@ func (w *Writer) EndDraining() error {
 
 // Watch follows IPsec policies and netfilter's rules until Close.
 func (w *Writer) Watch() (err error) {
-	w.ipsec, err = kernel.WatchXfrm(w.onXfrm, func(err error) { w.cfg.Log.Error("Read IPsec policies", "err", err) })
+	w.ipsec, err = kernel.WatchXfrm(w.OnXfrm, func(err error) { w.cfg.Log.Error("Read IPsec policies", "err", err) })
 	if err == nil {
 		w.followNAT()
 	}

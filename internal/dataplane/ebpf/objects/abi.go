@@ -27,12 +27,16 @@ const (
 	RangePeers   = 0xffffffff
 	RangeXfrmSrc = 0xfffffffe
 	RangeXfrmDst = 0xfffffffd
+	RangeKeep    = 0xfffffffc
 )
 
-// IsClusterRange reports whether a prefix is of the cluster or of an IPsec policy, and not of a
-// Service. Before there was a map cluster_ranges, source_ranges had such prefixes too.
+// ServiceEgress is SERVICE_EGRESS of bpf/abi.h.
+const ServiceEgress = 0xffffffff
+
+// IsClusterRange reports whether a prefix is of the cluster, of an IPsec policy or of egress, and not of
+// a Service. Before there was a map cluster_ranges, source_ranges had such prefixes too.
 func IsClusterRange(key TCRangeKey) bool {
-	return key.Scope == RangePods || key.Scope >= RangeXfrmDst
+	return key.Scope == RangePods || key.Scope >= RangeKeep
 }
 
 // The two sets of endpoints, as indices of TCService.Count.

@@ -53,11 +53,18 @@ func OpenFilter(o *Objects) (*PortFilter, error) {
 	return f, f.Fill(o.Maps)
 }
 
-// Fill adds all members.
+// Fill adds all members, and the ports of flows of egress to their map.
 func (f *PortFilter) Fill(m map[string]*ebpf.Map) error {
-	err := EachFlow(context.Background(), m[TCMapFlows], func(k *TCTuple, v *TCFlow, _ uint32) error {
-		f.Add(FlowMember(k, v))
-		return nil
+	ports, err := openEgressPorts(m)
+	if err != nil {
+		return err
+	}
+	err = EachFlow(context.Background(), m[TCMapFlows], func(k *TCTuple, v *TCFlow, _ uint32) error {
+		if v.Service != ServiceEgress {
+			f.Add(FlowMember(k, v))
+			return nil
+		}
+		return ports.mark(v)
 	})
 	if err != nil {
 		return err

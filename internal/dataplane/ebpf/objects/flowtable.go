@@ -90,7 +90,7 @@ func ReverseOf(k *TCTuple, f *TCFlow) TCTuple {
 }
 
 // FlowMember returns the member that lets the packets of a flow's entry pass: the Service or
-// the endpoint.
+// the endpoint. Flows of egress need none (bpf/lib/egress/leave.h).
 func FlowMember(k *TCTuple, f *TCFlow) TCFrontendKey {
 	if TCFlowFlags(f.Flags)&TCFlowFlagsFLOW_REPLY != 0 {
 		return TCFrontendKey{Addr: k.Saddr, Port: k.Sport, Proto: k.Proto}

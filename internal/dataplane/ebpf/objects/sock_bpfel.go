@@ -45,6 +45,7 @@ const (
 	SockMapConnections      = "connections"
 	SockMapDsrCarriers      = "dsr_carriers"
 	SockMapDsrPaths         = "dsr_paths"
+	SockMapEgressPorts      = "egress_ports"
 	SockMapEventCounts      = "event_counts"
 	SockMapEventRates       = "event_rates"
 	SockMapEvents           = "events"
@@ -198,6 +199,7 @@ type SockMapSpecs struct {
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EgressPorts     *ebpf.MapSpec `ebpf:"egress_ports"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -303,6 +305,7 @@ type SockMaps struct {
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
+	EgressPorts     *ebpf.Map `ebpf:"egress_ports"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -354,6 +357,7 @@ func (m *SockMaps) Close() error {
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,
+		m.EgressPorts,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,

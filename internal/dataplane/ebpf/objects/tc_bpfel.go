@@ -156,6 +156,7 @@ const (
 	TCFeatureFEATURE_NODE_HELPER TCFeature = 4
 	TCFeatureFEATURE_SNAT        TCFeature = 8
 	TCFeatureFEATURE_NODE_SOCKET TCFeature = 16
+	TCFeatureFEATURE_EGRESS      TCFeature = 32
 )
 
 type TCFlow struct {
@@ -320,6 +321,7 @@ const (
 	TCPodFlagsPOD_TRAVERSES_NETFILTER TCPodFlags = 1
 	TCPodFlagsPOD_REACHABLE           TCPodFlags = 2
 	TCPodFlagsPOD_DENY_RULE_ONLY      TCPodFlags = 4
+	TCPodFlagsPOD_LEAVES              TCPodFlags = 8
 )
 
 type TCRangeKey struct {
@@ -414,6 +416,7 @@ const (
 	TCSettingsFlagsSETTING_HOOKS_EXCEPT   TCSettingsFlags = 2048
 	TCSettingsFlagsSETTING_LOOPBACK_V4    TCSettingsFlags = 4096
 	TCSettingsFlagsSETTING_LOOPBACK_V6    TCSettingsFlags = 8192
+	TCSettingsFlagsSETTING_EGRESS         TCSettingsFlags = 16384
 )
 
 type TCSlotKey struct {
@@ -563,7 +566,10 @@ const (
 	TCVerdictDSR_ENCAPSULATED      TCVerdict = 49
 	TCVerdictDSR_PROBED            TCVerdict = 50
 	TCVerdictDROP_MISSED_TAIL_CALL TCVerdict = 51
-	TCVerdictVERDICTS              TCVerdict = 52
+	TCVerdictEGRESS_CREATED        TCVerdict = 52
+	TCVerdictDROP_EGRESS_PORTS     TCVerdict = 53
+	TCVerdictDROP_POD_REPLACED     TCVerdict = 54
+	TCVerdictVERDICTS              TCVerdict = 55
 )
 
 type TCXdpDevice struct {
@@ -589,6 +595,7 @@ const (
 	TCMapConnections                = "connections"
 	TCMapDsrCarriers                = "dsr_carriers"
 	TCMapDsrPaths                   = "dsr_paths"
+	TCMapEgressPorts                = "egress_ports"
 	TCMapEventCounts                = "event_counts"
 	TCMapEventRates                 = "event_rates"
 	TCMapEvents                     = "events"
@@ -752,6 +759,7 @@ type TCMapSpecs struct {
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EgressPorts     *ebpf.MapSpec `ebpf:"egress_ports"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -881,6 +889,7 @@ type TCMaps struct {
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
+	EgressPorts     *ebpf.Map `ebpf:"egress_ports"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -934,6 +943,7 @@ func (m *TCMaps) Close() error {
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,
+		m.EgressPorts,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,

@@ -22,6 +22,7 @@ const (
 	XDPMapConnections      = "connections"
 	XDPMapDsrCarriers      = "dsr_carriers"
 	XDPMapDsrPaths         = "dsr_paths"
+	XDPMapEgressPorts      = "egress_ports"
 	XDPMapEventCounts      = "event_counts"
 	XDPMapEventRates       = "event_rates"
 	XDPMapEvents           = "events"
@@ -152,6 +153,7 @@ type XDPMapSpecs struct {
 	Connections     *ebpf.MapSpec `ebpf:"connections"`
 	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EgressPorts     *ebpf.MapSpec `ebpf:"egress_ports"`
 	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
 	Events          *ebpf.MapSpec `ebpf:"events"`
@@ -258,6 +260,7 @@ type XDPMaps struct {
 	Connections     *ebpf.Map `ebpf:"connections"`
 	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
 	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
+	EgressPorts     *ebpf.Map `ebpf:"egress_ports"`
 	EventCounts     *ebpf.Map `ebpf:"event_counts"`
 	EventRates      *ebpf.Map `ebpf:"event_rates"`
 	Events          *ebpf.Map `ebpf:"events"`
@@ -310,6 +313,7 @@ func (m *XDPMaps) Close() error {
 		m.Connections,
 		m.DsrCarriers,
 		m.DsrPaths,
+		m.EgressPorts,
 		m.EventCounts,
 		m.EventRates,
 		m.Events,

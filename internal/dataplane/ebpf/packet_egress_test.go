@@ -1,0 +1,275 @@
+package ebpf
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/decisions/egress"
+	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/must"
+)
+
+// TestPacketEgress: what a CNI's masquerade rule would do, with flows of our own.
+func TestPacketEgress(t *testing.T) {
+	n := newPacketNode(t)
+	for name, f := range map[string]func(*testing.T, *plan, uint8){
+		"Opens": n.egressOpens, "LeftToNetfilter": n.egressLeft, "Errors": n.egressErrors, "Fragments": n.egressFragments,
+		"PortsTaken": n.egressPortsTaken, "PodReplaced": n.egressPodReplaced, "SwitchedOff": n.egressOff, "Forged": n.egressForged,
+		"StackHasPort": n.egressStackHasPort,
+	} {
+		t.Run(name, func(t *testing.T) { eachTransport(t, n, f) })
+	}
+	t.Run("Connection", func(t *testing.T) { eachFamily(t, n, n.egressConnection) })
+	t.Run("MTU", func(t *testing.T) { eachFamily(t, n, n.egressMTU) })
+}
+
+// leaving has the pods of this node leave with its address until the test ends.
+func (n *packetNode) leaving(t *testing.T, change ...func(*intent.Node)) {
+	t.Helper()
+	n.setNode(t, func(node *intent.Node) {
+		for _, p := range plans {
+			node.Egress.Sources = append(node.Egress.Sources, hostRange(p.pod1), hostRange(p.pod2))
+			node.Egress.Keep = append(node.Egress.Keep, netip.MustParsePrefix(p.farNet), hostRange(p.pod1), hostRange(p.pod2))
+		}
+		for _, f := range change {
+			f(node)
+		}
+	})
+}
+
+func hostRange(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+var egressVerdicts = []objects.TCVerdict{objects.TCVerdictFLOW_CREATED, objects.TCVerdictEGRESS_CREATED, objects.TCVerdictTRANSLATED_DIRECT}
+
+// leave sends the first packet of a pod's connection to the outside, and wants it to leave.
+func (n *packetNode) leave(t *testing.T, p *plan, proto uint8, port uint16) result {
+	t.Helper()
+	r := n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, port), dst: ap(p.client, 443), flags: first(proto)})
+	r.want(t, actRedirect, egressVerdicts...)
+	if r.v == nil {
+		t.FailNow()
+	}
+	return r
+}
+
+func (n *packetNode) egressOpens(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	ports, used := n.snatPorts(t), map[uint16]bool{}
+	for port := uint16(40000); port < 40020; port++ {
+		r := n.leave(t, p, proto, port)
+		if r.v.src.Addr() != p.eth0 || r.v.dst != ap(p.client, 443) || !slices.Contains(ports, r.v.src.Port()) {
+			t.Errorf("%s -> %s, want from %s by a port for SNAT", r.v.src, r.v.dst, p.eth0)
+		}
+		if used[r.v.src.Port()] {
+			t.Errorf("port %d is that of two connections", r.v.src.Port())
+		}
+		used[r.v.src.Port()] = true
+		r = n.send(t, inEth0, back(r.v, "S.", []byte("answer")))
+		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+		r.wantPath(t, ap(p.client, 443), ap(p.pod1, port))
+		if w := n.lastNextHop(t); w.kind != nextHopPod {
+			t.Errorf("the answer went %+v, want to the pod", w)
+		}
+	}
+}
+
+func (n *packetNode) egressConnection(t *testing.T, p *plan) {
+	n.leaving(t)
+	c := n.newConn(ap(p.pod1, 40000), ap(p.client, 443), ap(p.client, 443), inEth0)
+	c.in = inPod1
+	c.handshake(t)
+	c.wantState(t, objects.TCFlowStateFLOW_ESTABLISHED)
+	c.talk(t, ".x", "<.y")
+	c.lives(t)
+	for _, k := range c.keys() {
+		if f, found := n.flow(k); !found || f.Service != objects.ServiceEgress || f.Backend != 0 {
+			t.Errorf("entry %+v: Service %#x, endpoint %d", k, f.Service, f.Backend)
+		}
+	}
+}
+
+// egressLeft: what netfilter decides about, as before.
+func (n *packetNode) egressLeft(t *testing.T, p *plan, proto uint8) {
+	out := func(dst netip.AddrPort, flags string) frame {
+		return frame{proto: proto, src: ap(p.pod1, 40000), dst: dst, flags: flags}
+	}
+	outside := out(ap(p.client, 443), first(proto))
+	left := func(what string, f frame, verdict objects.TCVerdict) {
+		t.Helper()
+		n.untouched(t, what, inPod1, f.bytes(n, "pod1"), verdict)
+	}
+	left("egress off", outside, objects.TCVerdictPASS_OTHER)
+	for _, tt := range []struct {
+		what   string
+		change func(*intent.Node)
+	}{
+		{"a destination to keep", func(node *intent.Node) { node.Egress.Keep = append(node.Egress.Keep, hostRange(p.client)) }},
+		{"a pod of no source range", func(node *intent.Node) { node.Egress.Sources = []netip.Prefix{hostRange(p.pod2)} }},
+		{"a pod with a policy", func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod1} }},
+		{"unknown policies", func(node *intent.Node) { node.PoliciesUnknown = true }},
+	} {
+		n.leaving(t, tt.change)
+		left(tt.what, outside, objects.TCVerdictPASS_OTHER)
+	}
+	n.leaving(t)
+	left("the node itself", out(ap(p.eth0, 443), first(proto)), objects.TCVerdictPASS_OTHER)
+	left("another pod", out(ap(p.far, 443), first(proto)), objects.TCVerdictPASS_OTHER)
+	if proto == protoTCP {
+		left("in the middle", out(ap(p.client, 443), "."), objects.TCVerdictPASS_OTHER)
+	}
+	n.routeTo(t, p.client2, "pod2")
+	left("behind a device of no uplink", out(ap(p.client2, 443), first(proto)), objects.TCVerdictPASS_OTHER)
+	n.xfrmPolicies(t, kernel.XfrmPolicy{Src: hostRange(p.eth0), Dst: hostRange(p.client), Dir: kernel.XfrmOut})
+	left("IPsec", outside, objects.TCVerdictPASS_OTHER)
+	n.xfrmPolicies(t)
+	n.track(t, p, proto, ap(p.pod1, 40000), ap(p.client, 443), ap(p.client, 443), ap(p.eth0, 40000))
+	left("known to netfilter", outside, objects.TCVerdictPASS_CONNTRACK)
+	outside.src = ap(p.pod1, 40001)
+	n.send(t, inPod1, outside).want(t, actRedirect, egressVerdicts...)
+}
+
+// xfrmPolicies makes these the IPsec policies until the test ends.
+func (n *packetNode) xfrmPolicies(t *testing.T, list ...kernel.XfrmPolicy) {
+	t.Helper()
+	n.onThread(t, func() error { n.node.OnXfrm(list); return nil })
+	t.Cleanup(func() { n.onThread(t, func() error { n.node.OnXfrm(nil); return nil }) })
+}
+
+func (n *packetNode) egressErrors(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	request := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto)}.bytes(n, "pod1")
+	seen := n.sendRaw(t, inPod1, request)
+	seen.want(t, actRedirect, egressVerdicts...)
+	for _, k := range errorKinds {
+		for _, from := range []netip.Addr{p.client, p.router} {
+			r := n.send(t, inEth0, k.about(p, from, seen.out[14:], 0))
+			n.wantError(t, r, k, p, from, p.pod1, request)
+		}
+	}
+	answer := back(seen.v, "S.", []byte("the answer")).bytes(n, "eth0")
+	got := n.sendRaw(t, inEth0, answer)
+	r := n.send(t, inPod1, errorKinds[0].about(p, p.pod1, got.out[14:], 0))
+	n.wantError(t, r, errorKinds[0], p, p.eth0, p.client, answer)
+}
+
+func (n *packetNode) egressFragments(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto), id: 7, payload: bytes.Repeat([]byte("x"), 1600)}
+	v := n.sendFragments(t, inPod1, f.fragments(n, "pod1", 800), objects.TCVerdictFLOW_CREATED, objects.TCVerdictEGRESS_CREATED)
+	if v.src.Addr() != p.eth0 {
+		t.Errorf("the datagram has source %s, want %s", v.src, p.eth0)
+	}
+	answer := back(v, "S.", f.payload)
+	answer.id = 8
+	v = n.sendFragments(t, inEth0, answer.fragments(n, "eth0", 800))
+	if v.dst != ap(p.pod1, 40000) {
+		t.Errorf("the answer is for %s, want the pod", v.dst)
+	}
+}
+
+// egressPortsTaken: a connection that finds no port is dropped, and one to another destination is not.
+func (n *packetNode) egressPortsTaken(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	n.setSNATPorts(t, 50000)
+	keep := n.leave(t, p, proto, 40000)
+	if proto == protoTCP {
+		n.send(t, inEth0, frame{proto: proto, src: keep.v.dst, dst: keep.v.src, flags: "S.", seq: serverISN, ack: 1}).
+			want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+		n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: ".", seq: 1, ack: serverISN + 1}).
+			want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	}
+	second := frame{proto: proto, src: ap(p.pod2, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	r := n.send(t, inPod2, second)
+	if proto == protoTCP {
+		r.want(t, actDrop, objects.TCVerdictDROP_EGRESS_PORTS)
+	}
+	second.dst = ap(p.client2, 443)
+	n.send(t, inPod2, second).want(t, actRedirect, egressVerdicts...)
+}
+
+// egressPodReplaced: another pod with the address gets no answer to what the one before has asked.
+func (n *packetNode) egressPodReplaced(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	asked := n.leave(t, p, proto, 40000)
+	n.ageFlows(t, 2)
+	n.node.OnPods(attach.PodChanges{Upserts: map[netip.Addr]attach.Pod{
+		p.pod1: {Ifindex: n.ifindex["pod2"], PodMAC: podMAC("pod2"), HostMAC: n.mac["pod2"]},
+	}})
+	t.Cleanup(func() { n.onThread(t, n.describe) })
+	n.send(t, inEth0, back(asked.v, "S.", nil)).want(t, actDrop, objects.TCVerdictDROP_POD_REPLACED)
+}
+
+// egressOff: known connections go on, new ones are netfilter's.
+func (n *packetNode) egressOff(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	asked := n.leave(t, p, proto, 40000)
+	n.setNode(t, func(node *intent.Node) { node.Egress = egress.Plan{} })
+	again := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	r := n.send(t, inPod1, again)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	r.wantPath(t, asked.v.src, asked.v.dst)
+	n.send(t, inEth0, back(asked.v, "S.", nil)).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	again.src = ap(p.pod1, 40001)
+	n.untouched(t, "a new connection", inPod1, again.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+}
+
+// egressForged: nobody but the destination answers, and no pod speaks for another.
+func (n *packetNode) egressForged(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	asked := n.leave(t, p, proto, 40000)
+	answer := back(asked.v, "S.", nil)
+	n.send(t, inPod2, answer).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
+	other := answer
+	other.src = ap(p.client2, 443)
+	n.untouched(t, "an answer of another host", inEth0, other.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
+	forged := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	n.send(t, inPod2, forged).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
+	forged.src = ap(p.pod1, 40001)
+	n.untouched(t, "another pod's address", inPod2, forged.bytes(n, "pod2"), objects.TCVerdictPASS_SOURCE)
+}
+
+// egressStackHasPort: a packet of the node's stack whose port a flow of egress has gets another one,
+// and its answer comes back to the stack.
+func (n *packetNode) egressStackHasPort(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	seen := n.leave(t, p, proto, 40000).v.src
+	own := frame{proto: proto, src: seen, dst: ap(p.client, 443), flags: first(proto)}
+	r := n.send(t, outEth0, own)
+	r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictPORT_CHANGED, objects.TCVerdictTRANSLATED_EGRESS)
+	if r.v.src.Addr() != p.eth0 || r.v.src.Port() == seen.Port() {
+		t.Errorf("leaves as %s, want another port than %s", r.v.src, seen)
+	}
+	r = n.send(t, inEth0, back(r.v, "S.", nil))
+	r.wantPath(t, ap(p.client, 443), seen)
+	if r.code != actNext {
+		t.Errorf("the answer: code %d, want the stack", r.code)
+	}
+}
+
+func (n *packetNode) egressMTU(t *testing.T, p *plan) {
+	defer func(before bool) { n.checksComplete = before }(n.checksComplete)
+	n.checksComplete = false // see TestPacketAnswers
+	n.leaving(t)
+	n.setRouteMTUs(t, "eth0", map[string]uint32{p.all: mtuRoute})
+	f := n.lengthen(frame{proto: protoUDP, src: ap(p.pod1, 40000), dst: ap(p.client, 443)}, mtuRoute+1)
+	r := n.send(t, inPod1, f)
+	n.wantAnswer(t, inPod1, f, r, objects.TCVerdictANSWERED_TOO_BIG)
+}
+
+// TestEgressPortsOfCopiedFlows: flows that other maps had get their answers.
+func TestEgressPortsOfCopiedFlows(t *testing.T) {
+	n := newPacketNode(t)
+	n.leaving(t)
+	p := plans["IPv4"]
+	asked := n.leave(t, p, protoTCP, 40000)
+	port := asked.v.src.Port()
+	must.Do(t, n.m(objects.TCMapEgressPorts).Put(uint32(port/8), uint64(0)))
+	n.untouched(t, "an answer to a port that was not used", inEth0, back(asked.v, "S.", nil).bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
+	must.Do(t, n.objects.Filter.Fill(n.objects.Maps))
+	n.send(t, inEth0, back(asked.v, "S.", nil)).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+}
