@@ -78,6 +78,7 @@ func (b *Backend) makeParts() {
 	b.services = services.New(b.objects, b.cfg.Log)
 	b.node = node.New(&b.cfg, b.objects, b.services.HasAddr, b.noteFacts)
 	b.flows = flows.New(&b.cfg, b.objects, b.services)
+	b.node.OnSourcesLost(b.flows.ForgetSources)
 	b.services.OnChanges(b.noteFacts, b.flows.EndpointsRemoved)
 }
 

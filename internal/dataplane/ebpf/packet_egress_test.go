@@ -261,6 +261,26 @@ func (n *packetNode) egressMTU(t *testing.T, p *plan) {
 	n.wantAnswer(t, inPod1, f, r, objects.TCVerdictANSWERED_TOO_BIG)
 }
 
+// TestEgressAddressLost: flows with an address that the node loses end, and others go on.
+func TestEgressAddressLost(t *testing.T) {
+	n := newPacketNode(t)
+	n.leaving(t)
+	v4, v6 := plans["IPv4"], plans["IPv6"]
+	lost, kept := n.leave(t, v4, protoTCP, 40000), n.leave(t, v6, protoTCP, 40000)
+	t.Cleanup(func() { n.onThread(t, n.describe) })
+	n.node.OnUplinks(map[int]attach.Uplink{
+		n.ifindex["eth0"]: {Name: "eth0", V4: addr("192.0.2.2"), V6: v6.eth0},
+		n.ifindex["tun0"]: {Name: "tun0", V4: v4.tun0, V6: v6.tun0},
+	})
+	again := frame{proto: protoTCP, src: ap(v4.pod1, 40000), dst: ap(v4.client, 443), flags: "."}
+	n.untouched(t, "the pod's next packet", inPod1, again.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+	n.untouched(t, "a late answer", inEth0, back(lost.v, "S.", nil).bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
+	n.send(t, inEth0, back(kept.v, "S.", nil)).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	if r := n.leave(t, v4, protoTCP, 40001); r.v.src.Addr() != addr("192.0.2.2") {
+		t.Errorf("a new connection has source %s, want the new address", r.v.src)
+	}
+}
+
 // TestEgressPortsOfCopiedFlows: flows that other maps had get their answers.
 func TestEgressPortsOfCopiedFlows(t *testing.T) {
 	n := newPacketNode(t)

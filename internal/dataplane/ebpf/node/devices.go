@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"maps"
+	"net/netip"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
@@ -12,6 +13,7 @@ import (
 func (w *Writer) OnUplinks(uplinks map[int]attach.Uplink) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	lost := lostSources(w.uplinks, uplinks)
 	w.uplinks = maps.Clone(uplinks)
 	want, l3 := map[uint32]objects.TCUplink{}, map[uint32]uint8{}
 	for i, u := range uplinks {
@@ -36,6 +38,25 @@ func (w *Writer) OnUplinks(uplinks map[int]attach.Uplink) {
 			w.cfg.Log.Error("Write settings", "err", err)
 		}
 	}
+	if len(lost) > 0 && w.sourcesLost != nil {
+		if err := w.sourcesLost(lost); err != nil {
+			w.cfg.Log.Error("Delete flows whose source the node has lost", "err", err)
+		}
+	}
+}
+
+// lostSources returns the addresses that the external devices had before, and have no longer.
+func lostSources(before, now map[int]attach.Uplink) map[netip.Addr]bool {
+	lost := map[netip.Addr]bool{}
+	for _, u := range before {
+		lost[u.V4], lost[u.V6] = true, true
+	}
+	for _, u := range now {
+		delete(lost, u.V4)
+		delete(lost, u.V6)
+	}
+	delete(lost, netip.Addr{})
+	return lost
 }
 
 // OnXDPDevices receives the external devices with the XDP program.

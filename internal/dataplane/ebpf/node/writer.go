@@ -26,10 +26,11 @@ type Writer struct {
 	objects       *objects.Objects
 	factsChanged  func() // called when Fact may answer differently; nil: not needed
 	isServiceAddr func(netip.Addr) bool
-	facts         atomic.Pointer[podFacts] // nil before the first node
-	ipsec         *kernel.XfrmWatch        // watches IPsec policies
-	stopNAT       func()                   // stops Config.WatchNAT
-	unhook        chan struct{}            // the pods without socket hooks have changed
+	sourcesLost   func(map[netip.Addr]bool) error // see OnSourcesLost
+	facts         atomic.Pointer[podFacts]        // nil before the first node
+	ipsec         *kernel.XfrmWatch               // watches IPsec policies
+	stopNAT       func()                          // stops Config.WatchNAT
+	unhook        chan struct{}                   // the pods without socket hooks have changed
 
 	mu            sync.Mutex // for the fields below: interfaces change on their own
 	node          *intent.Node
@@ -55,6 +56,9 @@ func New(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr)
 		pods: map[netip.Addr]attach.Pod{}, traversing: map[netip.Addr]traversal{},
 	}
 }
+
+// OnSourcesLost has f called with the addresses that the external devices no longer have.
+func (w *Writer) OnSourcesLost(f func(lost map[netip.Addr]bool) error) { w.sourcesLost = f }
 
 // Read reads what an earlier run has written. untracking says that untracked_ports has entries.
 func (w *Writer) Read(untracking bool) (err error) {
