@@ -77,4 +77,8 @@ type Flow struct {
 	// DSR says that the endpoint's node answers the client itself, and OneWay that this is
 	// the node that received the connection: no reply passes it.
 	DSR, OneWay bool
+	// Egress says that it is a Pod's own connection to the outside, at Endpoint, which sees Source: an
+	// address and a port of the node. Source is set for such flows alone.
+	Egress bool
+	Source netip.AddrPort
 }

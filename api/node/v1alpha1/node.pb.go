@@ -2203,7 +2203,11 @@ type Flow struct {
 	Dsr bool `protobuf:"varint,20,opt,name=dsr,proto3" json:"dsr,omitempty"`
 	// This node received a DSR flow for an endpoint of another one, so no reply passes here; only
 	// in ListFlows. The state then follows the client's packets alone.
-	OneWay        bool `protobuf:"varint,21,opt,name=one_way,json=oneWay,proto3" json:"one_way,omitempty"`
+	OneWay bool `protobuf:"varint,21,opt,name=one_way,json=oneWay,proto3" json:"one_way,omitempty"`
+	// A Pod's own connection to the outside: endpoint is its destination, and no Service has it. Only in
+	// ListFlows.
+	Egress        bool  `protobuf:"varint,22,opt,name=egress,proto3" json:"egress,omitempty"`
+	Source        *Peer `protobuf:"bytes,23,opt,name=source,proto3" json:"source,omitempty"` // with egress: the node's address and port that the destination sees
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2383,6 +2387,20 @@ func (x *Flow) GetOneWay() bool {
 		return x.OneWay
 	}
 	return false
+}
+
+func (x *Flow) GetEgress() bool {
+	if x != nil {
+		return x.Egress
+	}
+	return false
+}
+
+func (x *Flow) GetSource() *Peer {
+	if x != nil {
+		return x.Source
+	}
+	return nil
 }
 
 type DropsRequest struct {
@@ -3199,7 +3217,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x12\n" +
-	"\x04node\x18\x04 \x01(\tR\x04node\"\xfa\x06\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\xc8\a\n" +
 	"\x04Flow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\x124\n" +
@@ -3222,7 +3240,9 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\fsmoothed_rtt\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vsmoothedRtt\x12\"\n" +
 	"\rclosed_by_rst\x18\x13 \x01(\bR\vclosedByRst\x12\x10\n" +
 	"\x03dsr\x18\x14 \x01(\bR\x03dsr\x12\x17\n" +
-	"\aone_way\x18\x15 \x01(\bR\x06oneWay\"\x0e\n" +
+	"\aone_way\x18\x15 \x01(\bR\x06oneWay\x12\x16\n" +
+	"\x06egress\x18\x16 \x01(\bR\x06egress\x124\n" +
+	"\x06source\x18\x17 \x01(\v2\x1c.spillway.node.v1alpha1.PeerR\x06source\"\x0e\n" +
 	"\fDropsRequest\"C\n" +
 	"\rDropsResponse\x122\n" +
 	"\x05drops\x18\x01 \x03(\v2\x1c.spillway.node.v1alpha1.DropR\x05drops\"\x8a\x01\n" +
@@ -3388,36 +3408,37 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	41, // 36: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
 	42, // 37: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
 	42, // 38: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
-	32, // 39: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
-	34, // 40: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
-	0,  // 41: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	36, // 42: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
-	37, // 43: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
-	37, // 44: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
-	0,  // 45: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	40, // 46: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	7,  // 47: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	2,  // 48: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	12, // 49: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	14, // 50: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	23, // 51: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	25, // 52: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	30, // 53: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	33, // 54: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
-	38, // 55: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 56: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	13, // 57: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	15, // 58: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	24, // 59: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	26, // 60: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	31, // 61: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	35, // 62: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
-	39, // 63: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	56, // [56:64] is the sub-list for method output_type
-	48, // [48:56] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	28, // 39: spillway.node.v1alpha1.Flow.source:type_name -> spillway.node.v1alpha1.Peer
+	32, // 40: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
+	34, // 41: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
+	0,  // 42: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	36, // 43: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
+	37, // 44: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
+	37, // 45: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
+	0,  // 46: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	40, // 47: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	7,  // 48: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	2,  // 49: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	12, // 50: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	14, // 51: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	23, // 52: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	25, // 53: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	30, // 54: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	33, // 55: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	38, // 56: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 57: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	13, // 58: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	15, // 59: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	24, // 60: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	26, // 61: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	31, // 62: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	35, // 63: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	39, // 64: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	57, // [57:65] is the sub-list for method output_type
+	49, // [49:57] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }

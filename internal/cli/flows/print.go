@@ -48,6 +48,9 @@ func (r table) Write(w io.Writer) error {
 	if note := dsrNote(r.Flows); note != "" {
 		t.Foot("%s", note)
 	}
+	if slices.ContainsFunc(r.Flows, (*nodev1alpha1.Flow).GetEgress) {
+		t.Foot("egress: a Pod's own connection to the outside, which sees this address and port of the node")
+	}
 	if note := nodeclient.NewerAgent(r.ListFlowsResponse); note != "" {
 		t.Foot("%s", note)
 	}
@@ -94,8 +97,12 @@ func peer(p *nodev1alpha1.Peer) string {
 	return net.JoinHostPort(p.Address, fmt.Sprint(p.Port))
 }
 
-// service is the name of the Service and its port, or its address.
+// service is the name of the Service and its port, or its address. A Pod's own connection to the outside
+// has neither: it has the address and port that its destination sees.
 func service(f *nodev1alpha1.Flow) string {
+	if f.Egress {
+		return "egress as " + peer(f.Source)
+	}
 	if f.Service == "" {
 		return peer(f.ServiceAddress)
 	}

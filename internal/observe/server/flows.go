@@ -160,6 +160,10 @@ func (s *Server) flow(f dataplane.Flow, client, at, endpoint reconcile.Address) 
 		Namespace: at.Service.Service.Namespace, Service: at.Service.Service.Name, PortName: at.Service.Port,
 	}
 	out.ServiceAddress.Pod, out.ServiceAddress.Node = "", ""
+	if f.Egress {
+		out.Egress, out.ServiceAddress = true, nil
+		out.Source = &nodev1alpha1.Peer{Address: f.Source.Addr().String(), Port: uint32(f.Source.Port())}
+	}
 	return out
 }
 

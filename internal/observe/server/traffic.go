@@ -168,10 +168,10 @@ func (s *Server) failingEndpoints(ctx context.Context) (map[endpointKey]*recentF
 }
 
 // addRecent counts a flow. Many UDP protocols have no answers, so UDP is not counted. Nor is a flow
-// whose answers pass another way.
+// whose answers pass another way, or one to the outside.
 func addRecent(found map[endpointKey]*recentFlows, f *dataplane.Flow, now time.Time) {
 	age := now.Sub(f.Opened)
-	if f.Protocol == model.UDP || f.OneWay || f.Opened.IsZero() || age > answerWindow {
+	if f.Protocol == model.UDP || f.OneWay || f.Egress || f.Opened.IsZero() || age > answerWindow {
 		return
 	}
 	key := endpointKey{f.Protocol, f.Endpoint}

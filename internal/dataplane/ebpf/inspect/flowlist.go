@@ -37,6 +37,9 @@ func ListFlows(ctx context.Context, table *ebpf.Map, timeouts *objects.Timeouts,
 		}
 		flow.Refused = isRefused(table, k, f)
 		flow.DSR, flow.OneWay = dsrOf(f)
+		if f.Service == objects.ServiceEgress {
+			flow.Egress, flow.Source = true, netip.AddrPortFrom(objects.FromAddr(f.Saddr, k.Family), objects.ToPort(f.Sport))
+		}
 		if f.Opened != 0 {
 			flow.Opened = clock.Add(-time.Duration(int32(now-f.Opened)) * time.Second)
 		}
