@@ -47,6 +47,33 @@ func BenchmarkPacketEvents(b *testing.B) {
 	benchPackets(b, n, n.packetCases)
 }
 
+// BenchmarkPacketEgress is what pods' connections to the outside cost, and what others cost beside them.
+func BenchmarkPacketEgress(b *testing.B) {
+	n := newPacketNode(b)
+	n.leaving(b)
+	benchPackets(b, n, n.egressCases)
+}
+
+// egressCases starts with the empty program.
+func (n *packetNode) egressCases(b *testing.B, p *plan) []*packetCase {
+	c := n.newConn(ap(p.pod1, 40000), ap(p.client, 443), ap(p.client, 443), inEth0)
+	c.in = inPod1
+	c.handshake(b)
+	_, in := c.frame("<P.", []byte{0})
+	_, out := c.frame("P.", []byte{0})
+	first := frame{proto: protoTCP, src: ap(p.pod1, 1000), dst: ap(p.client, 443), flags: "S"}
+	inside := frame{proto: protoTCP, src: ap(p.pod1, 1000), dst: ap(p.far, 443), flags: "P."}
+	node := frame{proto: protoTCP, src: ap(p.client, 443), dst: ap(p.eth0, 40000), flags: "P."}
+	return []*packetCase{
+		{name: "empty program", code: actNext, frame: node},
+		{name: "not ours, from the network", hook: inEth0, code: actNext, frame: node},
+		{name: "not ours, from a pod to another", hook: inPod1, code: actNext, frame: inside},
+		{name: "known flow, from a pod to the outside", hook: inPod1, code: actRedirect, frame: out},
+		{name: "its answer", hook: inEth0, code: actRedirect, frame: in},
+		{name: "first packet to the outside", hook: inPod1, code: actRedirect, frame: first, fresh: true},
+	}
+}
+
 func benchPackets(b *testing.B, n *packetNode, casesOf func(*testing.B, *plan) []*packetCase) {
 	b.Helper()
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)

@@ -29,7 +29,7 @@ func TestPacketEgress(t *testing.T) {
 }
 
 // leaving has the pods of this node leave with its address until the test ends.
-func (n *packetNode) leaving(t *testing.T, change ...func(*intent.Node)) {
+func (n *packetNode) leaving(t testing.TB, change ...func(*intent.Node)) {
 	t.Helper()
 	n.setNode(t, func(node *intent.Node) {
 		for _, p := range plans {
