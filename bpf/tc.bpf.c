@@ -39,7 +39,7 @@
  *                icmp_error.h  ICMP errors about translated packets
  *                from_stack.h  packets of the node's own stack
  *                bypass.h      packets to and from endpoints that bypass netfilter
- *    egress/     pods' connections to the outside: leave.h (which), flow.h
+ *    egress/     pods' connections to the outside: leave.h (which), leaving_flow.h
  *    answer/     syn_challenge.h  answers of the SYN filter that XDP could not send
  *    dsr/        direct server return: an endpoint's node answers clients of another node
  *                send.h        the node that receives a packet; flow.h: its flows and their state

@@ -3,7 +3,7 @@
 #ifndef SPILLWAY_SERVE_H
 #define SPILLWAY_SERVE_H
 
-#include "egress/flow.h"
+#include "egress/leaving_flow.h"
 #include "flow/create.h"
 #include "flow/plan.h"
 #include "lookup/source.h"
@@ -17,7 +17,7 @@ enum decision {
 	NOT_OURS,
 	FORGED,	      /* the source does not belong to the device */
 	TO_NETFILTER, /* netfilter knows the connection */
-	LEAVES,	      /* of a pod to the outside: egress/flow.h */
+	LEAVES,	      /* of a pod to the outside: egress/leaving_flow.h */
 	BYPASS,	      /* to or from an endpoint's own address, or by a do-not-track policy */
 	DROPPED,      /* by the Service's source ranges or traffic policy */
 	NO_ENDPOINT,
