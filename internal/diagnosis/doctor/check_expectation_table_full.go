@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // expectationTableFull compares expectations with nf_conntrack_expect_max.

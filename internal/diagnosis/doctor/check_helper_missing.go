@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // helperMissing reports translated ports whose protocol needs a conntrack helper, where

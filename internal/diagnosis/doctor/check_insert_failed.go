@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // insertFailed reports insert_failed and its likely cause.

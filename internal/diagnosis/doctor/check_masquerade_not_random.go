@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // masqueradeNotRandom reports source NAT rules without --random-fully.

@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/node/capacity"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // snatPortsExhausted compares the ports in use towards one destination with the ports that

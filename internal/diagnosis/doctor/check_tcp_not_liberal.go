@@ -3,7 +3,7 @@ package doctor
 import (
 	"slices"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // tcpNotLiberal reports packets that conntrack classifies as INVALID where this breaks

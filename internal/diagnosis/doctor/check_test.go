@@ -16,10 +16,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/node/capacity"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // Each test creates the problem in a namespace of its own and sees the finding. It fixes

@@ -16,9 +16,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // Config says what to examine.

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // Tables of nft with iptables' names and other chains: iptables-nft-save succeeds and

@@ -4,9 +4,9 @@ import (
 	"net/netip"
 	"time"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/internal/node/ruleset"
 )
 
 // Node is the state of a machine that Load has read.

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/diagnosis/doctor/ruleset"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
+	"spillway.dev/spillway/internal/node/ruleset"
 	"spillway.dev/spillway/test/await"
 )
 

@@ -8,5 +8,5 @@
 //
 // The package encodes what Spillway writes. Of tables of other programs it decodes names,
 // hooks and the attributes of expressions, but no text: nft lists that
-// (internal/diagnosis/doctor/ruleset).
+// (internal/node/ruleset).
 package nft

@@ -105,6 +105,7 @@ func (p *nftParser) line(line string) {
 		p.chain = nil
 	case fields[0] == "type" && strings.Contains(text, " hook "):
 		p.chain.Base = true
+		p.chain.Type, p.chain.Hook, p.chain.Priority = fields[1], word(fields, "hook"), priority(text)
 	case handle != 0:
 		p.rs.add(p.chain, handle, named(text))
 		r := p.chain.Rules[len(p.chain.Rules)-1]
@@ -183,4 +184,34 @@ func cutHandle(line string) (text string, handle int) {
 		return line, 0
 	}
 	return strings.TrimSpace(line[:i]), handle
+}
+
+// word returns the field behind a name.
+func word(fields []string, name string) string {
+	if i := slices.Index(fields, name); i >= 0 && i+1 < len(fields) {
+		return fields[i+1]
+	}
+	return ""
+}
+
+// priorities are the names of nft for priorities.
+var priorities = map[string]int{"raw": -300, "mangle": -150, "dstnat": -100, "filter": 0, "security": 50, "srcnat": 100}
+
+var priorityText = regexp.MustCompile(`priority (-?\d+|[a-z]+)(?: ([+-]) (\d+))?;`)
+
+// priority returns the priority in the first line of a base chain: "priority srcnat - 1;".
+func priority(text string) int {
+	m := priorityText.FindStringSubmatch(text)
+	if m == nil {
+		return 0
+	}
+	n, known := priorities[m[1]]
+	if !known {
+		n, _ = strconv.Atoi(m[1])
+	}
+	d, _ := strconv.Atoi(m[3])
+	if m[2] == "-" {
+		d = -d
+	}
+	return n + d
 }

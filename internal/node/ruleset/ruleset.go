@@ -27,7 +27,9 @@ type Rule struct {
 // Chain is one chain.
 type Chain struct {
 	Command, Family, Table, Name string
-	Base                         bool // packets enter here, from a hook
+	Base                         bool   // packets enter here, from a hook
+	Type, Hook                   string // of a base chain of nft: "nat", "postrouting"
+	Priority                     int    // of a base chain of nft
 	Rules                        []*Rule
 }
 

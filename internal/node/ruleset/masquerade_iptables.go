@@ -1,0 +1,112 @@
+package ruleset
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// parseIptables parses a rule of iptables.
+func (w *walker) parseIptables(r *Rule, m *match) {
+	args, ok := r.arguments()
+	if !ok {
+		m.verdict, m.unclear = "other", "its text is cut off"
+		return
+	}
+	not, module := false, ""
+	for i := 0; i < len(args); i++ {
+		value := ""
+		if i+1 < len(args) {
+			value = args[i+1]
+		}
+		switch args[i] {
+		case "!":
+			not = true
+			continue
+		case "-s", "-d":
+			set, ok := w.addresses(value)
+			switch {
+			case !ok:
+				m.doubt("its address is not understood")
+			case args[i] == "-s":
+				m.source(set, not)
+			default:
+				m.dest(w, set, not)
+			}
+		case "-o":
+			yes, known := w.isExternal(value)
+			if m.require(yes, not); !known {
+				m.never = false
+				m.doubt("it depends on the output device")
+			}
+		case "-i": // a pod's packet enters by no external device
+			if yes, _ := w.isExternal(value); yes {
+				m.require(false, not)
+			} else {
+				m.doubt("it depends on the input device")
+			}
+		case "-p":
+			m.doubt("it depends on the protocol")
+		case "-m":
+			module = value
+		case "--comment":
+		case "--dst-type", "--src-type": // of the node, or a group
+			m.require(value == "UNICAST", not)
+		case "--mark":
+			if module != "mark" {
+				m.doubt("it depends on the connection's mark")
+				break
+			}
+			m.require(maskedIsZero(value), not)
+		case "--ctstate", "--state":
+			m.require(slices.Contains(strings.Split(value, ","), "NEW"), not)
+		case "-j", "-g":
+			w.targetOf(args[i], value, m)
+			m.options(args[i+2:])
+			return
+		default:
+			m.doubt("its match " + args[i] + " is not understood")
+			if strings.HasPrefix(value, "-") || value == "!" {
+				not = false
+				continue // an option without a value
+			}
+		}
+		not = false
+		i++
+	}
+}
+
+// maskedIsZero reports whether a mark of zero matches VALUE or VALUE/MASK.
+func maskedIsZero(text string) bool {
+	value, _, _ := strings.Cut(text, "/")
+	n, err := strconv.ParseUint(value, 0, 32)
+	return err == nil && n == 0
+}
+
+// targetOf sets the verdict of a target.
+func (w *walker) targetOf(option, name string, m *match) {
+	m.target = name
+	switch name {
+	case "RETURN":
+		m.verdict = "return"
+	case "ACCEPT":
+		m.verdict = "accept"
+	case "MASQUERADE":
+		m.verdict = "masquerade"
+	case "LOG", "NFLOG", "TRACE", "AUDIT":
+	case "SNAT", "NETMAP", "DNAT", "REDIRECT", "DROP", "REJECT", "MARK", "CONNMARK", "SET", "CT", "NFQUEUE", "QUEUE":
+		m.verdict = "other"
+	default:
+		m.verdict = "jump"
+		if option == "-g" {
+			m.verdict = "goto"
+		}
+	}
+}
+
+// options reads the options of a target.
+func (m *match) options(args []string) {
+	if m.verdict == "masquerade" && slices.Contains(args, "--to-ports") {
+		m.doubt("it gives ports of a range")
+	}
+}
