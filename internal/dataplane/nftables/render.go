@@ -203,6 +203,9 @@ func renderNode(l *layout, n *intent.Node) *rendering {
 			}
 		}
 		r.borders(c.localPods, n.Local.Sources, is6)
+		if !l.beside { // the node's other dataplane has the pods' connections
+			r.egress(c.egress, n, is6)
+		}
 	}
 	return r
 }
