@@ -50,6 +50,10 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 			// A process of the node asks the node itself: by lo.
 			m.Sees(network, "node", x.Gateway, x.Node, x.Gateway)
 		}
+		if err := b.Apply(t.Context(), intent.Changes{Node: new(withEgress(prefixes(x.Pods), nil))}); err != nil {
+			t.Fatal(err)
+		}
+		m.Sees("tcp", "pod1", x.Pod1, x.Other, x.Node)
 		one := []netip.Prefix{netip.PrefixFrom(only, only.BitLen())}
 		if err := b.Apply(t.Context(), intent.Changes{Node: new(withEgress(one, nil))}); err != nil {
 			t.Fatal(err)
