@@ -1,11 +1,15 @@
 package nftables
 
 import (
+	"maps"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -187,4 +191,70 @@ func TestAFamilyWithoutPodsThatLeaveHasNoObjects(t *testing.T) {
 	if got := run(t, "nft", "list", "table", "inet", "spillway"); strings.Contains(got, "egress") {
 		t.Errorf("with nothing to translate, the table is\n%s", got)
 	}
+}
+
+// leaving is what the metric of connections says, by family. A registry would ask on another
+// thread, which is in another namespace.
+func leaving(t *testing.T, b *Backend) map[string]float64 {
+	t.Helper()
+	ch := make(chan prometheus.Metric, 100)
+	b.Collect(ch)
+	close(ch)
+	out := map[string]float64{}
+	for m := range ch {
+		var d dto.Metric
+		if err := m.Write(&d); err != nil {
+			t.Fatal(err)
+		}
+		if m.Desc() == egressDesc {
+			out[d.Label[0].GetValue()] = d.Counter.GetValue()
+		}
+	}
+	return out
+}
+
+func TestConnectionsOfPodsThatLeaveAreCounted(t *testing.T) {
+	enter(t)
+	m := netnstest.NewOutside(t)
+	b := open(t)
+	connect := func(ipv4, ipv6 int) {
+		t.Helper()
+		for i, n := range []int{ipv4, ipv6} {
+			for range n {
+				x := netnstest.OutsideFamilies[i]
+				m.Ask("tcp", "pod1", x.Pod1, x.Server)
+				m.Ask("tcp", "node", x.Node, x.Server) // no pod's
+			}
+		}
+	}
+	want := func(when string, want map[string]float64) {
+		t.Helper()
+		if got := leaving(t, b); !maps.Equal(got, want) {
+			t.Errorf("%s: counted %v, want %v", when, got, want)
+		}
+	}
+	four, six := netnstest.OutsideIPv4.Pods, netnstest.OutsideIPv6.Pods
+	replace(t, b, intent.State{Node: node()})
+	want("no plan", map[string]float64{})
+	replace(t, b, intent.State{Node: withEgress(prefixes(four, six), nil)})
+	want("no connection", map[string]float64{"IPv4": 0, "IPv6": 0})
+	connect(3, 2)
+	want("connections", map[string]float64{"IPv4": 3, "IPv6": 2})
+	replace(t, b, intent.State{Node: withEgress(prefixes(four, six), prefixes("192.0.2.0/24"))}) // writes the rules anew
+	connect(1, 1)
+	want("rules written anew", map[string]float64{"IPv4": 4, "IPv6": 3})
+	want("read again", map[string]float64{"IPv4": 4, "IPv6": 3})
+	for i, n := range []int{2, 1} { // two tables whose rules have the same handles
+		run(t, "nft", "delete", "table", "inet", "spillway")
+		replace(t, b, intent.State{Node: withEgress(prefixes(four), nil)})
+		connect(n, 1)
+		want("a new table", map[string]float64{"IPv4": float64(6 + i), "IPv6": 3})
+	}
+	replace(t, b, intent.State{Node: node()})
+	want("no plan any more", map[string]float64{"IPv4": 7, "IPv6": 3})
+
+	b = open(t)
+	replace(t, b, intent.State{Node: withEgress(prefixes(four), nil)})
+	connect(2, 0)
+	want("a restart", map[string]float64{"IPv4": 2})
 }
