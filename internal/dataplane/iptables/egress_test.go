@@ -162,3 +162,23 @@ func (b *bench) asWritten(be *Backend) {
 		b.t.Errorf("the kernel holds\n%s", dump)
 	}
 }
+
+// Another node translated the request. It does not know an answer of this node's address.
+func TestAnswersThatAHelperExpectsKeepTheirSource(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		m := netnstest.NewOutside(t)
+		be := b.open()
+		for i, x := range netnstest.OutsideFamilies {
+			boot := &intent.ServicePort{
+				ID:        id("boot", "tftp", 69, model.UDP, []model.Family{model.IPv4, model.IPv6}[i]),
+				Frontends: []intent.Frontend{clusterIP([]string{"10.96.0.1", "fd96::1"}[i], 69, intent.ToCluster)},
+				Endpoints: []intent.Endpoint{near(net.JoinHostPort(x.Pod1, "69"))},
+				Helper:    intent.TFTP,
+			}
+			b.replaceNode(be, withEgress(x.Pods, ""), boot)
+			if got := m.AskTFTP(x); got.String() != x.Pod1 {
+				t.Errorf("the client gets an answer from %s, want %s", got, x.Pod1)
+			}
+		}
+	})
+}

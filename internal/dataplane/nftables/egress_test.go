@@ -258,3 +258,18 @@ func TestConnectionsOfPodsThatLeaveAreCounted(t *testing.T) {
 	connect(2, 0)
 	want("a restart", map[string]float64{"IPv4": 2})
 }
+
+// Another node translated the request. It does not know an answer of this node's address.
+func TestAnswersThatAHelperExpectsKeepTheirSource(t *testing.T) {
+	enter(t)
+	m := netnstest.NewOutside(t)
+	b := open(t)
+	for i, x := range netnstest.OutsideFamilies {
+		boot := port("boot", []model.Family{model.IPv4, model.IPv6}[i], protocol(model.UDP), helped(intent.TFTP),
+			clusterIP([]string{"10.96.0.1", "fd96::1"}[i], intent.ToCluster), here(net.JoinHostPort(x.Pod1, "69")))
+		replace(t, b, intent.State{Node: withEgress(prefixes(x.Pods), nil), Ports: []*intent.ServicePort{boot}})
+		if got := m.AskTFTP(x); got.String() != x.Pod1 {
+			t.Errorf("the client gets an answer from %s, want %s", got, x.Pod1)
+		}
+	}
+}

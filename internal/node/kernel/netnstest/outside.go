@@ -230,3 +230,41 @@ func (o *Outside) PortsKept(network string, a OutsideAddrs) (kept int) {
 	}
 	return kept
 }
+
+// AskTFTP has the server ask pod1 for a file on port 69, as another node does that has translated
+// a client's request to pod1. It returns the address from which pod1's answer arrives. The answer
+// begins a connection from a new port.
+func (o *Outside) AskTFTP(a OutsideAddrs) (answered netip.Addr) {
+	o.t.Helper()
+	listen := func(machine, addr, port string) (c net.PacketConn) {
+		o.t.Helper()
+		o.in(machine, func() {
+			var err error
+			if c, err = net.ListenPacket("udp", net.JoinHostPort(addr, port)); err != nil {
+				o.t.Fatal(err)
+			}
+			_ = c.SetDeadline(time.Now().Add(patience))
+		})
+		return c
+	}
+	client, server := listen("server", a.Server, "0"), listen("pod1", a.Pod1, "69")
+	defer client.Close()
+	defer server.Close()
+	if _, err := client.WriteTo([]byte("\x00\x01file\x00octet\x00"), server.LocalAddr()); err != nil {
+		o.t.Fatal(err)
+	}
+	buf := make([]byte, 100)
+	_, from, err := server.ReadFrom(buf)
+	if err != nil {
+		o.t.Fatalf("pod1 gets no request: %v", err)
+	}
+	answer := listen("pod1", a.Pod1, "0")
+	defer answer.Close()
+	if _, err := answer.WriteTo([]byte("\x00\x03\x00\x01data"), from); err != nil {
+		o.t.Fatal(err)
+	}
+	if _, from, err = client.ReadFrom(buf); err != nil {
+		o.t.Fatalf("the client gets no answer: %v", err)
+	}
+	return netip.MustParseAddrPort(from.String()).Addr()
+}
