@@ -51,6 +51,7 @@ var metricGroups = []metricGroup{
 	{"Services and syncs", "kube-proxy's names, and Spillway's own.",
 		prefix("kubeproxy_", "kubernetes_", "spillway_service_", "spillway_services_", "spillway_unsupported_", "spillway_ejected_endpoints",
 			"spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
+	{"Pods' connections to the outside", "Only with `--proxy-mode nftables`.", prefix("spillway_egress_")},
 	{"Do-not-track policies", "", prefix("spillway_do_not_track_")},
 	{"eBPF dataplane", "Only with `--proxy-mode ebpf`.", prefix("spillway_ebpf_", "spillway_sockets_ended_")},
 	{"Conntrack autopilot", "Not with `--conntrack-autopilot off`.", prefix("spillway_conntrack_autopilot_")},

@@ -28,6 +28,8 @@
 //	     filter FORWARD, SPW-FORWARD: INVALID RSTs are dropped, Services' packets accepted
 //	              │
 //	     nat POSTROUTING, mark 0x4000: SPW-MASQUERADE, MASQUERADE --random-fully
+//	       no Service's, while intent.Node.Egress has sources: SPW-EGRESS, the same for
+//	       pods' connections to the outside
 //
 // Both dispatches are trees of chains (see trie.go). The path to a Service has some
 // twenty rules, however many Services exist. A new or deleted Service rewrites one chain

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,10 +20,21 @@ type randomWorld struct {
 	*rand.Rand
 	ports   map[intent.PortID]*intent.ServicePort
 	claimed map[string]intent.PortID
+	node    intent.Node
 }
 
 func newRandomWorld(seed uint64) *randomWorld {
-	return &randomWorld{rand.New(rand.NewPCG(seed, 7)), map[intent.PortID]*intent.ServicePort{}, map[string]intent.PortID{}}
+	return &randomWorld{rand.New(rand.NewPCG(seed, 7)), map[intent.PortID]*intent.ServicePort{}, map[string]intent.PortID{}, testNode()}
+}
+
+// changeNode changes which pods leave with the node's address.
+func (w *randomWorld) changeNode(c *intent.Changes) {
+	some := func(list ...string) string {
+		return strings.Join(slices.DeleteFunc(list, func(string) bool { return w.IntN(2) == 0 }), " ")
+	}
+	w.node = withEgress(some("10.244.0.0/24", "10.244.1.0/24", "10.0.0.0/8", "0.0.0.0/0", "fd44:1::/64"),
+		some("10.0.0.0/8", "224.0.0.0/4", "0.0.0.0/0", "fc00::/7", "::/0"))
+	c.Node = new(w.node)
 }
 
 // change adds or removes one Service port.
@@ -111,7 +123,7 @@ func (w *randomWorld) endpoint(f model.Family, n int) intent.Endpoint {
 }
 
 func (w *randomWorld) state() intent.State {
-	s := intent.State{Node: testNode()}
+	s := intent.State{Node: w.node}
 	for _, p := range w.ports {
 		s.Ports = append(s.Ports, p)
 	}
@@ -136,6 +148,9 @@ func TestAThousandChangesEndInWhatOneFullSyncWrites(t *testing.T) {
 				w.change(&c)
 				made++
 			}
+			if w.IntN(12) == 0 {
+				w.changeNode(&c)
+			}
 			if err := be.Apply(context.Background(), c); err != nil {
 				t.Fatal(err)
 			}
@@ -157,7 +172,9 @@ func TestAThousandChangesEndInWhatOneFullSyncWrites(t *testing.T) {
 func sameWants(t *testing.T, be *Backend, s intent.State) {
 	t.Helper()
 	for _, f := range be.families {
-		fresh := newRuleset(f.facts)
+		facts := newFacts(f.ruleset.family, s.Node, f.liberal)
+		facts.sockets = f.sockets
+		fresh := newRuleset(facts)
 		fresh.apply(s.Ports, nil)
 		fresh.recomputeHelpers()
 		for _, table := range allTables {

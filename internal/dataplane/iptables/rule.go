@@ -52,6 +52,14 @@ func from(p netip.Prefix) *rule {
 	return newRule("-s " + p.String())
 }
 
+// to is the match of a destination range.
+func to(p netip.Prefix) *rule {
+	if p.Bits() == 0 {
+		return newRule("")
+	}
+	return newRule("-d " + p.String())
+}
+
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // setMark is the target that sets the bits of mask to value.

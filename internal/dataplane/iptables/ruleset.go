@@ -262,7 +262,7 @@ func (r *ruleset) against(have *dump) difference {
 
 // jumpsOf lists the jumps of one table.
 func (r *ruleset) jumpsOf(table string) []jump {
-	return append(r.helpJumps(table), slices.DeleteFunc(jumps(r.family), func(j jump) bool { return j.table != table })...)
+	return append(r.helpJumps(table), slices.DeleteFunc(r.jumps(), func(j jump) bool { return j.table != table })...)
 }
 
 // count returns the number of the agent's rules in a table.

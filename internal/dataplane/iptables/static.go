@@ -45,7 +45,7 @@ type jump struct{ table, from, rule string }
 
 // jumps are in the order of their chain. They are its first rules: an earlier ACCEPT of
 // another program would hide Services.
-func jumps(f model.Family) []jump {
+func (f *facts) jumps() []jump {
 	services := newRule(`-m comment --comment "spillway: Services"`).jump(chainServices)
 	refuse := ifMark(markRefuse, markRefuse).add(`-m comment --comment "spillway: refused Services"`).jump(chainRefuse)
 	list := []jump{
@@ -58,7 +58,10 @@ func jumps(f model.Family) []jump {
 		{tableFilter, "FORWARD", newRule(`-m comment --comment "spillway: forwarding"`).jump(chainForward)},
 		{tableFilter, "OUTPUT", refuse},
 	}
-	if f == model.IPv4 {
+	if f.egress.any() {
+		list = append(list, f.egress.jump())
+	}
+	if f.family == model.IPv4 {
 		list = append(list, jump{tableFilter, "INPUT",
 			newRule(`-d 127.0.0.0/8 ! -i lo -m comment --comment "spillway: CVE-2020-8558"`).jump(chainLoopback)})
 	}
@@ -71,6 +74,7 @@ type facts struct {
 	cluster       []string // matches of packets that are from the cluster's pods
 	inside        []string // matches of packets that are from pods of this node
 	nodePortAddrs []netip.Addr
+	egress        egressRanges
 	masqueradeAll bool
 	liberal       bool // nf_conntrack_tcp_be_liberal
 	sockets       bool // xt_socket is there; asked when FTP is first served
@@ -79,6 +83,7 @@ type facts struct {
 func newFacts(f model.Family, n intent.Node, liberal bool) facts {
 	of := facts{
 		family:        f,
+		egress:        newEgressRanges(f, n.Egress),
 		masqueradeAll: n.MasqueradeAll,
 		liberal:       liberal,
 	}
@@ -127,7 +132,7 @@ func sources(ranges []netip.Prefix) (matches []string) {
 func (f *facts) equal(o *facts) bool {
 	return f.masqueradeAll == o.masqueradeAll && f.liberal == o.liberal &&
 		slices.Equal(f.cluster, o.cluster) && slices.Equal(f.inside, o.inside) &&
-		slices.Equal(f.nodePortAddrs, o.nodePortAddrs)
+		slices.Equal(f.nodePortAddrs, o.nodePortAddrs) && f.egress.equal(o.egress)
 }
 
 // natChains are the chains of table nat that no Service changes.
@@ -151,13 +156,17 @@ func (f *facts) natChains() []chain {
 		sources.add(newRule("").jump(setMark(markMasquerade, markMasquerade)))
 	}
 	// ACCEPT ends the traversal of table nat. Table filter acts on the mark.
-	return []chain{services, sources,
+	list := []chain{services, sources,
 		{chainMarkMasquerade, []string{newRule("").jump(setMark(markMasquerade, markMasquerade))}},
 		{chainReject, []string{newRule("").jump(setMark(markRefuse, markMask)), newRule("").jump("ACCEPT")}},
 		{chainDrop, []string{newRule("").jump(setMark(markDrop, markMask)), newRule("").jump("ACCEPT")}},
 		// An encapsulated packet traverses the chain again; it keeps its mark.
 		{chainMasquerade, []string{newRule("").jump(setMark(0, markMasquerade)), newRule("").jump("MASQUERADE --random-fully")}},
 	}
+	if f.egress.any() {
+		list = append(list, f.egress.chain())
+	}
+	return list
 }
 
 // filterChains are all chains of table filter; no Service changes any of them.

@@ -37,6 +37,10 @@
 //	remember (srcnat - 1; remember-here for what is for the node itself):
 //	  client asked for what is in services4-affinity-10800s       note in clients4 where it went
 //
+//	egress (srcnat - 6), while intent.Node.Egress has sources:
+//	  not translated, source in egress-sources4 and
+//	  destination not in egress-keep4                             masquerade fully-random; see egress.go
+//
 //	postrouting (srcnat): what was translated by a dnat -> chain own-address
 //	  source . destination in hairpin4                            ┐
 //	  client asked for what is in services4-masquerade            │ masquerade

@@ -31,6 +31,9 @@ func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{batchesDesc, failuresDesc, syncFailuresDesc, bytesDesc, repairsDesc} {
 		ch <- d
 	}
+	if !b.cfg.Beside { // the node's other dataplane has the pods' connections
+		ch <- egressDesc
+	}
 }
 
 // Collect implements prometheus.Collector.
@@ -41,4 +44,5 @@ func (b *Backend) Collect(ch chan<- prometheus.Metric) {
 	} {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n.Load()))
 	}
+	b.egress.collect(b.nftTable, ch)
 }

@@ -65,6 +65,7 @@ type Backend struct {
 	traits     traits
 	counts     counts
 	handshakes handshakes
+	egress     egressCounts
 	node       intent.Node // while the table is absent: for when a port is added
 	table      *table      // nil: unknown or absent
 	// Reading all elements is expensive: the agent does it at nextRead at the earliest, or
@@ -390,6 +391,7 @@ func (b *Backend) writeBatch(ctx context.Context, c *change, from origin) error 
 		b.counts.bytes.Add(uint64(p.tx.Size()))
 	}
 	c.done(p)
+	b.egress.follow(c.t)
 	return nil
 }
 

@@ -203,6 +203,9 @@ func renderNode(l *layout, n *intent.Node) *rendering {
 			}
 		}
 		r.borders(c.localPods, n.Local.Sources, is6)
+		if !l.beside { // the node's other dataplane has the pods' connections
+			r.egress(c.egress, n, is6)
+		}
 	}
 	return r
 }
@@ -216,8 +219,14 @@ func (r *rendering) borders(s *set, ranges []netip.Prefix, is6 bool) {
 			mine = append(mine, p.Masked())
 		}
 	}
-	mine = outermost(mine)
-	slices.SortFunc(mine, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	slices.SortFunc(mine, netip.Prefix.Compare)
+	outer := mine[:0]
+	for _, p := range mine {
+		if n := len(outer); n == 0 || !outer[n-1].Overlaps(p) { // sorted, so the earlier one is the larger
+			outer = append(outer, p)
+		}
+	}
+	mine = outer
 	for i, p := range mine {
 		if i == 0 || lastOf(mine[i-1]).Next() != p.Addr() {
 			r.add(s, string(appendAddr(nil, p.Addr())), nft.Value{})

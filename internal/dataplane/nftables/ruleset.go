@@ -19,6 +19,7 @@ var hooks = map[string]*nft.Hook{
 	chainRemember:      {Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 99},
 	chainRememberInput: {Type: "nat", Num: unix.NF_INET_LOCAL_IN, Priority: 99},
 	chainAsItIs:        {Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 98},
+	chainEgress:        {Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: egressPriority},
 
 	chainAnnounced:       {Type: "filter", Num: unix.NF_INET_PRE_ROUTING, Priority: -150},
 	chainAnnouncedOutput: {Type: "filter", Num: unix.NF_INET_LOCAL_OUT, Priority: -150},
@@ -84,6 +85,7 @@ func (rs *ruleset) write() []*nft.Chain {
 	rs.asItIs()
 	rs.expectations()
 	rs.countHandshakes()
+	rs.egress()
 	return rs.chains
 }
 

@@ -88,6 +88,7 @@ type common struct {
 	ftpEndpoints *set
 	ftpBlock     *set // client . endpoint, or endpoint . client: the FTP block
 	handshakes   handshakeSets
+	egress       egressSets
 }
 
 // layout holds every set that the table can have. The sets of affinity timeouts are added
@@ -98,6 +99,7 @@ type layout struct {
 	nodePorts [2]base
 	sets      []*set
 	counting  bool // see Config.ServiceCounters
+	beside    bool // see Config.Beside
 	helpers   []*helper
 }
 
@@ -117,6 +119,7 @@ func newLayout() *layout {
 		c.localPods.Interval = true
 		c.clients = l.newClients(f)
 		c.handshakes = l.handshakeSets(f)
+		c.egress = l.egressSets(f)
 		l.addresses[i] = l.base(f, "services"+f.Suffix, "addresses and ports of Services", addr, nft.ProtocolField, nft.PortField)
 		l.nodePorts[i] = l.base(f, "nodeports"+f.Suffix, "NodePorts of Services", nft.ProtocolField, nft.PortField)
 		l.nodePorts[i].nodePort = true

@@ -26,7 +26,7 @@ type table struct {
 
 func newTable(tr traits) *table {
 	l := newLayout()
-	l.counting = tr.counted
+	l.counting, l.beside = tr.counted, tr.beside
 	return &table{
 		layout: l, traits: tr,
 		ports: map[intent.PortID]*intent.ServicePort{}, watched: map[intent.PortID]*intent.ServicePort{}, count: map[string]int{},
@@ -102,12 +102,9 @@ func closed(p *intent.ServicePort) *intent.ServicePort {
 func (c *change) setNode(n *intent.Node) {
 	old := renderNode(c.t.layout, &c.t.node)
 	want := renderNode(c.t.layout, n)
-	for i := range c.t.layout.common {
-		s := c.t.layout.common[i].localPods
-		for _, e := range want.elems {
-			if e.set == s {
-				c.set(s).all.add(e.key, &e.Value)
-			}
+	for _, e := range want.elems {
+		if e.set.Tree() {
+			c.set(e.set).all.add(e.key, &e.Value)
 		}
 	}
 	c.removeRendering(old)

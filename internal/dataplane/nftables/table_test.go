@@ -61,6 +61,7 @@ func shapes() map[string][]*intent.ServicePort {
 	cluster, local, drop, reject := intent.ToCluster, intent.ToLocal, intent.Drop, intent.Reject
 	return map[string][]*intent.ServicePort{
 		"empty":        nil,
+		"egress":       nil,
 		"one-endpoint": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster), here("10.244.0.2:8080"))},
 		"dual-stack": {port("web", model.IPv4, clusterIP("10.96.0.1", cluster),
 			endpoints("10.244.1.2:8080", "10.244.1.3:8080", "10.244.1.4:8080")),
@@ -91,8 +92,11 @@ func shapes() map[string][]*intent.ServicePort {
 func TestShapesOfServicesReadWellInNft(t *testing.T) {
 	enter(t)
 	for _, name := range slices.Sorted(maps.Keys(shapes())) {
-		b := open(t)
-		replace(t, b, intent.State{Node: node(), Ports: shapes()[name]})
+		b, n := open(t), node()
+		if name == "egress" {
+			n = withEgress(prefixes("10.244.0.0/16", "fd44::/48"), prefixes("10.0.0.0/8", "169.254.169.254/32", "224.0.0.0/4"))
+		}
+		replace(t, b, intent.State{Node: n, Ports: shapes()[name]})
 		got := dropCommon(run(t, "nft", "list", "table", "inet", "spillway"), name == "empty")
 		file := filepath.Join("testdata", name+".nft")
 		if *update {
@@ -291,6 +295,9 @@ func (w *world) change() intent.Changes {
 		w.node.Local.Sources = w.node.Local.Sources[:w.r.IntN(3)]
 		if w.r.IntN(4) == 0 {
 			w.node.Local = pick(w.r, intent.LocalTraffic{}, intent.LocalTraffic{Interface: "cni0"}, intent.LocalTraffic{Prefix: "veth"})
+		}
+		if w.r.IntN(4) > 0 {
+			w.node.Egress = w.plan()
 		}
 		n := w.node
 		c.Node = &n

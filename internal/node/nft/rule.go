@@ -187,6 +187,12 @@ func (r *Rule) Device(op, number uint32) *Rule {
 	return r.Meta(unix.NFT_META_IIF, Reg).Cmp(op, Reg, hostU32(number))
 }
 
+// OutputDevice compares the number of the device by which the packet leaves. It uses register
+// Reg.
+func (r *Rule) OutputDevice(op, number uint32) *Rule {
+	return r.Meta(unix.NFT_META_OIF, Reg).Cmp(op, Reg, hostU32(number))
+}
+
 // Local compares whether an address of the packet belongs to the node: unix.NFT_CMP_EQ
 // matches if it does. It uses register Reg.
 func (r *Rule) Local(end End, op uint32) *Rule {
