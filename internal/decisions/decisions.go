@@ -14,18 +14,22 @@ import (
 // Tracker keeps all decisions about the facts up to date. One goroutine at a time uses it.
 //
 //	Delta ──> store ──> donottrack ──Traversal──> intent ──> Changes
+//	netfilter's rules, or a file ──────> egress ──Plan──┘
 type Tracker struct {
 	facts     *store.Store
 	services  *intent.Tracker
 	policies  *donottrack.Tracker
 	traversal donottrack.Traversal
 	outliers  outlier.Detector
+	egress    wayOut
 }
 
 // Changes is what differs from the decisions before.
 type Changes struct {
 	Services intent.Changes
 	Policies donottrack.Changes
+	// Egress is all that is wrong with the way out. Nil means unchanged.
+	Egress []model.Problem
 }
 
 // New returns a Tracker without facts, for the node of the first Config. Both must be valid.
@@ -57,7 +61,7 @@ func (t *Tracker) SetTime(now time.Time) Changes {
 	if !t.services.SetTime(now) {
 		return Changes{}
 	}
-	return Changes{Services: t.services.Changes()}
+	return t.servicesChanged()
 }
 
 // NextStep returns when SetTime changes something next.
@@ -76,7 +80,7 @@ func (t *Tracker) Observe(now time.Time, outcomes []outlier.Outcome, results []o
 		}
 	}
 	t.services.SetFailing(failing)
-	return Changes{Services: t.services.Changes()}
+	return t.servicesChanged()
 }
 
 // Checks returns the endpoints that the agent must connect to before Observe decides about them.
@@ -91,7 +95,9 @@ func (t *Tracker) changes(c donottrack.Changes) Changes {
 		t.traversal.Unknown = unknown
 		t.services.SetTraversal(t.traversal)
 	}
-	return Changes{Services: t.services.Changes(), Policies: c}
+	changes := t.servicesChanged()
+	changes.Policies = c
+	return changes
 }
 
 // State returns the whole state of Services.

@@ -2,6 +2,7 @@
 // store into decisions for this node, without I/O:
 //
 //	donottrack  what do-not-track policies mean
+//	egress      which connections of pods to the outside get the node's address here
 //	intent      what each Service port means: all Service semantics
 //	outlier     which endpoints fail: from what the dataplane sees, not from the store
 //

@@ -40,5 +40,5 @@ func (t *Tracker) SetKernel(k Kernel) Changes {
 	if !changed {
 		return Changes{}
 	}
-	return Changes{Services: t.services.Changes()}
+	return t.servicesChanged()
 }

@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/decisions/donottrack"
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/outlier"
 	"spillway.dev/spillway/internal/facts/model"
@@ -65,6 +66,8 @@ func (f *fakeTracker) applyServices(d model.Delta) intent.Changes {
 	}
 	return c
 }
+
+func (f *fakeTracker) SetEgress(egress.Mode, egress.Facts) decisions.Changes { return decisions.Changes{} }
 
 func (f *fakeTracker) SetNodeAddrs(addrs []netip.Addr) decisions.Changes {
 	f.node = intent.Node{Name: "n1", Addrs: addrs, NodePortAddrs: addrs}

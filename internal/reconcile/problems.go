@@ -19,6 +19,7 @@ const (
 	fromHealthChecks
 	fromPolicies
 	fromServers
+	fromEgress
 	origins
 )
 

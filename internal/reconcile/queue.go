@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -25,7 +26,8 @@ type pendingChanges struct {
 	problems *[]model.Problem
 	addrs    *[]netip.Addr
 	serving  *[]model.Problem // of the agent's own servers
-	since    time.Time        // arrival of the oldest part
+	egress   *egressFacts
+	since    time.Time // arrival of the oldest part
 }
 
 func newQueue() *queue {
@@ -57,6 +59,16 @@ func (q *queue) setServing(problems []model.Problem, now time.Time) {
 		ps := slices.Clone(problems)
 		pending.serving = &ps
 	})
+}
+
+// egressFacts are what SetEgress was called with.
+type egressFacts struct {
+	mode  egress.Mode
+	facts egress.Facts
+}
+
+func (q *queue) setEgress(mode egress.Mode, facts egress.Facts, now time.Time) {
+	q.update(now, func(pending *pendingChanges) { pending.egress = &egressFacts{mode, facts} })
 }
 
 func (q *queue) update(now time.Time, change func(*pendingChanges)) {

@@ -22,6 +22,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions"
 	"spillway.dev/spillway/internal/decisions/donottrack"
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/outlier"
 	"spillway.dev/spillway/internal/facts/model"
@@ -34,6 +35,8 @@ type Tracker interface {
 	Apply(model.Delta) decisions.Changes
 	// SetNodeAddrs records the node's own addresses, complete each time.
 	SetNodeAddrs([]netip.Addr) decisions.Changes
+	// SetEgress records what connections of pods to the outside depend on beside the node.
+	SetEgress(egress.Mode, egress.Facts) decisions.Changes
 	// SetTime records the time, and returns what it changes.
 	SetTime(time.Time) decisions.Changes
 	// NextStep returns when SetTime changes something next.
@@ -210,6 +213,12 @@ func (r *Reconciler) SetNodeAddrs(addrs []netip.Addr) {
 	r.queue.setAddrs(addrs, time.Now())
 }
 
+// SetEgress queues what connections of pods to the outside depend on. Like Deliver it does not wait, and
+// any goroutine may call it.
+func (r *Reconciler) SetEgress(mode egress.Mode, facts egress.Facts) {
+	r.queue.setEgress(mode, facts, time.Now())
+}
+
 // SetServerProblems queues the complete list of what is wrong with the agent's own servers.
 // Like Deliver it does not wait, and any goroutine may call it.
 func (r *Reconciler) SetServerProblems(problems []model.Problem) {
@@ -330,6 +339,9 @@ func (r *Reconciler) drainQueue() {
 		r.haveAddrs = true
 		r.enqueue(r.cfg.Tracker.SetNodeAddrs(*pending.addrs))
 	}
+	if pending.egress != nil {
+		r.enqueue(r.cfg.Tracker.SetEgress(pending.egress.mode, pending.egress.facts))
+	}
 	if pending.delta != nil {
 		if pending.delta.Full && !r.haveFull {
 			r.haveFull, r.pendingSince = true, pending.since // earlier changes waited for this Delta
@@ -352,6 +364,9 @@ func (r *Reconciler) drainQueue() {
 func (r *Reconciler) enqueue(c decisions.Changes) {
 	if r.policies != nil {
 		r.policies.enqueue(c.Policies)
+	}
+	if c.Egress != nil {
+		r.problems.set(fromEgress, c.Egress)
 	}
 	r.enqueueServices(c.Services)
 }

@@ -133,6 +133,9 @@ func (t *Tracker) SetNodeAddrs(addrs []netip.Addr) {
 	t.readdress()
 }
 
+// Node returns the Node as last decided.
+func (t *Tracker) Node() Node { return t.own.node }
+
 // SetEgress sets what happens to packets of this node's pods to the outside.
 func (t *Tracker) SetEgress(plan egress.Plan) {
 	t.own.stale = t.own.stale || !plan.Equal(t.own.egress)

@@ -156,7 +156,7 @@ func (w *walker) run(out *Masquerade) error {
 	return nil
 }
 
-// translated returns the destinations that a rule may replace, or that it may not let through.
+// translated returns the destinations that a rule may replace, or whose packets it may end.
 func (w *walker) translated() (*netipx.IPSet, error) {
 	out, bases := setOf(), w.bases()
 	if len(bases) == 0 {

@@ -23,7 +23,8 @@ func mustNFT(t *testing.T, text string) *Ruleset {
 	rs := newRuleset()
 	var b strings.Builder
 	for i, line := range strings.Split(text, "\n") {
-		if s := strings.TrimSpace(line); s != "" && !strings.HasSuffix(s, "{") && s != "}" && !strings.HasPrefix(s, "type ") && !strings.HasPrefix(s, "elements") {
+		if s := strings.TrimSpace(line); s != "" && !strings.HasSuffix(s, "{") && s != "}" && !strings.HasPrefix(s,
+			"type ") && !strings.HasPrefix(s, "elements") {
 			line = fmt.Sprintf("%s # handle %d", line, i+1)
 		}
 		b.WriteString(line + "\n")
@@ -58,7 +59,7 @@ const bridgeSave = `:CNI-0ff9aa0ef7c5b3f2a1c7e4d0 - [0:0]
 `
 
 const masqAgentSave = `:IP-MASQ - [0:0]
--A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ chain" -m addrtype ! --dst-type LOCAL -j IP-MASQ
+-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs traffic to our chain" -m addrtype ! --dst-type LOCAL -j IP-MASQ
 -A IP-MASQ -d 169.254.0.0/16 -m comment --comment "ip-masq-agent: local traffic is not subject to MASQUERADE" -m addrtype ! --dst-type LOCAL -j RETURN
 -A IP-MASQ -d 10.0.0.0/8 -m comment --comment "ip-masq-agent: local traffic is not subject to MASQUERADE" -m addrtype ! --dst-type LOCAL -j RETURN
 -A IP-MASQ -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -m addrtype ! --dst-type LOCAL -j MASQUERADE --random-fully
@@ -153,11 +154,17 @@ func TestMasquerade(t *testing.T) {
 			nil, []probe{{"10.244.1.5", "198.51.100.7"}}, 1},
 		{"one protocol", mustSave(t, "iptables-nft", "ip", "-A POSTROUTING -d 198.51.100.0/24 -p tcp -m tcp --dport 25 -j ACCEPT\n"+flannelSave),
 			[]probe{{"10.244.1.5", "203.0.113.1"}}, []probe{{"10.244.1.5", "198.51.100.7"}}, 1},
-		{"another device", mustSave(t, "iptables-nft", "ip", "-A POSTROUTING -o wg0 -j MASQUERADE\n"), nil, []probe{{"10.244.1.5", "198.51.100.7"}}, 0},
-		{"the external device", mustSave(t, "iptables-nft", "ip", "-A POSTROUTING -o eth0 -j MASQUERADE\n"), []probe{{"10.244.1.5", "198.51.100.7"}}, nil, 0},
-		{"Spillway's own", mustNFT(t, "table inet spillway {\n\tchain leaving {\n\t\ttype nat hook postrouting priority 90; policy accept;\n\t\tmasquerade fully-random\n\t}\n}"),
+		{"another device", mustSave(t, "iptables-nft", "ip", "-A POSTROUTING -o wg0 -j MASQUERADE\n"), nil, []probe{{"10.244.1.5",
+			"198.51.100.7"}}, 0},
+		{"the external device", mustSave(t, "iptables-nft", "ip", "-A POSTROUTING -o eth0 -j MASQUERADE\n"), []probe{{"10.244.1.5",
+			"198.51.100.7"}}, nil, 0},
+		{"Spillway's own", mustNFT(t, "table inet spillway {\n\tchain leaving {\n"+
+			"\t\ttype nat hook postrouting priority 90; policy accept;\n\t\tmasquerade fully-random\n\t}\n}"),
 			nil, []probe{{"10.244.1.5", "198.51.100.7"}}, 0},
-		{"a set", mustNFT(t, "table ip x {\n\tset pods {\n\t\ttype ipv4_addr\n\t\tflags interval\n\t\telements = { 10.1.0.0/16, 10.2.0.0/16 }\n\t}\n\tchain p {\n\t\ttype nat hook postrouting priority srcnat + 5; policy accept;\n\t\tip saddr @pods ip daddr != { 10.0.0.0/8, 192.168.0.0/16 } counter packets 1 bytes 2 masquerade\n\t}\n}"),
+		{"a set", mustNFT(t, "table ip x {\n\tset pods {\n\t\ttype ipv4_addr\n\t\tflags interval\n"+
+			"\t\telements = { 10.1.0.0/16, 10.2.0.0/16 }\n\t}\n\tchain p {\n"+
+			"\t\ttype nat hook postrouting priority srcnat + 5; policy accept;\n"+
+			"\t\tip saddr @pods ip daddr != { 10.0.0.0/8, 192.168.0.0/16 } counter packets 1 bytes 2 masquerade\n\t}\n}"),
 			[]probe{{"10.2.3.4", "198.51.100.7"}}, []probe{{"10.3.3.4", "198.51.100.7"}, {"10.1.1.1", "192.168.7.7"}}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -208,11 +215,15 @@ func TestMasqueradeTranslated(t *testing.T) {
 -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 -A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.1.5:80
 `), nil, []string{"198.51.100.7"}},
-		{"a transparent proxy", mustSave(t, "iptables-nft", "ip", prerouting+"-A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 3128\n"),
+		{"a transparent proxy", mustSave(t, "iptables-nft", "ip",
+			prerouting+"-A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 3128\n"),
 			[]string{"198.51.100.7"}, nil},
-		{"from outside alone", mustSave(t, "iptables-nft", "ip", prerouting+"-A PREROUTING -i eth0 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.0.0.1\n"),
+		{"from outside alone", mustSave(t, "iptables-nft", "ip",
+			prerouting+"-A PREROUTING -i eth0 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.0.0.1\n"),
 			nil, []string{"198.51.100.7"}},
-		{"kube-proxy by nft", mustNFT(t, "table ip kube-proxy {\n\tchain services {\n\t\tip daddr . meta l4proto . th dport vmap @service-ips\n\t}\n\tchain nat-prerouting {\n\t\ttype nat hook prerouting priority dstnat; policy accept;\n\t\tjump services\n\t}\n}"),
+		{"kube-proxy by nft", mustNFT(t, "table ip kube-proxy {\n\tchain services {\n"+
+			"\t\tip daddr . meta l4proto . th dport vmap @service-ips\n\t}\n\tchain nat-prerouting {\n"+
+			"\t\ttype nat hook prerouting priority dstnat; policy accept;\n\t\tjump services\n\t}\n}"),
 			[]string{"198.51.100.7"}, nil},
 	} {
 		m, err := tt.rules.Masquerade([]string{"eth0"})

@@ -1,0 +1,180 @@
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"go4.org/netipx"
+)
+
+// Mode is a value of --egress.
+type Mode string
+
+// The modes.
+const (
+	Off  Mode = "off"  // netfilter does what the CNI tells it
+	Auto Mode = "auto" // what the CNI's rules masquerade
+	On   Mode = "on"   // what a File says
+)
+
+// Modes lists the modes.
+func Modes() []string { return []string{string(Off), string(Auto), string(On)} }
+
+// Facts are what a Plan depends on.
+type Facts struct {
+	Rules *Rules // nil: not read yet, or they cannot be read
+	File  *File  // nil: the ranges of the cluster's pods keep their address
+	Err   string // why Rules or File are missing or old; "": they are not
+}
+
+// Rules are what netfilter does with connections of pods to the outside.
+type Rules struct {
+	Ways       []Way
+	Translated []netip.Prefix // destinations that other rules may replace
+	Unclear    []string       // rules that are not understood, each with the reason
+}
+
+// Way says where packets of some sources are masqueraded. All addresses are of one family.
+type Way struct {
+	Sources, Leaves []netip.Prefix
+}
+
+// Node is what is known of the node.
+type Node struct {
+	Pods         []netip.Addr   // of Pods of this node
+	PodCIDRs     []netip.Prefix // of this node's pods
+	ClusterCIDRs []netip.Prefix // of all pods
+}
+
+// maxRanges bounds the ranges of a Plan: each is an entry of a map or a rule.
+const maxRanges = 1024
+
+// never are destinations that no CNI masquerades: groups, broadcast, the link and the node itself.
+var never = prefixes("224.0.0.0/4", "255.255.255.255/32", "127.0.0.0/8", "0.0.0.0/8", "ff00::/8", "fe80::/10", "::1/128", "::/128")
+
+func prefixes(texts ...string) (list []netip.Prefix) {
+	for _, t := range texts {
+		list = append(list, netip.MustParsePrefix(t))
+	}
+	return list
+}
+
+// Decide returns the Plan, and what is wrong: sentences without a subject.
+func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
+	if mode == Off || mode == "" {
+		return Plan{}, nil
+	}
+	if f.Err != "" {
+		wrong = append(wrong, f.Err)
+	}
+	if f.Rules == nil {
+		return Plan{}, wrong
+	}
+	for _, text := range f.Rules.Unclear {
+		wrong = append(wrong, "leaves connections to netfilter that this rule concerns: "+text)
+	}
+	for _, v6 := range []bool{false, true} {
+		way, found := Way{}, false
+		if mode == Auto {
+			way, found = wayOf(f.Rules.Ways, v6, n)
+		} else if f.Err == "" || f.File != nil {
+			var why string
+			if way, why = f.File.way(v6, n); why != "" {
+				wrong = append(wrong, why)
+			}
+			found = len(way.Sources) > 0
+		}
+		if !found {
+			plan.Keep = append(plan.Keep, everything(v6))
+			continue
+		}
+		plan.Sources = append(plan.Sources, way.Sources...)
+		plan.Keep = append(plan.Keep, way.keeps(v6, f.Rules.Translated)...)
+	}
+	if len(plan.Sources) == 0 {
+		return Plan{}, wrong
+	}
+	if len(plan.Sources)+len(plan.Keep) > maxRanges {
+		return Plan{}, append(wrong, fmt.Sprintf("leaves all to netfilter: %d ranges, more than %d", len(plan.Sources)+len(plan.Keep), maxRanges))
+	}
+	slices.SortFunc(plan.Sources, comparePrefixes)
+	slices.SortFunc(plan.Keep, comparePrefixes)
+	return plan, wrong
+}
+
+func comparePrefixes(a, b netip.Prefix) int { return netipx.ComparePrefix(a, b) }
+
+// everything is all addresses of a family.
+func everything(v6 bool) netip.Prefix {
+	if v6 {
+		return netip.MustParsePrefix("::/0")
+	}
+	return netip.MustParsePrefix("0.0.0.0/0")
+}
+
+// wayOf returns the Way of this node's pods. Rules often tell this node's pods apart from others.
+func wayOf(ways []Way, v6 bool, n Node) (best Way, found bool) {
+	most := [4]int{}
+	for _, w := range ways {
+		if len(w.Sources) == 0 || w.Sources[0].Addr().Is6() != v6 {
+			continue
+		}
+		rank := [4]int{w.pods(n.Pods), w.overlaps(n.PodCIDRs), w.overlaps(n.ClusterCIDRs), -len(w.Leaves)}
+		if !found || slices.Compare(rank[:], most[:]) > 0 {
+			best, most, found = w, rank, true
+		}
+	}
+	// Packets of other sources than pods are no business of egress.
+	if found && most[0]+most[1]+most[2] == 0 && len(n.Pods)+len(n.PodCIDRs)+len(n.ClusterCIDRs) > 0 {
+		return Way{}, false
+	}
+	return best, found
+}
+
+// pods counts the pods that are among the sources.
+func (w Way) pods(pods []netip.Addr) (n int) {
+	for _, a := range pods {
+		if slices.ContainsFunc(w.Sources, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			n++
+		}
+	}
+	return n
+}
+
+// overlaps counts the ranges that share an address with the sources.
+func (w Way) overlaps(ranges []netip.Prefix) (n int) {
+	for _, r := range ranges {
+		if slices.ContainsFunc(w.Sources, r.Overlaps) {
+			n++
+		}
+	}
+	return n
+}
+
+// keeps returns the destinations of the family that are left to netfilter.
+func (w Way) keeps(v6 bool, translated []netip.Prefix) []netip.Prefix {
+	var b netipx.IPSetBuilder
+	b.AddPrefix(everything(v6))
+	for _, p := range w.Leaves {
+		b.RemovePrefix(p)
+	}
+	for _, p := range slices.Concat(never, translated) {
+		if p.Addr().Is6() == v6 {
+			b.AddPrefix(p)
+		}
+	}
+	set, _ := b.IPSet() // fails only for an invalid prefix
+	return set.Prefixes()
+}
+
+// without returns all addresses of a family but these.
+func without(v6 bool, kept []netip.Prefix) []netip.Prefix {
+	var b netipx.IPSetBuilder
+	b.AddPrefix(everything(v6))
+	for _, p := range kept {
+		b.RemovePrefix(p)
+	}
+	set, _ := b.IPSet() // fails only for an invalid prefix
+	return set.Prefixes()
+}

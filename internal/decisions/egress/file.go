@@ -1,0 +1,67 @@
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"sigs.k8s.io/yaml"
+)
+
+// File is the file of ip-masq-agent (kubernetes-sigs/ip-masq-agent, README): which destinations keep the
+// pod's address.
+type File struct {
+	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs"`
+	MasqLinkLocal      bool           `json:"masqLinkLocal"`
+	MasqLinkLocalIPv6  bool           `json:"masqLinkLocalIPv6"`
+	ResyncInterval     string         `json:"resyncInterval"` // ignored: a changed file is read at once
+}
+
+// ParseFile parses YAML or JSON.
+func ParseFile(text []byte) (*File, error) {
+	var f File
+	if err := yaml.UnmarshalStrict(text, &f); err != nil {
+		return nil, fmt.Errorf("not a file of ip-masq-agent's format: %w", err)
+	}
+	for i, p := range f.NonMasqueradeCIDRs {
+		if !p.IsValid() {
+			return nil, fmt.Errorf("nonMasqueradeCIDRs[%d]: not an address range, such as 10.0.0.0/8", i)
+		}
+		if p != p.Masked() {
+			return nil, fmt.Errorf("nonMasqueradeCIDRs[%d]: %s has bits behind its prefix: write %s", i, p, p.Masked())
+		}
+	}
+	return &f, nil
+}
+
+// Link-local addresses, among them the clouds' metadata servers.
+var linkLocal = map[bool]netip.Prefix{false: netip.MustParsePrefix("169.254.0.0/16"), true: netip.MustParsePrefix("fe80::/10")}
+
+// way returns what a family's packets do by the file, or, if it is nil, by the ranges of the cluster's
+// pods. The Way has no source for a family that is not concerned; why says what is missing.
+func (f *File) way(v6 bool, n Node) (w Way, why string) {
+	keep, masqLinkLocal := n.ClusterCIDRs, false
+	if f != nil {
+		keep, masqLinkLocal = f.NonMasqueradeCIDRs, f.MasqLinkLocal
+		if v6 {
+			masqLinkLocal = f.MasqLinkLocalIPv6
+		}
+	}
+	if f == nil && len(keep) == 0 {
+		if v6 {
+			return Way{}, ""
+		}
+		return Way{}, "leaves all to netfilter: no range of the cluster's pods is known: give --egress-config or --cluster-cidr"
+	}
+	ofFamily := func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }
+	if !slices.ContainsFunc(keep, ofFamily) && (v6 || f == nil) {
+		return Way{}, ""
+	}
+	w.Sources = []netip.Prefix{everything(v6)}
+	kept := slices.DeleteFunc(slices.Clone(keep), func(p netip.Prefix) bool { return !ofFamily(p) })
+	if !masqLinkLocal {
+		kept = append(kept, linkLocal[v6])
+	}
+	w.Leaves = without(v6, kept)
+	return w, ""
+}
