@@ -196,6 +196,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		loop.Run,
 		servers.run,
 		func(ctx context.Context) error { return followAddrs(ctx, loop.SetNodeAddrs) },
+		func(ctx context.Context) error { return a.cfg.followEgress(ctx, loop.SetEgress) },
 		func(ctx context.Context) error { return in.Run(ctx, loop.Deliver) },
 	)...)
 }

@@ -120,9 +120,9 @@ func writeService(t *testing.T, dir, name, addr string) {
 func testAgent(t *testing.T, m *memory) *agent {
 	a := newAgent(Config{
 		NodeName: "n1", ProxyMode: "ebpf", Manifests: t.TempDir(), LogFormat: "text",
-		EBPF:       ebpf.Config{Bypass: "auto", SocketHooks: "all", XDP: "off", FlowEvents: "off", BPFFS: filepath.Join(t.TempDir(), "pins")},
-		IPTables:   iptables.Config{VerifyPartialSync: "off"},
-		Forwarding: "snat", MaglevSize: intent.DefaultMaglevSize, HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0",
+		EBPF:     ebpf.Config{Bypass: "auto", SocketHooks: "all", XDP: "off", FlowEvents: "off", BPFFS: filepath.Join(t.TempDir(), "pins")},
+		IPTables: iptables.Config{VerifyPartialSync: "off"},
+		Egress:   "off", Forwarding: "snat", MaglevSize: intent.DefaultMaglevSize, HealthzAddr: "127.0.0.1:0", MetricsAddr: "127.0.0.1:0",
 		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Millisecond, AllowExternalIPs: true,
 		Conntrack: ConntrackConfig{Autopilot: "off", AutopilotMemory: "5%"},
 	}, io.Discard)

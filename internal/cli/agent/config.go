@@ -55,6 +55,8 @@ type Config struct {
 	MaxSourceRanges    uint32
 	MaglevSeedFile     string
 	Forwarding         string
+	Egress             string
+	EgressConfig       string
 	DSRKeyFile         string
 	DropCapabilities   bool
 	ProxyName          string
@@ -137,6 +139,9 @@ func (c *Config) validate() error {
 			"the stack: give one of them")
 	}
 	if err := c.validateXDP(); err != nil {
+		return err
+	}
+	if err := c.validateEgress(); err != nil {
 		return err
 	}
 	if err := c.validateForwarding(); err != nil {

@@ -59,6 +59,7 @@ func (c *Config) flagTable() []flagGroup {
 		{"Dataplane", c.dataplaneFlags()},
 		{"Service", c.serviceFlags()},
 		{"Endpoint", c.endpointFlags()},
+		{"Egress", c.egressFlags()},
 		{"Flow Table", c.flowTableFlags()},
 		{"Conntrack Autopilot", c.Conntrack.flags()},
 		{"Sync", c.syncFlags()},

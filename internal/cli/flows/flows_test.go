@@ -64,7 +64,8 @@ func TestTable(t *testing.T) {
 	clitest.Pages(t, "one-way", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), direct, oneWay}}, now})
 	out := flow()
 	out.Service, out.ServiceAddress, out.Egress = "", nil, true
-	out.Client, out.Endpoint = &nodev1alpha1.Peer{Address: "10.1.0.1", Port: 40000, Pod: "shop/crawler-0"}, &nodev1alpha1.Peer{Address: "198.51.100.7", Port: 443}
+	out.Client = &nodev1alpha1.Peer{Address: "10.1.0.1", Port: 40000, Pod: "shop/crawler-0"}
+	out.Endpoint = &nodev1alpha1.Peer{Address: "198.51.100.7", Port: 443}
 	out.Source = &nodev1alpha1.Peer{Address: "192.0.2.1", Port: 20001}
 	clitest.Pages(t, "egress", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), out}}, now})
 	clitest.Pages(t, "more", table{&nodev1alpha1.ListFlowsResponse{Flows: resp.Flows[:1], More: true}, now})
