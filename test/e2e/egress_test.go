@@ -1,0 +1,146 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/flows"
+	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/testbed/topology"
+)
+
+// TestPodsLeaveWithTheNodesAddress: pods ask a host outside, beside a CNI that masquerades. Every dataplane
+// gives them the node's address, as the CNI does, and packets to pods of other nodes keep theirs. Nothing is
+// lost when egress is switched on and off, when the agent is restarted or killed, or when the dataplane changes.
+func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
+	spec := topology.DefaultSpec("e2e-egress")
+	spec.Masquerade = true
+	e := startSpec(t, spec)
+	e.askOutside(t)
+	off, auto := map[string][]string{}, map[string][]string{"": {"--egress", "auto"}}
+	for _, step := range []struct {
+		mode  string
+		flags map[string][]string
+		sig   syscall.Signal
+	}{
+		{"ebpf", auto, syscall.SIGTERM}, {"ebpf", auto, syscall.SIGKILL}, {"ebpf", off, syscall.SIGTERM}, {"ebpf", auto, syscall.SIGTERM},
+		{"nftables", auto, syscall.SIGTERM}, {"iptables", auto, syscall.SIGTERM}, {"iptables", off, syscall.SIGTERM},
+		{"ebpf", auto, syscall.SIGTERM},
+	} {
+		what := fmt.Sprintf("%s, egress %v", step.mode, step.flags[""])
+		e.Mode, e.Flags = step.mode, step.flags
+		e.restartAfter(t, "a", step.sig, func() { e.askMore(t, 2) })
+		e.waitReady(t)
+		e.waitOnly(t, "a", step.mode)
+		if step.mode == "ebpf" && len(step.flags) > 0 {
+			before := e.egressCreated(t)
+			await.True(t, what+": the agent has read the CNI's rules", func() bool { return e.egressCreated(t) > before })
+			e.wantUntracked(t)
+		}
+		e.wantNodesAddress(t, what)
+		e.askMore(t, 5)
+	}
+	e.endStreams(t)
+}
+
+// outside is the address of client0's server.
+func (e *env) outside(combo flows.Combo) netip.AddrPort {
+	return netip.AddrPortFrom(e.Addr("client0", combo.IPv6()), 8080)
+}
+
+// askOutside starts streams of a pod to the outside.
+func (e *env) askOutside(t *testing.T) {
+	t.Helper()
+	p := e.MustProbe(t, "a1")
+	for _, combo := range flows.AllCombos {
+		for _, proto := range []string{combo.Protocol(), "new-" + combo.Protocol()} {
+			st := stream{fmt.Sprintf("%s stream to the outside, %s", proto, combo), p}
+			_, err := p.Do(t.Context(), probe.Request{
+				Op: probe.Stream, Name: st.name, Proto: proto, Dst: e.outside(combo).String(), PauseMS: 20,
+			})
+			if err != nil {
+				t.Fatalf("start %s: %v", st.name, err)
+			}
+			e.streams = append(e.streams, st)
+		}
+	}
+}
+
+// wantNodesAddress asks from a pod: outside it has its node's address, and pods of other nodes see its own.
+func (e *env) wantNodesAddress(t *testing.T, what string) {
+	t.Helper()
+	p := e.MustProbe(t, "a1")
+	for _, combo := range flows.AllCombos {
+		for dst, want := range map[netip.AddrPort]netip.Addr{
+			e.outside(combo): e.Addr("a", combo.IPv6()),
+			netip.AddrPortFrom(e.Addr("b1", combo.IPv6()), 8080): e.Addr("a1", combo.IPv6()),
+		} {
+			for _, a := range ask(t, p, dst.String(), combo, 3) {
+				if seen, err := netip.ParseAddrPort(a.Source); err != nil || seen.Addr().Unmap() != want {
+					t.Errorf("%s: %s to %s, %s: answer %+v, want from %s", what, "a1", dst, combo, a, want)
+				}
+			}
+		}
+	}
+}
+
+// egressCreated is the number of connections to the outside that the programs of node a have seen begin.
+func (e *env) egressCreated(t *testing.T) int {
+	t.Helper()
+	text, err := e.Agent("a").Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(text) {
+		if value, found := strings.CutPrefix(line, `spillway_ebpf_verdicts_total{verdict="egress_created"} `); found {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return int(n)
+		}
+	}
+	return 0
+}
+
+// wantUntracked: conntrack of node a does not see a new connection of a pod.
+func (e *env) wantUntracked(t *testing.T) {
+	t.Helper()
+	const port = 45678
+	p := e.MustProbe(t, "a2")
+	for _, combo := range flows.AllCombos {
+		resp, err := p.Do(t.Context(), probe.Request{
+			Op: probe.Try, Proto: combo.Protocol(), Dst: e.outside(combo).String(), Tries: 1, LocalPort: port, TimeoutMS: patienceMS,
+		})
+		if err != nil || len(resp.Answers) != 1 || resp.Answers[0].Err != probe.OK {
+			t.Fatalf("a2 to the outside, %s: %+v, %v", combo, resp.Answers, err)
+		}
+	}
+	host, err := e.Host("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = host.Do(func() error {
+		f, err := os.Open("/proc/thread-self/net/nf_conntrack")
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		for lines := bufio.NewScanner(f); lines.Scan(); {
+			if strings.Contains(lines.Text(), fmt.Sprintf("sport=%d ", port)) {
+				t.Errorf("conntrack has the connection of a pod: %s", lines.Text())
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
