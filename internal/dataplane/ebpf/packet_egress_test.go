@@ -159,7 +159,8 @@ func (n *packetNode) egressErrors(t *testing.T, p *plan, proto uint8) {
 
 func (n *packetNode) egressFragments(t *testing.T, p *plan, proto uint8) {
 	n.leaving(t)
-	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto), id: 7, payload: bytes.Repeat([]byte("x"), 1600)}
+	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	f.id, f.payload = 7, bytes.Repeat([]byte("x"), 1600)
 	v := n.sendFragments(t, inPod1, f.fragments(n, "pod1", 800), objects.TCVerdictFLOW_CREATED, objects.TCVerdictEGRESS_CREATED)
 	if v.src.Addr() != p.eth0 {
 		t.Errorf("the datagram has source %s, want %s", v.src, p.eth0)
@@ -218,7 +219,7 @@ func (n *packetNode) egressOff(t *testing.T, p *plan, proto uint8) {
 	n.untouched(t, "a new connection", inPod1, again.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 }
 
-// egressForged: nobody but the destination answers, and no pod speaks for another.
+// egressForged: the destination alone answers, and no pod speaks for another.
 func (n *packetNode) egressForged(t *testing.T, p *plan, proto uint8) {
 	n.leaving(t)
 	asked := n.leave(t, p, proto, 40000)
