@@ -3,6 +3,7 @@ package stale
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,15 +26,17 @@ const (
 type handshakes struct {
 	ports map[intent.PortID]*intent.ServicePort // TCP
 	// lost has the ports that lost an endpoint since the last scan. again has those of the last
-	// scan: a packet that was traversing the old rules creates its entry after it.
-	lost, again map[intent.PortID]struct{}
+	// scan: a packet that was traversing the old rules creates its entry after it. Both have the
+	// frontends that a port had then: the entries of one that it got later may be of another port,
+	// whose endpoint serves.
+	lost, again map[intent.PortID][]frontend
 	next        time.Time // no scan before
 }
 
 func newHandshakes() handshakes {
 	return handshakes{
 		ports: map[intent.PortID]*intent.ServicePort{},
-		lost:  map[intent.PortID]struct{}{}, again: map[intent.PortID]struct{}{},
+		lost:  map[intent.PortID][]frontend{}, again: map[intent.PortID][]frontend{},
 	}
 }
 
@@ -48,8 +51,14 @@ func (h *handshakes) upsert(p *intent.ServicePort) {
 	if old == p {
 		return
 	}
-	if old == nil || lostEndpoint(old, p) {
-		h.lost[p.ID] = struct{}{}
+	switch {
+	case old == nil:
+		h.lost[p.ID] = frontendsOf(p)
+	case lostEndpoint(old, p):
+		h.lost[p.ID] = append(h.lost[p.ID], frontendsOf(old)...)
+	}
+	if had, pending := h.lost[p.ID]; pending {
+		h.lost[p.ID] = common(had, frontendsOf(p))
 	}
 	h.ports[p.ID] = p
 }
@@ -57,14 +66,24 @@ func (h *handshakes) upsert(p *intent.ServicePort) {
 // checks returns the frontends to check, with their ports.
 func (h *handshakes) checks() map[frontend]*intent.ServicePort {
 	checks := map[frontend]*intent.ServicePort{}
-	for _, ids := range []map[intent.PortID]struct{}{h.lost, h.again} {
-		for id := range ids {
-			for _, f := range frontendsOf(h.ports[id]) {
+	for _, ports := range []map[intent.PortID][]frontend{h.lost, h.again} {
+		for id, had := range ports {
+			for _, f := range common(had, frontendsOf(h.ports[id])) {
 				checks[f] = h.ports[id]
 			}
 		}
 	}
 	return checks
+}
+
+// common returns the frontends of now that are also in had.
+func common(had, now []frontend) (out []frontend) {
+	for _, f := range now {
+		if slices.Contains(had, f) {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 func (h *handshakes) pending() bool { return len(h.lost)+len(h.again) > 0 }
@@ -104,7 +123,7 @@ func (r *Reconciler) scanHandshakes(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	h.again, h.lost = h.lost, map[intent.PortID]struct{}{}
+	h.again, h.lost = h.lost, map[intent.PortID][]frontend{}
 	return nil
 }
 
