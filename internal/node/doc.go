@@ -9,6 +9,8 @@
 //	  autopilot   adjusts its sizes and timeouts
 //	  stale       deletes entries that a change of Services has made stale
 //	capacity    calculates conntrack's limits
+//	ruleset     reads rules as the programs list them, and answers questions about them
+//	masquerade  follows where rules masquerade pods
 //	dnat        detects destination NAT by other programs
 //	kubeproxy   finds and removes the rules of kube-proxy
 //	takeover    replaces kube-proxy without a gap
