@@ -3,11 +3,15 @@ package harness
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/load"
@@ -108,4 +112,26 @@ func netstatCounter(text, group, name string) (uint64, error) {
 		break
 	}
 	return 0, fmt.Errorf("no counter %s of %s", name, group)
+}
+
+// Established returns how many TCP connections of a host to an address are open.
+func Established(host *topology.Host, to netip.AddrPort) (n int, err error) {
+	family := uint8(unix.AF_INET6)
+	if to.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	err = host.Do(func() error {
+		sockets, err := netlink.SocketDiagTCP(family)
+		for _, s := range sockets {
+			remote, _ := netip.AddrFromSlice(s.ID.Destination)
+			if s.State == netlink.TCP_ESTABLISHED && netip.AddrPortFrom(remote.Unmap(), s.ID.DestinationPort) == to {
+				n++
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read sockets of %s: %w", host.Name, err)
+	}
+	return n, nil
 }

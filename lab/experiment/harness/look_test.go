@@ -1,8 +1,11 @@
 package harness
 
 import (
+	"net/netip"
 	"os"
 	"testing"
+
+	"spillway.dev/spillway/test/testbed/topology"
 )
 
 func TestNetstatCounter(t *testing.T) {
@@ -29,5 +32,41 @@ func TestTheKernelCountsRepeatedSYNs(t *testing.T) {
 	}
 	if _, err := netstatCounter(string(text), "TcpExt", "TCPSynRetrans"); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestEstablishedCountsConnectionsToOneAddress(t *testing.T) {
+	if err := topology.RequireRoot(); err != nil {
+		t.Skip(err)
+	}
+	spec := topology.DefaultSpec("looktest")
+	spec.Nodes, spec.PodsPerNode = 1, 1
+	h, err := Up(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	pod, node := h.Cluster.Pod(0, 0), h.Cluster.Node(0)
+	for _, address := range []string{node.IPv4.String(), "[" + node.IPv6.String() + "]"} {
+		l, err := node.Listen(t.Context(), "tcp", address+":0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		to := netip.MustParseAddrPort(l.Addr().String())
+		for want := range 3 {
+			if n, err := Established(pod, to); n != want || err != nil {
+				t.Errorf("%s: %d, %v, want %d", to, n, err, want)
+			}
+			conn, err := pod.Dial(t.Context(), "tcp", to.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+		}
 	}
 }

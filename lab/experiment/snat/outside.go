@@ -26,7 +26,7 @@ type outside struct {
 	// own is the number of ports that each pod's sockets use; 0 is the usual range.
 	own   int
 	ports int // as in traffic
-	held  int // as in traffic, by the first pod
+	held  int // as in traffic
 	// delay is the number of rules that a first packet meets between the choice of its port
 	// and its entry in conntrack.
 	delay int
@@ -110,7 +110,7 @@ func (c outside) run(ctx context.Context, o experiment.Options, m method, result
 	}
 	samples, each := length(o)
 	target := outsideTarget(r)
-	stop, err := hold(ctx, r, r.Cluster.Pod(0, 0), target, c.held, each*time.Duration(samples+2)+10*time.Second)
+	stop, err := hold(ctx, r, c.sources(r), target, m.held(c.held), each*time.Duration(samples+2)+2*openTime)
 	if err != nil {
 		return err
 	}
@@ -132,6 +132,14 @@ func (c outside) run(ctx context.Context, o experiment.Options, m method, result
 	}
 	result.Add("entries", float64(left))
 	return distribute(all, result)
+}
+
+// sources are the pods.
+func (c outside) sources(r *harness.Harness) (hosts []*topology.Host) {
+	for i := range c.pods {
+		hosts = append(hosts, r.Cluster.Pod(0, i))
+	}
+	return hosts
 }
 
 // outsideTarget is the server that all pods connect to.
@@ -249,7 +257,7 @@ func (c outside) read(ctx context.Context, r *harness.Harness, m method) (out ou
 	if out.masqueraded, err = masqueraded(ctx, node); err != nil {
 		return out, err
 	}
-	out.noPort, err = noPort(ctx, r, m)
+	out.noPort, err = noPort(ctx, r, m, egressPorts)
 	return out, err
 }
 
@@ -260,11 +268,7 @@ func (c outside) sample(ctx context.Context, r *harness.Harness, m method, cfg l
 	if err != nil {
 		return nil, err
 	}
-	var hosts []*topology.Host
-	for i := range c.pods {
-		hosts = append(hosts, r.Cluster.Pod(0, i))
-	}
-	got, err := r.LoadFrom(ctx, hosts, cfg)
+	got, err := r.LoadFrom(ctx, c.sources(r), cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -160,3 +160,11 @@ func TestFormsNameRows(t *testing.T) {
 		}
 	}
 }
+
+func TestEBPFHoldsTheShareOfItsOwnRange(t *testing.T) {
+	for mode, want := range map[string]int{"": occupied, "nftables": occupied, "ebpf": 851} {
+		if got := (method{mode: mode}).held(occupied); got != want {
+			t.Errorf("%q: %d connections, want %d", mode, got, want)
+		}
+	}
+}

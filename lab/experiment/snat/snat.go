@@ -125,7 +125,8 @@ func scale(o experiment.Options) string {
 		"and towards one, and "+
 		"DNAT goes before it. There lost packets are insert_failed, and in eBPF packets without a port. "+
 		"Samples of each row: %[1]d, of %[2]v. "+
-		"Ports: the usual range; %[3]d ports; %[4]d ports of which %[5]d are taken by open connections (95 %%). "+
+		"Ports: the usual range; %[3]d ports; %[4]d ports of which %[5]d are taken by open connections of all clients (95 %%; of eBPF's own "+
+		"range the same share: it uses seven of eight ports for SNAT). "+
 		"To make races more frequent than two CPUs do, two things are added where a row says so. Pods of %[6]d ports choose from the same %[6]d, "+
 		"so that MASQUERADE, which keeps a free port, chooses the same for two of them. And delay is %[7]d rules of nftables that match "+
 		"nothing: a first packet meets them after its port is chosen and before it is in conntrack's table. "+
@@ -205,7 +206,7 @@ func run(ctx context.Context, o experiment.Options, m method, t traffic, result 
 	samples, each := length(o)
 	cfg := load.Config{Kind: t.kind, Target: target(r), Connections: t.threads, Duration: each, Warmup: 100 * time.Millisecond,
 		Timeout: 5 * time.Second}
-	stop, err := hold(ctx, r, r.Cluster.Client(0), target(r), t.held, each*time.Duration(samples+2)+10*time.Second)
+	stop, err := hold(ctx, r, sources(r), target(r), m.held(t.held), each*time.Duration(samples+2)+2*openTime)
 	if err != nil {
 		return err
 	}
@@ -220,6 +221,14 @@ func run(ctx context.Context, o experiment.Options, m method, t traffic, result 
 		all = append(all, one)
 	}
 	return distribute(all, result)
+}
+
+// sources are the clients.
+func sources(r *harness.Harness) (hosts []*topology.Host) {
+	for i := range clients {
+		hosts = append(hosts, r.Cluster.Client(i))
+	}
+	return hosts
 }
 
 func target(r *harness.Harness) netip.AddrPort {
@@ -251,35 +260,6 @@ func setUp(ctx context.Context, r *harness.Harness, m method, t traffic) error {
 	return r.WaitAnswer(ctx, r.Cluster.Client(0), ask, target(r))
 }
 
-// hold keeps connections open, so that their ports are taken.
-func hold(ctx context.Context, r *harness.Harness, from *topology.Host, to netip.AddrPort, held int, long time.Duration) (
-	stop func() error, err error) {
-	if held == 0 {
-		return func() error { return nil }, nil
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() {
-		_, err := r.Load(ctx, from, load.Config{Kind: load.HTTP, Target: to, Connections: held, Rate: float64(held),
-			Duration: long, Timeout: 3 * time.Second})
-		ended <- err
-	}()
-	// Each second every connection is used once: after that all are open.
-	select {
-	case <-time.After(1300 * time.Millisecond):
-	case err := <-ended:
-		cancel()
-		return nil, fmt.Errorf("hold %d connections: %w", held, errors.Join(err, errors.New("they ended")))
-	}
-	return func() error {
-		cancel()
-		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("hold %d connections: %w", held, err)
-		}
-		return nil
-	}, nil
-}
-
 // sample measures once.
 func sample(ctx context.Context, r *harness.Harness, m method, cfg load.Config, result *experiment.Measurement) (*load.Result, error) {
 	node := r.Cluster.Node(0)
@@ -287,15 +267,11 @@ func sample(ctx context.Context, r *harness.Harness, m method, cfg load.Config, 
 	if err != nil {
 		return nil, err
 	}
-	noPort, err := noPort(ctx, r, m)
+	noPort, err := noPort(ctx, r, m, servicePorts)
 	if err != nil {
 		return nil, err
 	}
-	var hosts []*topology.Host
-	for i := range clients {
-		hosts = append(hosts, r.Cluster.Client(i))
-	}
-	got, err := r.LoadFrom(ctx, hosts, cfg)
+	got, err := r.LoadFrom(ctx, sources(r), cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -334,15 +310,21 @@ func sample(ctx context.Context, r *harness.Harness, m method, cfg load.Config, 
 	return got, nil
 }
 
+// The reasons of spillway_ebpf_drops_total for packets without a port.
+const (
+	servicePorts = "snat_ports"
+	egressPorts  = "egress_ports"
+)
+
 // noPort counts packets that eBPF dropped since there was no port for them.
-func noPort(ctx context.Context, r *harness.Harness, m method) (float64, error) {
+func noPort(ctx context.Context, r *harness.Harness, m method, reason string) (float64, error) {
 	if m.mode != "ebpf" {
 		return 0, nil
 	}
-	return agent.Metric(ctx, r.Cluster.Node(0), "spillway_ebpf_drops_total", `reason="snat_ports"`)
+	return agent.Metric(ctx, r.Cluster.Node(0), "spillway_ebpf_drops_total", fmt.Sprintf("reason=%q", reason))
 }
 
 func noPortSince(ctx context.Context, r *harness.Harness, m method, before float64) (float64, error) {
-	now, err := noPort(ctx, r, m)
+	now, err := noPort(ctx, r, m, servicePorts)
 	return now - before, err
 }
