@@ -118,8 +118,8 @@ func scale(o experiment.Options) string {
 	samples, d := length(o)
 	return fmt.Sprintf("Published: containers of one machine ask an address outside, and MASQUERADE gives them the machine's. The first "+
 		"table is that: pods of one node, flannel's rule, a server on the LAN. With an agent the rule stays, and a row begins when no more "+
-		"connections meet it (--egress auto). Lost packets are SYNs that the pods sent again (TCPSynRetrans); one that is lost in the last second "+
-		"of a sample is in insert_failed alone. "+
+		"connections meet it (--egress auto). Lost packets are SYNs that the pods sent again (TCPSynRetrans); one that is lost in the last "+
+		"second of a sample is in insert_failed alone. "+
 		"In the second table four client machines share the "+
 		"threads and ask a NodePort of one node whose endpoint is on another: every connection is masqueraded all the same, to one address "+
 		"and towards one, and "+
@@ -127,8 +127,8 @@ func scale(o experiment.Options) string {
 		"Samples of each row: %[1]d, of %[2]v. "+
 		"Ports: the usual range; %[3]d ports; %[4]d ports of which %[5]d are taken by open connections of all clients (95 %%; of eBPF's own "+
 		"range the same share: it uses seven of eight ports for SNAT). "+
-		"To make races more frequent than two CPUs do, two things are added where a row says so. Pods of %[6]d ports choose from the same %[6]d, "+
-		"so that MASQUERADE, which keeps a free port, chooses the same for two of them. And delay is %[7]d rules of nftables that match "+
+		"To make races more frequent than two CPUs do, two things are added where a row says so. Pods of %[6]d ports choose from the "+
+		"same %[6]d, so that MASQUERADE, which keeps a free port, chooses the same for two of them. And delay is %[7]d rules of nftables that match "+
 		"nothing: a first packet meets them after its port is chosen and before it is in conntrack's table. "+
 		"A race needs two CPUs at the same place within microseconds: what a machine with few cores shows is less than what one with many does.",
 		samples, d, smallest, crowded, occupied, ownPorts, delayRules)
