@@ -128,7 +128,8 @@ func scale(o experiment.Options) string {
 		"Ports: the usual range; %[3]d ports; %[4]d ports of which %[5]d are taken by open connections of all clients (95 %%; of eBPF's own "+
 		"range the same share: it uses seven of eight ports for SNAT). "+
 		"To make races more frequent than two CPUs do, two things are added where a row says so. Pods of %[6]d ports choose from the "+
-		"same %[6]d, so that MASQUERADE, which keeps a free port, chooses the same for two of them. And delay is %[7]d rules of nftables that match "+
+		"same %[6]d, so that MASQUERADE, which keeps a free port, chooses the same for two of them. And delay is %[7]d rules "+
+		"of nftables that match "+
 		"nothing: a first packet meets them after its port is chosen and before it is in conntrack's table. "+
 		"A race needs two CPUs at the same place within microseconds: what a machine with few cores shows is less than what one with many does.",
 		samples, d, smallest, crowded, occupied, ownPorts, delayRules)
