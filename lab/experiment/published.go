@@ -80,6 +80,9 @@ type Chart struct {
 // Row is one measurement.
 type Row struct {
 	Name string
+	// Table is the title of the row's table in reports. Rows with one title follow each other. ""
+	// is the only table of an experiment.
+	Table string
 	// Group and X place the row in a chart of lines; a table shows groups together.
 	Group string
 	X     float64

@@ -51,6 +51,7 @@ const (
 // RowResult holds the results of a row.
 type RowResult struct {
 	Name         string               `json:"name"`
+	Table        string               `json:"table,omitempty"`
 	Group        string               `json:"group,omitempty"`
 	X            float64              `json:"x,omitempty"`
 	Side         Side                 `json:"side,omitempty"`

@@ -33,7 +33,7 @@ const (
 type section struct {
 	experiment.Result
 	CardPicture template.HTML
-	Table       table
+	Tables      []table
 	Pictures    []*Picture
 	Command     string
 	Raw         template.HTML
@@ -63,7 +63,7 @@ func HTML(run *experiment.Run, url string) ([]byte, error) {
 	}
 	for i := range run.Results {
 		res := &run.Results[i]
-		s := section{Result: *res, Table: newTable(res), Command: commandOf(run, res)}
+		s := section{Result: *res, Tables: newTables(res), Command: commandOf(run, res)}
 		if res.Card != nil {
 			s.CardPicture = cardPicture(res.Card)
 			data.Published = true
@@ -153,8 +153,9 @@ func took(seconds float64) string {
 
 // table holds the results of rows, for any form of report.
 type table struct {
-	Head []string
-	Rows []tableRow
+	Title string // "" for the only table of an experiment
+	Head  []string
+	Rows  []tableRow
 }
 
 type tableRow struct {
@@ -176,20 +177,39 @@ func (c cell) String() string {
 	return c.Median + " (" + c.Low + "–" + c.High + ")"
 }
 
+// newTables returns the tables of an experiment, one for each title in the order of the rows.
+// There is one if there is no row.
+func newTables(res *experiment.Result) []table {
+	var out []table
+	for first, i := 0, 1; i <= len(res.Rows); i++ {
+		if i == len(res.Rows) || res.Rows[i].Table != res.Rows[first].Table {
+			out = append(out, newTable(res.Figures, res.Rows[first:i]))
+			first = i
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, newTable(res.Figures, nil))
+	}
+	return out
+}
+
 // newTable leaves out figures that no row has. Published figures have a column of their
 // own behind the measured ones.
-func newTable(res *experiment.Result) table {
+func newTable(figures []experiment.Figure, rows []experiment.RowResult) table {
 	t := table{Head: []string{"row"}}
+	if len(rows) > 0 {
+		t.Title = rows[0].Table
+	}
 	type column struct {
 		key       string
 		published bool
 	}
 	var shown []column
-	for _, f := range res.Figures {
+	for _, f := range figures {
 		measured, published := false, false
-		for i := range res.Rows {
-			_, ok := res.Rows[i].Value(f.Key)
-			_, has := res.Rows[i].Published[f.Key]
+		for i := range rows {
+			_, ok := rows[i].Value(f.Key)
+			_, has := rows[i].Published[f.Key]
 			measured, published = measured || ok, published || has
 		}
 		if measured {
@@ -199,8 +219,8 @@ func newTable(res *experiment.Result) table {
 			shown, t.Head = append(shown, column{f.Key, true}), append(t.Head, "published "+f.Name)
 		}
 	}
-	for i := range res.Rows {
-		r := &res.Rows[i]
+	for i := range rows {
+		r := &rows[i]
 		row := tableRow{Name: r.Name, Group: r.Group, Log: r.Log, Error: r.Error, Notes: r.Notes}
 		if r.Status != experiment.OK {
 			row.Status = r.Status

@@ -34,7 +34,20 @@ func markdownSection(b *strings.Builder, run *experiment.Run, res *experiment.Re
 	if res.Error != "" {
 		fmt.Fprintf(b, "**Not run.** %s\n\n", res.Error)
 	}
-	t := newTable(res)
+	for _, t := range newTables(res) {
+		if t.Title != "" {
+			fmt.Fprintf(b, "### %s\n\n", t.Title)
+		}
+		markdownTable(b, t)
+	}
+	for _, text := range res.Conclusion {
+		fmt.Fprintf(b, "\n%s\n", text)
+	}
+	fmt.Fprintf(b, "\nAgain: `%s`\n", commandOf(run, res))
+}
+
+// markdownTable writes a table, and below it what its rows remark.
+func markdownTable(b *strings.Builder, t table) {
 	fmt.Fprintf(b, "| %s |\n|---%s|\n", strings.Join(t.Head, " | "), strings.Repeat("|---:", len(t.Head)-1))
 	for _, row := range t.Rows {
 		name := row.Name
@@ -62,8 +75,4 @@ func markdownSection(b *strings.Builder, run *experiment.Run, res *experiment.Re
 			fmt.Fprintf(b, "\n<details><summary>log of %s</summary>\n\n```\n%s\n```\n</details>\n\n", row.Name, row.Log)
 		}
 	}
-	for _, text := range res.Conclusion {
-		fmt.Fprintf(b, "\n%s\n", text)
-	}
-	fmt.Fprintf(b, "\nAgain: `%s`\n", commandOf(run, res))
 }

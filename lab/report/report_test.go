@@ -367,3 +367,51 @@ func TestHeadlineIsCurrent(t *testing.T) {
 		}
 	}
 }
+
+// Rows with titles are in tables of their own, each with its own figures alone.
+func TestRowsOfTwoTitlesAreTwoTables(t *testing.T) {
+	run := sampleRun()
+	res := &run.Results[0]
+	for i := range res.Rows {
+		res.Rows[i].Table = "First <table>"
+		if i > 1 {
+			res.Rows[i].Table = "Second table"
+		}
+	}
+	res.Rows[1].Values["none"] = experiment.Summarize([]float64{7})
+	tables := newTables(res)
+	if len(tables) != 2 || len(tables[0].Rows) != 2 || len(tables[1].Rows) != len(res.Rows)-2 {
+		t.Fatalf("tables: %+v", tables)
+	}
+	if diff := cmp.Diff([]string{"row", "transfers, per s", "published transfers", "never measured"}, tables[0].Head); diff != "" {
+		t.Errorf("head of the first table (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"row", "transfers, per s"}, tables[1].Head); diff != "" {
+		t.Errorf("head of the second table (-want +got):\n%s", diff)
+	}
+	page, err := HTML(run, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	if err := Text(&text, run); err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string]struct{ text, first, second string }{
+		"page":     {string(page), "First &lt;table&gt;</h4>", "Second table</h4>"},
+		"markdown": {Markdown(run), "### First <table>\n", "### Second table\n"},
+		"terminal": {text.String(), "\nFirst <table>\nROW", "\nSecond table\nROW"},
+	} {
+		first, second := strings.Index(got.text, got.first), strings.Index(got.text, got.second)
+		if first < 0 || second < first || strings.Index(got.text[second:], "kube-proxy, larger") < 0 {
+			t.Errorf("%s: titles at %d and %d", name, first, second)
+		}
+	}
+}
+
+// An experiment without rows has the head of a table.
+func TestNoRowsAreOneTable(t *testing.T) {
+	if got := newTables(&experiment.Result{}); len(got) != 1 || len(got[0].Rows) != 0 || got[0].Title != "" {
+		t.Errorf("tables: %+v", got)
+	}
+}

@@ -47,7 +47,12 @@ func Text(w io.Writer, run *experiment.Run) error {
 	for i := range run.Results {
 		res := &run.Results[i]
 		b.WriteString("\n" + paragraph(res.Name+": "+res.Title, ""))
-		writeTable(&b, newTable(res))
+		for _, t := range newTables(res) {
+			if t.Title != "" {
+				b.WriteString("\n" + paragraph(t.Title, ""))
+			}
+			writeTable(&b, t)
+		}
 	}
 	b.WriteString("\n" + paragraph("Median (lowest–highest). Published figures come from other machines and kernels. The report has "+
 		"all figures.", ""))

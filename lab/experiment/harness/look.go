@@ -3,8 +3,15 @@ package harness
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/lab/load"
@@ -67,4 +74,64 @@ func (h *Harness) Logs() string {
 		}
 	}
 	return b.String()
+}
+
+// RepeatedSYNs returns how many SYNs and SYN-ACKs a host has sent again.
+func RepeatedSYNs(host *topology.Host) (n uint64, err error) {
+	err = host.Do(func() error {
+		// Under /proc/net would be the namespace of the process's first thread.
+		text, err := os.ReadFile("/proc/thread-self/net/netstat")
+		if err != nil {
+			return err
+		}
+		n, err = netstatCounter(string(text), "TcpExt", "TCPSynRetrans")
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read TCP counters of %s: %w", host.Name, err)
+	}
+	return n, nil
+}
+
+// netstatCounter reads one counter of a file like /proc/net/netstat: each group has a line
+// of names and a line of values.
+func netstatCounter(text, group, name string) (uint64, error) {
+	var names []string
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != group+":" {
+			continue
+		}
+		if names == nil {
+			names = fields
+			continue
+		}
+		if i := slices.Index(names, name); i > 0 && i < len(fields) {
+			return strconv.ParseUint(fields[i], 10, 64)
+		}
+		break
+	}
+	return 0, fmt.Errorf("no counter %s of %s", name, group)
+}
+
+// Established returns how many TCP connections of a host to an address are open.
+func Established(host *topology.Host, to netip.AddrPort) (n int, err error) {
+	family := uint8(unix.AF_INET6)
+	if to.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	err = host.Do(func() error {
+		sockets, err := netlink.SocketDiagTCP(family)
+		for _, s := range sockets {
+			remote, _ := netip.AddrFromSlice(s.ID.Destination)
+			if s.State == netlink.TCP_ESTABLISHED && netip.AddrPortFrom(remote.Unmap(), s.ID.DestinationPort) == to {
+				n++
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read sockets of %s: %w", host.Name, err)
+	}
+	return n, nil
 }

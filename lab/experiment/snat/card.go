@@ -4,21 +4,43 @@ import (
 	"spillway.dev/spillway/lab/experiment"
 )
 
-// card compares lost packets in the published case, and with few ports.
+// form is what a card shows of a table: its published case, and the case in which races are
+// frequent.
+type form struct {
+	usual, few string // rows, without the method
+	unit       string
+	name       string // of few, in the verdict
+	caption    string
+}
+
+var forms = []form{
+	{"8 pods, 80 threads each: ", "4 pods of 32 ports, 10 threads each, delay: ", "packets lost of 100 connections, 640 threads",
+		"32 ports", "packets lost of 100 connections, from pods with the same 32 ports"},
+	{"TCP, 80 threads: ", "TCP, 40 threads, 64 ports: ", "packets lost of 100 connections, 80 threads",
+		"64 ports", "packets lost of 100 connections, with only 64 source ports"},
+}
+
+// card compares lost packets in the first form that was measured with Spillway.
 func card(res *experiment.Result) *experiment.Card {
-	const (
-		usual, few = "TCP, 80 threads: ", "TCP, 40 threads, 64 ports: "
-		by, own    = "MASQUERADE", "Spillway, eBPF"
-	)
+	for _, f := range forms {
+		if c := f.card(res); c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+func (f form) card(res *experiment.Result) *experiment.Card {
+	const by, own = "MASQUERADE", "Spillway, eBPF"
 	c := &experiment.Card{
 		Question:  "How many packets do 100 new connections lose when they compete for source ports?",
-		Unit:      "packets lost of 100 connections, 80 threads",
+		Unit:      f.unit,
 		Published: "2 to 4 packets of 100 connections, and none with fully random ports",
-		Caption:   "packets lost of 100 connections, with only 64 source ports",
+		Caption:   f.caption,
 	}
 	var in experiment.Card // the published case
-	theirs, known := in.Add(res, usual+by, "lost", by)
-	ours, ok := in.Add(res, usual+own, "lost", own)
+	theirs, known := in.Add(res, f.usual+by, "lost", by)
+	ours, ok := in.Add(res, f.usual+own, "lost", own)
 	if !ok {
 		return nil
 	}
@@ -28,9 +50,9 @@ func card(res *experiment.Result) *experiment.Card {
 		c.Verdict += ", MASQUERADE " + experiment.FormatNumber(theirs)
 	}
 	for _, m := range methods {
-		c.Add(res, few+m.name, "lost", m.name)
+		c.Add(res, f.few+m.name, "lost", m.name)
 	}
-	first, last := res.Row(few+own), res.Row(few+by)
+	first, last := res.Row(f.few+own), res.Row(f.few+by)
 	if first == nil || last == nil {
 		c.Bars, c.Caption = in.Bars, c.Unit
 		return c
@@ -38,7 +60,7 @@ func card(res *experiment.Result) *experiment.Card {
 	a, hasA := first.Value("lost")
 	b, hasB := last.Value("lost")
 	if hasA && hasB {
-		c.Verdict += "; 64 ports: " + experiment.FormatNumber(a.Median) + ", " + experiment.FormatNumber(b.Median)
+		c.Verdict += "; " + f.name + ": " + experiment.FormatNumber(a.Median) + ", " + experiment.FormatNumber(b.Median)
 	}
 	return c
 }

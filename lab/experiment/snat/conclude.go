@@ -1,7 +1,6 @@
 package snat
 
 import (
-	"fmt"
 	"strings"
 
 	"spillway.dev/spillway/lab/experiment"
@@ -10,26 +9,10 @@ import (
 // conclude describes the results of a run, and no more.
 func conclude(res *experiment.Result) []string {
 	var out []string
-	worst := map[string]*experiment.RowResult{}
-	for i := range res.Rows {
-		row := &res.Rows[i]
-		_, method, _ := strings.Cut(row.Name, ": ")
-		v, ok := row.Value("lost")
-		if !ok {
-			continue
+	for _, t := range []struct{ title, name string }{{outsideTable, "pods to the outside"}, {nodePortTable, "clients to a NodePort"}} {
+		if text := worst(res, t.title); text != "" {
+			out = append(out, "Measured, the most of any row, "+t.name+": "+text+" packets lost for 100 connections.")
 		}
-		if w := worst[method]; w == nil || v.Median > w.Values["lost"].Median {
-			worst[method] = row
-		}
-	}
-	var parts []string
-	for _, m := range methods {
-		if row := worst[m.name]; row != nil {
-			parts = append(parts, fmt.Sprintf("%s %s", m.name, experiment.FormatNumber(row.Values["lost"].Median)))
-		}
-	}
-	if len(parts) > 0 {
-		out = append(out, "Measured, the most of any row: "+strings.Join(parts, "; ")+" packets lost for 100 connections.")
 	}
 	return append(out, "Why it may differ from what was published: kernels since then resolve UDP clashes instead of dropping "+
 		"(clash_resolve), "+
@@ -42,4 +25,28 @@ func conclude(res *experiment.Result) []string {
 		"are tried: conntrack some 240, and of these only the last of each round among closed connections, eBPF 256. insert_failed and drop "+
 		"are those of node0's conntrack. "+
 		"In the rows of DNS a request is two questions from one socket.")
+}
+
+// worst returns the most lost packets of each method in one table, "" if none was measured.
+func worst(res *experiment.Result, table string) string {
+	most := map[string]float64{}
+	for i := range res.Rows {
+		row := &res.Rows[i]
+		v, ok := row.Value("lost")
+		if !ok || row.Table != table {
+			continue
+		}
+		_, method, _ := strings.Cut(row.Name, ": ")
+		before, known := most[method]
+		if !known || v.Median > before {
+			most[method] = v.Median
+		}
+	}
+	var parts []string
+	for _, m := range methods {
+		if v, ok := most[m.name]; ok {
+			parts = append(parts, m.name+" "+experiment.FormatNumber(v))
+		}
+	}
+	return strings.Join(parts, "; ")
 }

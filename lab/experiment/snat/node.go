@@ -29,12 +29,7 @@ func protocol(kind load.Kind) corev1.Protocol {
 func loadRules(ctx context.Context, r *harness.Harness, m method, t traffic) error {
 	node, pod := r.Cluster.Node(0), r.Cluster.Pod(1, 0)
 	rules := natRules(strings.ToLower(string(protocol(t.kind))), node.IPv4.String(), pod.IPv4.String(), m.flags, t.ports)
-	cmd := node.Command(ctx, "iptables-restore", "--wait")
-	cmd.Stdin = strings.NewReader(rules)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("load rules on %s: %w: %s", node.Name, err, strings.TrimSpace(string(out)))
-	}
-	return nil
+	return restore(ctx, node, rules)
 }
 
 func natRules(protocol, node, pod, flags string, ports int) string {

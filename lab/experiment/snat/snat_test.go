@@ -34,6 +34,9 @@ func TestRowsOfOneKindAreTogetherAndEachHasAName(t *testing.T) {
 			if few := strings.Contains(r.Name, "ports"); few != (r.Group == "TCP, few ports") {
 				t.Errorf("%s is in group %s", r.Name, r.Group)
 			}
+			if r.Table != nodePortTable {
+				t.Errorf("%s is in table %q", r.Name, r.Table)
+			}
 		}
 		if len(list) < 10 {
 			t.Errorf("%d rows", len(list))
@@ -53,13 +56,17 @@ func TestServicesAreWhatAnAgentReads(t *testing.T) {
 	}
 }
 
-func TestConcludeSaysTheWorstOfEachMethod(t *testing.T) {
-	row := func(name string, lost float64) experiment.RowResult {
-		return experiment.RowResult{Name: name, Status: experiment.OK,
-			Values: map[string]experiment.Summary{"lost": experiment.Summarize([]float64{lost})}}
-	}
-	res := &experiment.Result{Rows: []experiment.RowResult{row("a: MASQUERADE", 0.1), row("b: MASQUERADE", 2.5), row("a: Spillway, eBPF", 0)}}
-	if got := conclude(res)[0]; !strings.Contains(got, "MASQUERADE 2.50; Spillway, eBPF 0 packets lost") {
+func TestConcludeSaysTheWorstOfEachMethodAndTable(t *testing.T) {
+	res := &experiment.Result{Rows: []experiment.RowResult{lostRow("a: MASQUERADE", nodePortTable, 0.1),
+		lostRow("b: MASQUERADE", nodePortTable, 2.5), lostRow("a: Spillway, eBPF", nodePortTable, 0), lostRow("c: MASQUERADE", outsideTable, 7)}}
+	got := conclude(res)
+	if len(got) != 3 || !strings.Contains(got[0], "to the outside: MASQUERADE 7 packets lost") ||
+		!strings.Contains(got[1], "to a NodePort: MASQUERADE 2.50; Spillway, eBPF 0 packets lost") {
 		t.Errorf("concludes %q", got)
 	}
+}
+
+func lostRow(name, table string, lost float64) experiment.RowResult {
+	return experiment.RowResult{Name: name, Table: table, Status: experiment.OK,
+		Values: map[string]experiment.Summary{"lost": experiment.Summarize([]float64{lost})}}
 }

@@ -117,7 +117,8 @@ func (s *suite) experiment(ctx context.Context, e experiment.Experiment, rows []
 }
 
 func result(row experiment.Row, status string) experiment.RowResult {
-	return experiment.RowResult{Name: row.Name, Group: row.Group, X: row.X, Side: row.Side, Published: row.Published, Status: status}
+	return experiment.RowResult{Name: row.Name, Table: row.Table, Group: row.Group, X: row.X, Side: row.Side,
+		Published: row.Published, Status: status}
 }
 
 // row runs one row; an error of the row does not end the run.
