@@ -67,7 +67,9 @@ func (f *fakeTracker) applyServices(d model.Delta) intent.Changes {
 	return c
 }
 
-func (f *fakeTracker) SetEgress(egress.Mode, egress.Facts) decisions.Changes { return decisions.Changes{} }
+func (f *fakeTracker) SetEgress(egress.Mode, egress.Facts) decisions.Changes {
+	return decisions.Changes{}
+}
 
 func (f *fakeTracker) SetNodeAddrs(addrs []netip.Addr) decisions.Changes {
 	f.node = intent.Node{Name: "n1", Addrs: addrs, NodePortAddrs: addrs}

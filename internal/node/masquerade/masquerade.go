@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -86,12 +87,15 @@ func current(ctx context.Context, conn *nft.Conn) (v version, err error) {
 
 // devices returns the names of the devices of default routes, sorted and separated by slashes.
 func devices() (string, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Dst: nil}, netlink.RT_FILTER_DST)
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return "", fmt.Errorf("list default routes: %w", err)
 	}
 	var names []string
 	for _, r := range routes {
+		if r.Dst != nil && !isDefault(r.Dst) {
+			continue
+		}
 		indexes := []int{r.LinkIndex}
 		for _, hop := range r.MultiPath {
 			indexes = append(indexes, hop.LinkIndex)
@@ -104,6 +108,11 @@ func devices() (string, error) {
 	}
 	slices.Sort(names)
 	return join(slices.Compact(names)), nil
+}
+
+func isDefault(dst *net.IPNet) bool {
+	ones, _ := dst.Mask.Size()
+	return ones == 0
 }
 
 // No device has a slash in its name (dev_valid_name).

@@ -119,6 +119,10 @@ func (p *nftRule) address() {
 		p.words = nil
 		return
 	}
+	if p.follows("vmap") {
+		p.m.verdict, p.words = "other", nil
+		return
+	}
 	set, ok := p.set(p.take())
 	switch {
 	case !ok || len(p.words) > 0 && p.words[0] == ".":

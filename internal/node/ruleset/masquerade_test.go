@@ -158,6 +158,21 @@ func TestMasquerade(t *testing.T) {
 			"198.51.100.7"}}, 0},
 		{"the external device", mustSave(t, "iptables-nft", "ip", "-A POSTROUTING -o eth0 -j MASQUERADE\n"), []probe{{"10.244.1.5",
 			"198.51.100.7"}}, nil, 0},
+		{"a goto", mustSave(t, "iptables-nft", "ip", ":X - [0:0]\n-A POSTROUTING -d 198.51.100.0/24 -g X\n"+
+			"-A POSTROUTING -s 10.1.0.0/16 -j MASQUERADE\n-A X -d 198.51.100.7/32 -j RETURN\n"),
+			[]probe{{"10.1.1.1", "203.0.113.1"}}, []probe{{"10.1.1.1", "198.51.100.7"}, {"10.1.1.1", "198.51.100.8"}}, 0},
+		{"a mark that a rule sets", mustSave(t, "iptables-nft", "ip", "-A POSTROUTING -d 198.51.100.0/24 -j MARK --set-xmark 0x1/0x1\n"+
+			"-A POSTROUTING -m mark --mark 0x1/0x1 -j RETURN\n-A POSTROUTING -s 10.1.0.0/16 -j MASQUERADE\n"),
+			[]probe{{"10.1.1.1", "203.0.113.1"}}, []probe{{"10.1.1.1", "198.51.100.7"}}, 1},
+		{"a verdict map", mustNFT(t, "table ip x {\n\tchain p {\n\t\ttype nat hook postrouting priority 90; policy accept;\n"+
+			"\t\tip daddr vmap @v\n\t\tip saddr 10.1.0.0/16 masquerade\n\t}\n}"), nil, []probe{{"10.1.1.1", "198.51.100.7"}}, 1},
+		{"an accept ends its base chain alone", mustNFT(t, "table ip x {\n\tchain p {\n"+
+			"\t\ttype nat hook postrouting priority 90; policy accept;\n\t\taccept\n"+
+			"\t}\n\tchain q {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n\t\tmasquerade\n\t}\n}"),
+			[]probe{{"10.1.1.1", "198.51.100.7"}}, nil, 0},
+		{"replies, and Services", mustNFT(t, "table inet x {\n\tchain p {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n"+
+			"\t\tct state established,related masquerade\n\t\tct status dnat masquerade\n\t\tip6 saddr fd00::/64 masquerade\n\t}\n}"),
+			[]probe{{"fd00::1", "2001:db8::1"}}, []probe{{"10.1.1.1", "198.51.100.7"}, {"fd01::1", "2001:db8::1"}}, 0},
 		{"Spillway's own", mustNFT(t, "table inet spillway {\n\tchain leaving {\n"+
 			"\t\ttype nat hook postrouting priority 90; policy accept;\n\t\tmasquerade fully-random\n\t}\n}"),
 			nil, []probe{{"10.244.1.5", "198.51.100.7"}}, 0},
