@@ -91,6 +91,12 @@
 {{- if eq (toString .xdp) "auto" }}
 - --xdp=auto
 {{- end }}
+{{- if has (toString (.egress).mode) (list "auto" "on") }}
+- --egress={{ .egress.mode }}
+{{- if .egress.configMapName }}
+- --egress-config=/etc/spillway/egress/config
+{{- end }}
+{{- end }}
 {{- if .masqueradeAll }}
 - --masquerade-all
 {{- end }}
@@ -216,6 +222,11 @@ readOnlyRootFilesystem: true
 {{- if .Values.forwardingSecretName }}
 - name: forwarding
   mountPath: /etc/spillway/forwarding
+  readOnly: true
+{{- end }}
+{{- if (.Values.egress).configMapName }}
+- name: egress
+  mountPath: /etc/spillway/egress
   readOnly: true
 {{- end }}
 {{- if .Values.maglevSeedSecretName }}
