@@ -107,7 +107,7 @@ func (f *egressFollower) readFile(path string) {
 	f.haveFile, f.text, f.fileErr = true, text, err
 	if err == nil {
 		var file *egress.File
-		if file, f.fileErr = egress.ParseFile(text); f.fileErr == nil {
+		if file, f.fileErr = parseEgressFile(text); f.fileErr == nil {
 			f.facts.File = file
 		}
 	}

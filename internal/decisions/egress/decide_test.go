@@ -24,13 +24,6 @@ func (p Plan) leaves(from, to string) bool {
 }
 
 func TestDecide(t *testing.T) {
-	file := func(text string) *File {
-		f, err := ParseFile([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return f
-	}
 	for _, tt := range []struct {
 		name          string
 		mode          Mode
@@ -55,12 +48,12 @@ func TestDecide(t *testing.T) {
 		{"on without a file", On, Facts{Rules: &Rules{}}, node, "10.244.1.5>198.51.100.7",
 			"10.244.1.5>10.244.9.9 10.244.1.5>169.254.169.254 fd00::1>2001:db8::1", ""},
 		{"on without anything", On, Facts{Rules: &Rules{}}, Node{}, "", "10.244.1.5>198.51.100.7", "--egress-config or --cluster-cidr"},
-		{"on with a file", On, Facts{Rules: &Rules{}, File: file("nonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nmasqLinkLocal: true\n" +
-			"resyncInterval: 60s\n")}, node,
+		{"on with a file", On, Facts{Rules: &Rules{},
+			File: &File{NonMasqueradeCIDRs: prefixes("10.0.0.0/8", "fd00::/8"), MasqLinkLocal: true}}, node,
 			"10.244.1.5>198.51.100.7 10.244.1.5>169.254.169.254 fd00::1>2001:db8::1", "10.244.1.5>10.1.1.1 fd00::1>fd01::1 fd00::1>fe80::1", ""},
-		{"on with a file without IPv6", On, Facts{Rules: &Rules{}, File: file(`{"nonMasqueradeCIDRs": ["10.0.0.0/8"]}`)}, node,
+		{"on with a file without IPv6", On, Facts{Rules: &Rules{}, File: &File{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}}, node,
 			"10.244.1.5>198.51.100.7", "fd00::1>2001:db8::1", ""},
-		{"the last good file stays", On, Facts{Rules: &Rules{}, File: file("nonMasqueradeCIDRs: [10.0.0.0/8]\n"), Err: "bad"}, node,
+		{"the last good file stays", On, Facts{Rules: &Rules{}, File: &File{NonMasqueradeCIDRs: prefixes("10.0.0.0/8")}, Err: "bad"}, node,
 			"10.244.1.5>198.51.100.7", "", "bad"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -79,19 +72,5 @@ func TestDecide(t *testing.T) {
 				t.Errorf("wrong: %q, want %q", got, tt.wrong)
 			}
 		})
-	}
-}
-
-func TestParseFile(t *testing.T) {
-	for text, want := range map[string]string{
-		"nonMasqueradeCIDRs: [10.0.0.1/8]": "write 10.0.0.0/8",
-		"nonMasqueradeCIDRs: [ten]":        "not a file of ip-masq-agent's format",
-		"nonMasqCIDRs: []":                 "unknown field",
-		"nonMasqueradeCIDRs: [":            "not a file",
-		"nonMasqueradeCIDRs: ['']":         "nonMasqueradeCIDRs[0]",
-	} {
-		if _, err := ParseFile([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", text, err, want)
-		}
 	}
 }

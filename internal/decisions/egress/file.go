@@ -1,11 +1,8 @@
 package egress
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
-
-	"sigs.k8s.io/yaml"
 )
 
 // File is the file of ip-masq-agent (kubernetes-sigs/ip-masq-agent, README): which destinations keep the
@@ -15,23 +12,6 @@ type File struct {
 	MasqLinkLocal      bool           `json:"masqLinkLocal"`
 	MasqLinkLocalIPv6  bool           `json:"masqLinkLocalIPv6"`
 	ResyncInterval     string         `json:"resyncInterval"` // ignored: a changed file is read at once
-}
-
-// ParseFile parses YAML or JSON.
-func ParseFile(text []byte) (*File, error) {
-	var f File
-	if err := yaml.UnmarshalStrict(text, &f); err != nil {
-		return nil, fmt.Errorf("not a file of ip-masq-agent's format: %w", err)
-	}
-	for i, p := range f.NonMasqueradeCIDRs {
-		if !p.IsValid() {
-			return nil, fmt.Errorf("nonMasqueradeCIDRs[%d]: not an address range, such as 10.0.0.0/8", i)
-		}
-		if p != p.Masked() {
-			return nil, fmt.Errorf("nonMasqueradeCIDRs[%d]: %s has bits behind its prefix: write %s", i, p, p.Masked())
-		}
-	}
-	return &f, nil
 }
 
 // Link-local addresses, among them the clouds' metadata servers.
