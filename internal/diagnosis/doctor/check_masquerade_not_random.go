@@ -44,7 +44,8 @@ func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Findi
 		Numbers: map[string]float64{"rules": float64(len(rules)), "insert_failed": float64(ns.Counters.InsertFailed)},
 		Packets: "New connections stall for 1 s or more: two connections that start at the same time from one port to one address get the " +
 			"same source port, and one loses its first packet.",
-		Remedy: "Add --random-fully (nft: fully-random) to the rule. " + howToKeep[owner],
+		Remedy: "Add --random-fully (nft: fully-random) to the rule, or give spillway agent --egress auto: then connections of Pods do not " +
+			"meet the rule. " + howToKeep[owner],
 	}
 	if owner == "" {
 		f.Title = "new connections can lose their first packet: source ports are not chosen at random by rules of an unknown owner"
