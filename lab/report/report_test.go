@@ -403,7 +403,7 @@ func TestRowsOfTwoTitlesAreTwoTables(t *testing.T) {
 		"terminal": {text.String(), "\nFirst <table>\nROW", "\nSecond table\nROW"},
 	} {
 		first, second := strings.Index(got.text, got.first), strings.Index(got.text, got.second)
-		if first < 0 || second < first || strings.Index(got.text[second:], "kube-proxy, larger") < 0 {
+		if first < 0 || second < first || !strings.Contains(got.text[second:], "kube-proxy, larger") {
 			t.Errorf("%s: titles at %d and %d", name, first, second)
 		}
 	}

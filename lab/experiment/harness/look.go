@@ -84,7 +84,7 @@ func RepeatedSYNs(host *topology.Host) (n uint64, err error) {
 		if err != nil {
 			return err
 		}
-		n, err = netstatCounter(string(text), "TcpExt", "TCPSynRetrans")
+		n, err = tcpExtCounter(string(text), "TCPSynRetrans")
 		return err
 	})
 	if err != nil {
@@ -93,13 +93,13 @@ func RepeatedSYNs(host *topology.Host) (n uint64, err error) {
 	return n, nil
 }
 
-// netstatCounter reads one counter of a file like /proc/net/netstat: each group has a line
-// of names and a line of values.
-func netstatCounter(text, group, name string) (uint64, error) {
+// tcpExtCounter reads one counter of the group TcpExt of a file like /proc/net/netstat: each group
+// has a line of names and a line of values.
+func tcpExtCounter(text, name string) (uint64, error) {
 	var names []string
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != group+":" {
+		if len(fields) == 0 || fields[0] != "TcpExt:" {
 			continue
 		}
 		if names == nil {
@@ -111,7 +111,7 @@ func netstatCounter(text, group, name string) (uint64, error) {
 		}
 		break
 	}
-	return 0, fmt.Errorf("no counter %s of %s", name, group)
+	return 0, fmt.Errorf("no counter %s of TcpExt", name)
 }
 
 // Established returns how many TCP connections of a host to an address are open.

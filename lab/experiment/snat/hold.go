@@ -72,6 +72,8 @@ func waitOpen(ctx context.Context, from []*topology.Host, to netip.AddrPort, hel
 			return fmt.Errorf("%d are open after %v", open, openTime)
 		}
 		select {
+		case <-ctx.Done():
+			return ctx.Err()
 		case <-time.After(100 * time.Millisecond):
 		case err := <-ended:
 			return errors.Join(err, errors.New("they ended"))
