@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -110,7 +111,7 @@ func (e *env) egressCreated(t *testing.T) int {
 	return 0
 }
 
-// wantUntracked: conntrack of node a does not see a new connection of a pod.
+// wantUntracked: conntrack of node a does not see a new connection of pod a2.
 func (e *env) wantUntracked(t *testing.T) {
 	t.Helper()
 	const port = 45678
@@ -127,6 +128,8 @@ func (e *env) wantUntracked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pod := regexp.MustCompile(fmt.Sprintf(`src=(%s|%s) .*sport=%d `, regexp.QuoteMeta(e.Addr("a2", false).String()),
+		e.Addr("a2", true).StringExpanded(), port))
 	err = host.Do(func() error {
 		f, err := os.Open("/proc/thread-self/net/nf_conntrack")
 		if err != nil {
@@ -134,7 +137,7 @@ func (e *env) wantUntracked(t *testing.T) {
 		}
 		defer f.Close()
 		for lines := bufio.NewScanner(f); lines.Scan(); {
-			if strings.Contains(lines.Text(), fmt.Sprintf("sport=%d ", port)) {
+			if pod.MatchString(lines.Text()) {
 				t.Errorf("conntrack has the connection of a pod: %s", lines.Text())
 			}
 		}
