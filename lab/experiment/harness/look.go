@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -84,7 +85,7 @@ func RepeatedSYNs(host *topology.Host) (n uint64, err error) {
 		if err != nil {
 			return err
 		}
-		n, err = tcpExtCounter(string(text), "TCPSynRetrans")
+		n, err = synsRepeated(string(text))
 		return err
 	})
 	if err != nil {
@@ -93,9 +94,10 @@ func RepeatedSYNs(host *topology.Host) (n uint64, err error) {
 	return n, nil
 }
 
-// tcpExtCounter reads one counter of the group TcpExt of a file like /proc/net/netstat: each group
-// has a line of names and a line of values.
-func tcpExtCounter(text, name string) (uint64, error) {
+// synsRepeated reads TCPSynRetrans of a file like /proc/net/netstat: each group has a line of names
+// and a line of values.
+func synsRepeated(text string) (uint64, error) {
+	const name = "TCPSynRetrans"
 	var names []string
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -111,7 +113,7 @@ func tcpExtCounter(text, name string) (uint64, error) {
 		}
 		break
 	}
-	return 0, fmt.Errorf("no counter %s of TcpExt", name)
+	return 0, errors.New("no counter TCPSynRetrans of TcpExt")
 }
 
 // Established returns how many TCP connections of a host to an address are open.

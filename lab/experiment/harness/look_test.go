@@ -8,18 +8,18 @@ import (
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
-func TestNetstatCounter(t *testing.T) {
+func TestSYNsRepeated(t *testing.T) {
 	const text = `TcpExt: SyncookiesSent TCPSynRetrans TCPOrigDataSent
 TcpExt: 1 27 3
 IpExt: InNoRoutes TCPSynRetrans
 IpExt: 4 5
 `
-	if n, err := tcpExtCounter(text, "TCPSynRetrans"); n != 27 || err != nil {
+	if n, err := synsRepeated(text); n != 27 || err != nil {
 		t.Errorf("%d, %v, want 27", n, err)
 	}
 	for _, bad := range []string{"", "TcpExt: TCPSynRetrans\n", "TcpExt: A\nTcpExt: 1\n", "TcpExt: A TCPSynRetrans\nTcpExt: 1\n",
 		"TcpExt: TCPSynRetrans\nTcpExt: x\n"} {
-		if n, err := tcpExtCounter(bad, "TCPSynRetrans"); err == nil {
+		if n, err := synsRepeated(bad); err == nil {
 			t.Errorf("%d of %q", n, bad)
 		}
 	}
@@ -30,7 +30,7 @@ func TestTheKernelCountsRepeatedSYNs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tcpExtCounter(string(text), "TCPSynRetrans"); err != nil {
+	if _, err := synsRepeated(string(text)); err != nil {
 		t.Error(err)
 	}
 }
