@@ -11,6 +11,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/must"
 )
 
@@ -149,12 +150,20 @@ func eachDSRFamily(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan)) {
 	}
 }
 
+// beginSecond waits for the next second of the programs' clock.
+func beginSecond(t *testing.T) {
+	t.Helper()
+	before := objects.BootSeconds()
+	await.True(t, "the second ends", func() bool { return objects.BootSeconds() != before })
+}
+
 // TestPacketDSR takes connections through the node that receives them and the endpoint's node.
 func TestPacketDSR(t *testing.T) {
 	d := newDSRNodes(t)
 	eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 		c := d.conn(p, 40000)
 		_, f := c.frame("S", nil)
+		beginSecond(t) // a SYN that is repeated in a later second gets the node's address
 		syn := d.first.send(t, inEth0, f)
 		syn.want(t, actRedirect, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_DIRECT, objects.TCVerdictDSR_ANNOUNCED)
 		if len(syn.out) != len(f.bytes(d.first, "eth0"))+room(p) {
