@@ -13,8 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"spillway.dev/spillway/internal/diagnosis/connectivity/echo"
+	"spillway.dev/spillway/internal/node/kernel/netnstest"
 	"spillway.dev/spillway/test/await"
+	"spillway.dev/spillway/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -70,7 +74,12 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
+// The test has a network namespace of its own: on the machine, other programs may have a fresh port.
 func TestServerNamesItselfAndItsClient(t *testing.T) {
+	netnstest.Enter(t)
+	lo, err := netlink.LinkByName("lo")
+	must.Do(t, err)
+	must.Do(t, netlink.LinkSetUp(lo))
 	p, port := start(t), freePort(t)
 	do(t, p, Request{Op: Serve, Server: "a0", Listen: []string{
 		fmt.Sprintf("tcp [::]:%d", port), fmt.Sprintf("udp [::]:%d", port)}})
