@@ -59,11 +59,11 @@ type egressFollower struct {
 	mode egress.Mode
 	set  func(egress.Mode, egress.Facts)
 
-	mu                  sync.Mutex
-	facts               egress.Facts
-	rulesErr, fileErr   error
-	text                []byte // of the file, as last read
-	haveRules, haveFile bool
+	mu                sync.Mutex
+	facts             egress.Facts
+	rulesErr, fileErr error
+	text              []byte // of the file, as last read
+	haveRules         bool   // or the reason why not
 }
 
 func (f *egressFollower) onRules(r masquerade.Reading) {
@@ -100,11 +100,11 @@ func (f *egressFollower) readFile(path string) {
 	text, err := os.ReadFile(path)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.haveFile && err == nil && string(text) == string(f.text) {
+	if f.text != nil && err == nil && string(text) == string(f.text) {
 		return
 	}
 	before := f.fileErr
-	f.haveFile, f.text, f.fileErr = true, text, err
+	f.text, f.fileErr = text, err
 	if err == nil {
 		var file *egress.File
 		if file, f.fileErr = parseEgressFile(text); f.fileErr == nil {

@@ -98,12 +98,10 @@ func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
 	if len(plan.Sources)+len(plan.Keep) > maxRanges {
 		return Plan{}, append(wrong, fmt.Sprintf("leaves all to netfilter: %d ranges, more than %d", len(plan.Sources)+len(plan.Keep), maxRanges))
 	}
-	slices.SortFunc(plan.Sources, comparePrefixes)
-	slices.SortFunc(plan.Keep, comparePrefixes)
+	slices.SortFunc(plan.Sources, netip.Prefix.Compare)
+	slices.SortFunc(plan.Keep, netip.Prefix.Compare)
 	return plan, wrong
 }
-
-func comparePrefixes(a, b netip.Prefix) int { return netipx.ComparePrefix(a, b) }
 
 // everything is all addresses of a family.
 func everything(v6 bool) netip.Prefix {
@@ -155,9 +153,8 @@ func (w Way) overlaps(ranges []netip.Prefix) (n int) {
 // keeps returns the destinations of the family that are left to netfilter.
 func (w Way) keeps(v6 bool, translated []netip.Prefix) []netip.Prefix {
 	var b netipx.IPSetBuilder
-	b.AddPrefix(everything(v6))
-	for _, p := range w.Leaves {
-		b.RemovePrefix(p)
+	for _, p := range without(v6, w.Leaves) {
+		b.AddPrefix(p)
 	}
 	for _, p := range slices.Concat(never, translated) {
 		if p.Addr().Is6() == v6 {

@@ -49,15 +49,22 @@ func (rs *Ruleset) Masquerade(external []string) (Masquerade, error) {
 	out := Masquerade{Translated: setOf()}
 	for _, family := range []string{"ip", "ip6"} {
 		w := walker{rs: rs, family: family, hook: "postrouting", external: external, seen: map[*Rule]bool{}}
-		if err := w.run(&out); err != nil {
-			return Masquerade{}, err
-		}
-		w = walker{rs: rs, family: family, hook: "prerouting", external: external, seen: map[*Rule]bool{}}
-		translated, err := w.translated()
+		err := w.eachSource(func(sources, _ *netipx.IPSet) {
+			if leaves, _ := w.leaves.IPSet(); !empty(leaves) {
+				out.add(sources, leaves)
+			}
+		})
 		if err != nil {
 			return Masquerade{}, err
 		}
-		out.Translated = union(out.Translated, translated)
+		out.Unclear = append(out.Unclear, w.unclear...)
+		w = walker{rs: rs, family: family, hook: "prerouting", external: external, seen: map[*Rule]bool{}}
+		err = w.eachSource(func(_, left *netipx.IPSet) {
+			out.Translated = union(out.Translated, minus(w.all(), left))
+		})
+		if err != nil {
+			return Masquerade{}, err
+		}
 	}
 	return out, nil
 }
@@ -129,7 +136,9 @@ func priorityOf(c *Chain) int {
 	return priorities["srcnat"]
 }
 
-func (w *walker) run(out *Masquerade) error {
+// eachSource evaluates the chains of the hook for each part of the sources that rules tell apart. It
+// calls f with the sources, and with the destinations whose packets no rule has translated.
+func (w *walker) eachSource(f func(sources, left *netipx.IPSet)) error {
 	bases := w.bases()
 	if len(bases) == 0 {
 		return nil
@@ -148,34 +157,9 @@ func (w *walker) run(out *Masquerade) error {
 		if w.err != nil {
 			return w.err
 		}
-		if leaves, _ := w.leaves.IPSet(); !empty(leaves) {
-			out.add(sources, leaves)
-		}
+		f(sources, left)
 	}
-	out.Unclear = append(out.Unclear, w.unclear...)
 	return nil
-}
-
-// translated returns the destinations that a rule may replace, or whose packets it may end.
-func (w *walker) translated() (*netipx.IPSet, error) {
-	out, bases := setOf(), w.bases()
-	if len(bases) == 0 {
-		return out, nil
-	}
-	atoms, err := w.atoms()
-	if err != nil {
-		return nil, err
-	}
-	for _, sources := range atoms {
-		w.source = sources.Ranges()[0].From()
-		left := w.all()
-		for _, c := range bases {
-			through, ended := w.chain(c, left, 0)
-			left = union(through, ended)
-		}
-		out = union(out, minus(w.all(), left))
-	}
-	return out, w.err
 }
 
 // add adds sources to the Way with the same destinations.
@@ -196,7 +180,7 @@ func (w *walker) atoms() ([]*netipx.IPSet, error) {
 		return nil, fmt.Errorf("netfilter has %d rules, more than %d", len(w.rs.Rules), maxRules)
 	}
 	for _, r := range w.rs.Rules {
-		if r.Family != w.family && r.Family != "inet" || r.Element() || !r.inNATPostrouting() {
+		if r.Family != w.family && r.Family != "inet" || r.Element() || !r.inNAT() {
 			continue
 		}
 		for _, p := range w.parse(r).sources {
@@ -206,7 +190,7 @@ func (w *walker) atoms() ([]*netipx.IPSet, error) {
 	slices.SortFunc(ranges, func(a, b netip.Prefix) int { return cmp.Or(b.Bits()-a.Bits(), a.Addr().Compare(b.Addr())) })
 	ranges = slices.Compact(ranges)
 	if len(ranges) > maxSources {
-		return nil, fmt.Errorf("rules of nat POSTROUTING name %d source ranges, more than %d", len(ranges), maxSources)
+		return nil, fmt.Errorf("rules of nat name %d source ranges, more than %d", len(ranges), maxSources)
 	}
 	// The narrowest ranges come first: what is left of a wider one is a part of its own.
 	var parts []*netipx.IPSet
@@ -220,9 +204,8 @@ func (w *walker) atoms() ([]*netipx.IPSet, error) {
 	return parts, nil
 }
 
-// inNATPostrouting reports whether a rule may be one that packets reach there. Rules of other chains
-// split the addresses in vain.
-func (r *Rule) inNATPostrouting() bool { return r.Command == "nft" || r.Table == "nat" }
+// inNAT reports whether a rule may be of type nat. Rules of other chains split the addresses in vain.
+func (r *Rule) inNAT() bool { return r.Command == "nft" || r.Table == "nat" }
 
 // maxDepth is more than the kernel's own limit of jumps (NFT_JUMP_STACK_SIZE).
 const maxDepth = 16
@@ -387,10 +370,10 @@ func (w *walker) addresses(list ...string) (*netipx.IPSet, bool) {
 // isExternal tells whether packets leave by the device, or by one of a name's prefix. known is false if
 // only some do.
 func (w *walker) isExternal(name string) (yes, known bool) {
+	prefix := strings.TrimRight(name, "*+")
 	n := 0
 	for _, e := range w.external {
-		prefix, wild := strings.CutSuffix(strings.TrimSuffix(name, "*"), "+")
-		if e == name || (wild || strings.HasSuffix(name, "*")) && strings.HasPrefix(e, prefix) {
+		if e == name || prefix != name && strings.HasPrefix(e, prefix) {
 			n++
 		}
 	}
