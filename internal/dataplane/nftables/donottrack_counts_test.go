@@ -16,12 +16,12 @@ import (
 	"spillway.dev/spillway/test/await"
 )
 
-// counted is what the metric of packets says, by policy and verdict. A registry would
-// ask on another thread, which is in another namespace.
-func counted(t *testing.T, p *Policies) map[string]float64 {
+// countersOf returns the counters that c collects of a metric, by the values of their labels. A
+// registry would ask on another thread, which is in another namespace.
+func countersOf(t *testing.T, c prometheus.Collector, of *prometheus.Desc) map[string]float64 {
 	t.Helper()
 	ch := make(chan prometheus.Metric, 100)
-	p.Collect(ch)
+	c.Collect(ch)
 	close(ch)
 	out := map[string]float64{}
 	for m := range ch {
@@ -29,8 +29,22 @@ func counted(t *testing.T, p *Policies) map[string]float64 {
 		if err := m.Write(&d); err != nil {
 			t.Fatal(err)
 		}
-		out[d.Label[0].GetValue()+" "+d.Label[1].GetValue()] = d.Counter.GetValue()
+		if m.Desc() != of {
+			continue
+		}
+		var labels []string
+		for _, l := range d.Label {
+			labels = append(labels, l.GetValue())
+		}
+		out[strings.Join(labels, " ")] = d.Counter.GetValue()
 	}
+	return out
+}
+
+// counted is what the metric of packets says, by policy and verdict.
+func counted(t *testing.T, p *Policies) map[string]float64 {
+	t.Helper()
+	out := countersOf(t, p, policyPacketsDesc)
 	denials, err := p.Denials(t.Context())
 	if err != nil {
 		t.Fatal(err)

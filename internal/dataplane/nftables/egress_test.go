@@ -8,9 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-
 	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
@@ -193,25 +190,8 @@ func TestAFamilyWithoutPodsThatLeaveHasNoObjects(t *testing.T) {
 	}
 }
 
-// leaving is what the metric of connections says, by family. A registry would ask on another
-// thread, which is in another namespace.
-func leaving(t *testing.T, b *Backend) map[string]float64 {
-	t.Helper()
-	ch := make(chan prometheus.Metric, 100)
-	b.Collect(ch)
-	close(ch)
-	out := map[string]float64{}
-	for m := range ch {
-		var d dto.Metric
-		if err := m.Write(&d); err != nil {
-			t.Fatal(err)
-		}
-		if m.Desc() == egressDesc {
-			out[d.Label[0].GetValue()] = d.Counter.GetValue()
-		}
-	}
-	return out
-}
+// leaving is what the metric of connections says, by family.
+func leaving(t *testing.T, b *Backend) map[string]float64 { return countersOf(t, b, egressDesc) }
 
 func TestConnectionsOfPodsThatLeaveAreCounted(t *testing.T) {
 	enter(t)

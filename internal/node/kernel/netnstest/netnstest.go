@@ -41,6 +41,12 @@ func Within(t testing.TB, name string, f func()) {
 		t.Fatal(err)
 	}
 	defer there.Close()
+	in(t, there, f)
+}
+
+// in runs f in a network namespace, on the test's goroutine.
+func in(t testing.TB, there netns.NsHandle, f func()) {
+	t.Helper()
 	runtime.LockOSThread()
 	home, err := netns.Get()
 	if err != nil {

@@ -126,20 +126,7 @@ func (o *Outside) in(name string, f func()) {
 		f()
 		return
 	}
-	home, err := netns.Get()
-	if err != nil {
-		o.t.Fatal(err)
-	}
-	defer home.Close()
-	if err := netns.Set(o.ns[name]); err != nil {
-		o.t.Fatal(err)
-	}
-	defer func() {
-		if err := netns.Set(home); err != nil {
-			o.t.Fatal(err) // the thread is locked, and ends with the test
-		}
-	}()
-	f()
+	in(o.t, o.ns[name], f)
 }
 
 // serve answers on port 8080 of an address with the client's address and port.
