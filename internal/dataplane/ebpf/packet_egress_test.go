@@ -6,6 +6,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/egress"
@@ -122,6 +125,8 @@ func (n *packetNode) egressLeft(t *testing.T, p *plan, proto uint8) {
 	if proto == protoTCP {
 		left("in the middle", out(ap(p.client, 443), "."), objects.TCVerdictPASS_OTHER)
 	}
+	n.hasAddress(t, p.router)
+	left("an address of the node that the agent does not name", out(ap(p.router, 53), first(proto)), objects.TCVerdictPASS_OTHER)
 	n.routeTo(t, p.client2, "pod2")
 	left("behind a device of no uplink", out(ap(p.client2, 443), first(proto)), objects.TCVerdictPASS_OTHER)
 	n.xfrmPolicies(t, kernel.XfrmPolicy{Src: hostRange(p.eth0), Dst: hostRange(p.client), Dir: kernel.XfrmOut})
@@ -131,6 +136,15 @@ func (n *packetNode) egressLeft(t *testing.T, p *plan, proto uint8) {
 	left("known to netfilter", outside, objects.TCVerdictPASS_CONNTRACK)
 	outside.src = ap(p.pod1, 40001)
 	n.send(t, inPod1, outside).want(t, actRedirect, egressVerdicts...)
+}
+
+// hasAddress gives a device of the node an address until the test ends, as NodeLocal DNSCache does.
+func (n *packetNode) hasAddress(t *testing.T, a netip.Addr) {
+	t.Helper()
+	addr := &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice()), Flags: unix.IFA_F_NODAD}
+	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifindex["tun0"]}}
+	n.onThread(t, func() error { return netlink.AddrAdd(link, addr) })
+	t.Cleanup(func() { n.onThread(t, func() error { return netlink.AddrDel(link, addr) }) })
 }
 
 // xfrmPolicies makes these the IPsec policies until the test ends.
