@@ -80,8 +80,8 @@ func (q *question) request() probe.Request {
 	req.LowPorts = from.Extra == "vm" || from.IsClient()
 	// With DSR replies, an endpoint tells the Services that a client asks by the client's port.
 	// And a socket with the port of an earlier one continues its UDP flow, while the endpoint of
-	// that one serves. On a node, the agent's TCP connections may have a fresh port.
-	req.FreshPorts = from.IsClient() || from.IsPod() || q.combo.Protocol() == "udp"
+	// that one serves.
+	req.FreshPorts = from.IsClient() || from.IsPod()
 	want := q.f.Want
 	if q.f.To.Kind == flows.ToHealthCheck {
 		req.Proto = "http"
