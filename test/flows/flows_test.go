@@ -28,6 +28,9 @@ func TestMain(m *testing.M) { harness.Main(m, 32) }
 func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 	t.Helper()
 	cfg.IdleUDP = 2 * time.Minute
+	if !testing.Short() { // only all suites at once are so slow: a later socket of a node may have an entry's port
+		cfg.ConntrackIdleUDP = cfg.IdleUDP
+	}
 	return suite.New(harness.Start(t, cfg).Cluster)
 }
 

@@ -121,10 +121,10 @@ func unlimitICMP() error {
 
 // rememberUDP sets how long conntrack remembers an idle UDP flow in the namespace.
 func (c *Cluster) rememberUDP() error {
-	if c.IdleUDP == 0 {
+	if c.ConntrackIdleUDP == 0 {
 		return nil
 	}
-	return kernel.WriteSysctl("net.netfilter.nf_conntrack_udp_timeout", strconv.Itoa(int(c.IdleUDP.Seconds())))
+	return kernel.WriteSysctl("net.netfilter.nf_conntrack_udp_timeout", strconv.Itoa(int(c.ConntrackIdleUDP.Seconds())))
 }
 
 // useIptables creates kubelet's chain on a node, in the cluster's variant of

@@ -49,9 +49,9 @@ type Config struct {
 	NoAgents bool
 	// Routes are ranges that outside clients route to node a.
 	Routes []netip.Prefix
-	// IdleUDP is how long nodes and agents remember an idle UDP flow, in whole seconds; 0: as long
-	// as the kernel does by default, 30 s.
-	IdleUDP time.Duration
+	// IdleUDP is how long agents' flow tables remember an idle UDP flow, and ConntrackIdleUDP how long
+	// nodes' conntrack does, in whole seconds; 0: 30 s.
+	IdleUDP, ConntrackIdleUDP time.Duration
 }
 
 // Cluster is a running cluster.
