@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/kernel"
+	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/must"
 )
 
@@ -144,6 +145,15 @@ func (n *packetNode) hasAddress(t *testing.T, a netip.Addr) {
 	addr := &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice()), Flags: unix.IFA_F_NODAD}
 	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifindex["tun0"]}}
 	n.onThread(t, func() error { return netlink.AddrAdd(link, addr) })
+	// The kernel makes the local route of an IPv6 address later (addrconf_dad_work).
+	await.True(t, "the node has "+a.String(), func() (is bool) {
+		n.onThread(t, func() error {
+			routes, err := netlink.RouteGet(a.AsSlice())
+			is = len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL
+			return err
+		})
+		return is
+	})
 	t.Cleanup(func() { n.onThread(t, func() error { return netlink.AddrDel(link, addr) }) })
 }
 
