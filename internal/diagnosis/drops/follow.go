@@ -330,6 +330,12 @@ func (f *Follower) Missing() []string { return f.missing }
 
 // Next waits for the next drop. It is ctx's error when ctx ends.
 func (f *Follower) Next(ctx context.Context) (Drop, error) {
+	return f.NextOf(ctx, func(*Packet) bool { return true })
+}
+
+// NextOf waits for the next drop of a wanted packet. It skips others without a look for their places,
+// which takes long on a busy node.
+func (f *Follower) NextOf(ctx context.Context, wanted func(*Packet) bool) (Drop, error) {
 	for ctx.Err() == nil {
 		// A deadline does not reach a Read that waits already.
 		f.reader.SetDeadline(time.Now().Add(closeCheckInterval))
@@ -343,6 +349,10 @@ func (f *Follower) Next(ctx context.Context) (Drop, error) {
 		var raw dropsDrop
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &raw); err != nil {
 			return Drop{}, fmt.Errorf("decode dropped packet: %w", err)
+		}
+		packet := decodePacket(&raw)
+		if !wanted(&packet) {
+			continue
 		}
 		if d, ok := f.toDrop(&raw); ok {
 			return d, nil

@@ -77,6 +77,31 @@ func TestALostPacketIsFound(t *testing.T) {
 	}
 }
 
+func TestUnwantedPacketsAreSkipped(t *testing.T) {
+	n := newNamespace(t, "unwanted", "")
+	f := follow(t, Config{Namespaces: []conntrack.Namespace{n}})
+	netnstest.Within(t, n.Names[0], func() {
+		sendUDP("127.0.0.1:84")
+		sendUDP("127.0.0.1:85")
+	})
+	f.places.known, f.places.looked = nil, time.Time{} // it would look at once
+	f.places.list = func() ([]conntrack.Namespace, error) {
+		t.Error("looked for the place of an unwanted packet")
+		return nil, nil
+	}
+	var seen []uint16
+	_, err := f.NextOf(t.Context(), func(p *Packet) bool {
+		seen = append(seen, p.DestinationPort)
+		if p.DestinationPort == 85 {
+			f.places = newPlaces(conntrack.Namespaces)
+		}
+		return p.DestinationPort == 85
+	})
+	if err != nil || !slices.Equal(seen, []uint16{84, 85}) {
+		t.Errorf("saw packets to ports %d, %v; want 84, 85", seen, err)
+	}
+}
+
 // sendNothing sends a TCP header with no flags at all, which no connection has.
 func sendNothing(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)

@@ -188,7 +188,7 @@ func (t *tracer) collect(ctx context.Context, f *drops.Follower, verdicts *cause
 	if t.Probe.Failed() {
 		first = firstPatience
 	}
-	t.Probe.Drops = readDrops(ctx, first, f.Next, t.concerns)
+	t.Probe.Drops = readDrops(ctx, first, func(ctx context.Context) (drops.Drop, error) { return f.NextOf(ctx, t.concerns) })
 	for i := range t.Probe.Drops {
 		d := &t.Probe.Drops[i]
 		verdicts.Explain(d)
@@ -197,11 +197,9 @@ func (t *tracer) collect(ctx context.Context, f *drops.Follower, verdicts *cause
 	}
 }
 
-// readDrops reads the wanted drops that the kernel has reported, one of a kind. Those of the
-// machine's other packets are between them, and to read one may take long: it looks for the
-// place of the drop. first is the wait for the first wanted one.
-func readDrops(ctx context.Context, first time.Duration, next func(context.Context) (drops.Drop, error),
-	wanted func(*drops.Drop) bool) (found []drops.Drop) {
+// readDrops reads the drops that the kernel has reported, one of a kind. first is the wait for the
+// first one.
+func readDrops(ctx context.Context, first time.Duration, next func(context.Context) (drops.Drop, error)) (found []drops.Drop) {
 	last := time.Now().Add(dropsPatience)
 	within := func() (drops.Drop, error) {
 		patience := dropsPatience
@@ -220,7 +218,7 @@ func readDrops(ctx context.Context, first time.Duration, next func(context.Conte
 		again := slices.ContainsFunc(found, func(x drops.Drop) bool {
 			return x.Reason == d.Reason && x.Location == d.Location && x.Inode == d.Inode
 		})
-		if wanted(&d) && !again {
+		if !again {
 			found = append(found, d)
 		}
 	}
@@ -229,7 +227,7 @@ func readDrops(ctx context.Context, first time.Duration, next func(context.Conte
 
 // concerns reports whether a dropped packet is the connection's: it has the client's port,
 // or the port that took its place.
-func (t *tracer) concerns(d *drops.Drop) bool {
+func (t *tracer) concerns(d *drops.Packet) bool {
 	ports := []uint16{t.SourcePort}
 	if f := t.Probe.Flow; f != nil {
 		ports = append(ports, f.Src.Port())

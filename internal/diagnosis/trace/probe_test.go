@@ -2,7 +2,6 @@ package trace
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -32,16 +31,11 @@ func (r *reports) next(ctx context.Context) (drops.Drop, error) {
 	return d, nil
 }
 
-// TestReadDrops reads the drops of a connection among those of the machine's other packets.
 func TestReadDrops(t *testing.T) {
 	const slow = dropsPatience - time.Millisecond
-	ours := netip.MustParseAddr("10.0.0.1")
-	drop := func(client netip.Addr, reason string, age time.Duration) drops.Drop {
-		d := drops.Drop{Reason: reason, Time: time.Now().Add(-age)}
-		d.Source = client
-		return d
+	drop := func(reason string, age time.Duration) drops.Drop {
+		return drops.Drop{Reason: reason, Time: time.Now().Add(-age)}
 	}
-	foreign := func(age time.Duration) drops.Drop { return drop(netip.MustParseAddr("10.0.0.2"), "theirs", age) }
 	for _, c := range []struct {
 		name  string
 		after []time.Duration
@@ -50,34 +44,28 @@ func TestReadDrops(t *testing.T) {
 	}{
 		{name: "none", drops: func() []drops.Drop { return nil }},
 		{
-			name: "behind others that take long to read", after: []time.Duration{slow, slow, slow, 0},
-			drops: func() []drops.Drop {
-				return []drops.Drop{foreign(3), foreign(2), foreign(1), drop(ours, "a", 0)}
-			},
-			want: []string{"a"},
+			name: "that take long to read", after: []time.Duration{slow, slow, slow},
+			drops: func() []drops.Drop { return []drops.Drop{drop("a", 2), drop("b", 1), drop("c", 0)} },
+			want:  []string{"a", "b", "c"},
 		},
 		{
 			name: "one of a kind", after: []time.Duration{0, 0, 0},
-			drops: func() []drops.Drop {
-				return []drops.Drop{drop(ours, "a", 2), drop(ours, "a", 1), drop(ours, "b", 0)}
-			},
-			want: []string{"a", "b"},
+			drops: func() []drops.Drop { return []drops.Drop{drop("a", 2), drop("a", 1), drop("b", 0)} },
+			want:  []string{"a", "b"},
 		},
 		{
-			name: "long after the result", after: []time.Duration{0, 0},
-			drops: func() []drops.Drop {
-				return []drops.Drop{foreign(-2 * dropsPatience), drop(ours, "a", -2*dropsPatience)}
-			},
+			name: "long after the result", after: []time.Duration{0},
+			drops: func() []drops.Drop { return []drops.Drop{drop("a", -2*dropsPatience)} },
 		},
 		{
 			name: "after silence", after: []time.Duration{2 * dropsPatience},
-			drops: func() []drops.Drop { return []drops.Drop{drop(ours, "a", 0)} },
+			drops: func() []drops.Drop { return []drops.Drop{drop("a", 0)} },
 		},
 		{
 			name: "more than are reported", after: make([]time.Duration, mostDrops+1),
 			drops: func() (all []drops.Drop) {
 				for _, reason := range []string{"a", "b", "c", "d", "e"} {
-					all = append(all, drop(ours, reason, 0))
+					all = append(all, drop(reason, 0))
 				}
 				return all
 			},
@@ -88,7 +76,7 @@ func TestReadDrops(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &reports{after: c.after, drops: c.drops()}
 				var got []string
-				for _, d := range readDrops(t.Context(), dropsPatience, r.next, func(d *drops.Drop) bool { return d.Source == ours }) {
+				for _, d := range readDrops(t.Context(), dropsPatience, r.next) {
 					got = append(got, d.Reason)
 				}
 				if !slices.Equal(got, c.want) {
