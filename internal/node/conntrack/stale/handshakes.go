@@ -25,25 +25,42 @@ const (
 // next SYN gets a present endpoint. An answered handshake, and so every connection, keeps its entry.
 type handshakes struct {
 	ports map[intent.PortID]*intent.ServicePort // TCP
-	// lost has the ports that lost an endpoint since the last scan. again has those of the last
-	// scan: a packet that was traversing the old rules creates its entry after it. Both have the
-	// frontends that a port had then: the entries of one that it got later may be of another port,
-	// whose endpoint serves.
-	lost, again map[intent.PortID][]frontend
+	// lost has what changed since the last scan. again has that of the last scan: a packet that was
+	// traversing the old rules creates its entry after it.
+	lost, again losses
 	next        time.Time // no scan before
 }
 
+// losses are the frontends whose unanswered handshakes may lead to a removed endpoint.
+type losses struct {
+	// endpoints has the ports that lost an endpoint, with the frontends that they had then: the entries
+	// of one that a port got later may be of another port, whose endpoint serves.
+	endpoints map[intent.PortID][]frontend
+	// deleted has the frontends of deleted ports.
+	deleted map[frontend]*intent.ServicePort
+}
+
+func newLosses() losses {
+	return losses{endpoints: map[intent.PortID][]frontend{}, deleted: map[frontend]*intent.ServicePort{}}
+}
+
+func (l losses) any() bool { return len(l.endpoints)+len(l.deleted) > 0 }
+
 func newHandshakes() handshakes {
-	return handshakes{
-		ports: map[intent.PortID]*intent.ServicePort{},
-		lost:  map[intent.PortID][]frontend{}, again: map[intent.PortID][]frontend{},
-	}
+	return handshakes{ports: map[intent.PortID]*intent.ServicePort{}, lost: newLosses(), again: newLosses()}
 }
 
 func (h *handshakes) remove(id intent.PortID) {
+	p := h.ports[id]
+	if p == nil {
+		return
+	}
 	delete(h.ports, id)
-	delete(h.lost, id)
-	delete(h.again, id)
+	delete(h.lost.endpoints, id)
+	delete(h.again.endpoints, id)
+	for _, f := range frontendsOf(p) {
+		h.lost.deleted[f] = p
+	}
 }
 
 func (h *handshakes) upsert(p *intent.ServicePort) {
@@ -51,25 +68,46 @@ func (h *handshakes) upsert(p *intent.ServicePort) {
 	if old == p {
 		return
 	}
+	lost := h.lost.endpoints
 	switch {
 	case old == nil:
-		h.lost[p.ID] = frontendsOf(p)
+		lost[p.ID] = frontendsOf(p)
 	case lostEndpoint(old, p):
-		h.lost[p.ID] = append(h.lost[p.ID], frontendsOf(old)...)
+		lost[p.ID] = append(lost[p.ID], frontendsOf(old)...)
 	}
-	if had, pending := h.lost[p.ID]; pending {
-		h.lost[p.ID] = common(had, frontendsOf(p))
+	if had, pending := lost[p.ID]; pending {
+		lost[p.ID] = common(had, frontendsOf(p))
 	}
 	h.ports[p.ID] = p
 }
 
-// checks returns the frontends to check, with their ports.
-func (h *handshakes) checks() map[frontend]*intent.ServicePort {
-	checks := map[frontend]*intent.ServicePort{}
-	for _, ports := range []map[intent.PortID][]frontend{h.lost, h.again} {
-		for id, had := range ports {
+// handshakeCheck is how to judge the handshakes of a frontend.
+type handshakeCheck struct {
+	port    *intent.ServicePort
+	deleted bool // no port has the frontend: this one had it
+}
+
+// checks returns the frontends to check.
+func (h *handshakes) checks() map[frontend]handshakeCheck {
+	checks := map[frontend]handshakeCheck{}
+	for _, l := range []losses{h.again, h.lost} {
+		for f, p := range l.deleted {
+			checks[f] = handshakeCheck{p, true}
+		}
+	}
+	if len(checks) > 0 {
+		for _, p := range h.ports {
+			for _, f := range frontendsOf(p) {
+				if _, had := checks[f]; had {
+					checks[f] = handshakeCheck{port: p}
+				}
+			}
+		}
+	}
+	for _, l := range []losses{h.again, h.lost} {
+		for id, had := range l.endpoints {
 			for _, f := range common(had, frontendsOf(h.ports[id])) {
-				checks[f] = h.ports[id]
+				checks[f] = handshakeCheck{port: h.ports[id]}
 			}
 		}
 	}
@@ -86,7 +124,7 @@ func common(had, now []frontend) (out []frontend) {
 	return out
 }
 
-func (h *handshakes) pending() bool { return len(h.lost)+len(h.again) > 0 }
+func (h *handshakes) pending() bool { return h.lost.any() || h.again.any() }
 
 // recheck returns when to scan; zero: not again.
 func (h *handshakes) recheck() time.Time {
@@ -123,20 +161,21 @@ func (r *Reconciler) scanHandshakes(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	h.again, h.lost = h.lost, map[intent.PortID][]frontend{}
+	h.again, h.lost = h.lost, newLosses()
 	return nil
 }
 
 // lostHandshake reports whether an entry is that of an unanswered SYN to an endpoint that no longer
 // serves the port of its frontend.
-func (l *scan) lostHandshake(e *conntrack.Entry, checks map[frontend]*intent.ServicePort) bool {
+func (l *scan) lostHandshake(e *conntrack.Entry, checks map[frontend]handshakeCheck) bool {
 	if !inScope(e) || e.Protocol != unix.IPPROTO_TCP || e.Status&(conntrack.DstNAT|conntrack.SeenReply) != conntrack.DstNAT {
 		return false
 	}
 	f := frontend{addr: e.Orig.Dst.Addr(), family: model.FamilyOf(e.Orig.Dst.Addr()), port: e.Orig.Dst.Port()}
-	p := checks[f]
-	if _, isNodeAddr := l.r.nodeAddrs[f.addr]; p == nil && isNodeAddr {
-		p = checks[frontend{family: f.family, port: f.port}]
+	c, known := checks[f]
+	if _, isNodeAddr := l.r.nodeAddrs[f.addr]; !known && isNodeAddr {
+		c, known = checks[frontend{family: f.family, port: f.port}]
 	}
-	return p != nil && !l.serves(p, e.Reply.Src)
+	// An entry of a deleted port that leads elsewhere is another program's.
+	return known && l.serves(c.port, e.Reply.Src) == c.deleted
 }

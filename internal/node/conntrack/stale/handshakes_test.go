@@ -71,9 +71,43 @@ func TestAPortThatLosesNoEndpointReadsNothing(t *testing.T) {
 	f := &fakeTable{}
 	r := rested(t, f, ofTCP(port4(epA)))
 	apply(t, r, upserts(ofTCP(port4(epA, epB))))
-	apply(t, r, intent.Changes{Deletes: []intent.PortID{ofTCP(port4()).ID}})
 	if len(f.dumps) != 0 || !r.Recheck().IsZero() {
 		t.Errorf("dumps %v, another one at %v", f.dumps, r.Recheck())
+	}
+}
+
+func TestAHandshakeEndsWithItsService(t *testing.T) {
+	port := func(service string, endpoints ...string) *intent.ServicePort {
+		p := ofTCP(port4(endpoints...))
+		p.ID.Service.Name = service
+		return p
+	}
+	ours, others := handshakeEntry("10.96.0.10:53", epA), handshakeEntry("10.96.0.10:53", epB)
+	for _, row := range []struct {
+		name    string
+		instead []*intent.ServicePort
+		left    []conntrack.Entry
+	}{
+		{"deleted", nil, []conntrack.Entry{others}},
+		{"another Service with its addresses", []*intent.ServicePort{port("second", epB)}, []conntrack.Entry{others}},
+		{"renamed", []*intent.ServicePort{port("second", epA, epB)}, []conntrack.Entry{ours, others}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			f := &fakeTable{}
+			r := rested(t, f, port("first", epA))
+			f.entries = []conntrack.Entry{ours, others}
+			change := upserts(row.instead...)
+			change.Deletes = []intent.PortID{port("first").ID}
+			apply(t, r, change)
+			if !slices.Equal(f.entries, row.left) {
+				t.Errorf("left: %v, want %v", f.entries, row.left)
+			}
+			f.entries = []conntrack.Entry{ours, others} // of packets that were traversing the old rules
+			lookAgain(t, r)
+			if !slices.Equal(f.entries, row.left) || !r.Recheck().IsZero() {
+				t.Errorf("left later: %v, want %v; recheck at %v", f.entries, row.left, r.Recheck())
+			}
+		})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
@@ -22,6 +23,27 @@ func TestAHandshakeStaysWhenItsFrontendMoves(t *testing.T) {
 	moved, owner := *first, *second
 	moved.Frontends, owner.Frontends = nil, frontends
 	apply(t, r, upserts(&moved, &owner))
+	lookAgain(t, r)
+	if !slices.Equal(f.entries, want) {
+		t.Errorf("left: %v, want %v", f.entries, want)
+	}
+}
+
+// A deleted Service's address goes to one that is there already, and has its endpoint.
+func TestAHandshakeStaysWhenAnotherServiceGetsItsFrontend(t *testing.T) {
+	f := &fakeTable{}
+	first, second := ofTCP(port4(epA)), ofTCP(port4(epA))
+	second.ID.Service.Name = "second"
+	frontends := second.Frontends
+	second.Frontends = nil
+	r := rested(t, f, first, second)
+	f.entries = []conntrack.Entry{handshakeEntry("10.96.0.10:53", epA)}
+	want := slices.Clone(f.entries)
+	owner := *second
+	owner.Frontends = frontends
+	change := upserts(&owner)
+	change.Deletes = []intent.PortID{first.ID}
+	apply(t, r, change)
 	lookAgain(t, r)
 	if !slices.Equal(f.entries, want) {
 		t.Errorf("left: %v, want %v", f.entries, want)
