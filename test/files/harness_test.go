@@ -133,8 +133,12 @@ func want(t *testing.T, what, path, name string, size int) bool {
 	return true
 }
 
-// patience limits a client: without an answer it would retry for longer.
-const patience = 12 * time.Second
+// patience limits a client: without an answer it would retry for longer. A large file has 68,000 blocks,
+// each of which waits for the client and for the server to run.
+const (
+	patience      = 12 * time.Second
+	largePatience = 10 * time.Minute
+)
 
 // client runs a client on a host and returns what it said.
 func (h *files) client(ctx context.Context, host string, argv ...string) (string, error) {
@@ -144,7 +148,7 @@ func (h *files) client(ctx context.Context, host string, argv ...string) (string
 	}
 	limit := patience
 	if !testing.Short() {
-		limit *= 10 // for large files
+		limit = largePatience
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
