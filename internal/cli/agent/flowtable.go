@@ -64,7 +64,7 @@ func (c *ConntrackConfig) validateFlowTable() error {
 func (c *ConntrackConfig) validateFlows(most uint64) error {
 	if n := c.flows(); n > most {
 		return cli.UsageErrorf("%s: the table of %d flows needs %s of kernel memory; the kernel allows %d flows: give a smaller value",
-			c.flowsFlag(), n, inGiB(n*ebpf.FlowBytes), most)
+			c.flowsFlag(), n, inGiB(n*ebpf.FlowMemory), most)
 	}
 	return nil
 }

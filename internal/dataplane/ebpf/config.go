@@ -33,7 +33,7 @@ const (
 
 	DefaultFlowTableSize = objects.DefaultFlowTableSize
 	DefaultDSRPort       = objects.DefaultDSRPort
-	FlowBytes            = objects.FlowBytes
+	FlowMemory           = objects.FlowMemory
 	MaxFlowTableSize     = objects.MaxFlowTableSize
 )
 

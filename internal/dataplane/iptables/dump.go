@@ -9,7 +9,7 @@ import (
 
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
-	"spillway.dev/spillway/internal/node/iptables"
+	"spillway.dev/spillway/internal/node/iptablessave"
 )
 
 // dump summarizes one table of iptables-save's output.
@@ -33,21 +33,21 @@ func readDump(out io.Reader, seen func(chain, rule string)) ([]*dump, error) {
 	var all []*dump
 	var d *dump
 	sums := map[string]*summer{}
-	for line, err := range iptables.Lines(out) {
+	for line, err := range iptablessave.Lines(out) {
 		if err != nil {
 			return nil, err
 		}
 		switch line.Kind {
-		case iptables.Table:
+		case iptablessave.Table:
 			d = &dump{table: line.Table, chains: tableSums{}}
 			all = append(all, d)
 			clear(sums)
-		case iptables.Chain:
+		case iptablessave.Chain:
 			d.kubelet = d.kubelet || line.Chain == "KUBE-IPTABLES-HINT" || line.Chain == "KUBE-KUBELET-CANARY"
 			if strings.HasPrefix(line.Chain, chainPrefix) {
 				sums[line.Chain] = &summer{}
 			}
-		case iptables.Rule:
+		case iptablessave.Rule:
 			s := sums[line.Chain]
 			if s == nil {
 				d.foreign(line.Chain, line.Rule)
@@ -57,7 +57,7 @@ func readDump(out io.Reader, seen func(chain, rule string)) ([]*dump, error) {
 			if seen != nil {
 				seen(line.Chain, line.Rule)
 			}
-		case iptables.Commit:
+		case iptablessave.Commit:
 			for name, s := range sums {
 				d.chains[name] = s.chainSum
 			}
@@ -69,7 +69,7 @@ func readDump(out io.Reader, seen func(chain, rule string)) ([]*dump, error) {
 // foreign notes a rule outside the agent's chains. The text of a comment may look like a
 // jump.
 func (d *dump) foreign(chain, rule string) {
-	if _, target, ok := cutLast(rule, "-j "+chainPrefix); ok && !strings.ContainsAny(target, ` "`) && iptables.IsBuiltin(chain) {
+	if _, target, ok := cutLast(rule, "-j "+chainPrefix); ok && !strings.ContainsAny(target, ` "`) && iptablessave.IsBuiltin(chain) {
 		d.jumps = append(d.jumps, jump{d.table, chain, rule})
 		return
 	}
@@ -89,7 +89,7 @@ func (d *dump) editJumps(want []jump) []string {
 	var edits []string
 	have := byChain(d.jumps)
 	wanted := byChain(want)
-	for _, from := range iptables.BuiltinChains {
+	for _, from := range iptablessave.BuiltinChains {
 		if slices.Equal(have[from], wanted[from]) {
 			continue
 		}

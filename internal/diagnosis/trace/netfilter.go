@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/node/conntrack"
-	"spillway.dev/spillway/internal/node/iptables"
+	"spillway.dev/spillway/internal/node/iptablessave"
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
@@ -201,11 +201,11 @@ func (t *tracer) iptablesRules() (out []string) {
 func rulesFor(text []byte, to netip.AddrPort, protocol string) (out []string) {
 	chains := map[string][]string{}
 	var first, jumps []string
-	for line, err := range iptables.Lines(bytes.NewReader(text)) {
+	for line, err := range iptablessave.Lines(bytes.NewReader(text)) {
 		if err != nil {
 			break
 		}
-		if line.Kind != iptables.Rule {
+		if line.Kind != iptablessave.Rule {
 			continue
 		}
 		chains[line.Chain] = append(chains[line.Chain], line.Rule)

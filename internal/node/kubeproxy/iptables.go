@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"spillway.dev/spillway/internal/node/iptables"
+	"spillway.dev/spillway/internal/node/iptablessave"
 )
 
 // ownChains are the chains of kube-proxy's iptables mode, by table, as its own
@@ -114,18 +114,18 @@ func checkWithout(program string) error {
 // parseSave reads the output of a save program.
 func parseSave(text string) ([]tableRules, error) {
 	var all []tableRules
-	for line, err := range iptables.Lines(strings.NewReader(text)) {
+	for line, err := range iptablessave.Lines(strings.NewReader(text)) {
 		if err != nil {
 			return nil, err
 		}
-		if line.Kind == iptables.Table {
+		if line.Kind == iptablessave.Table {
 			all = append(all, tableRules{table: line.Table, targets: map[string][]string{}})
 		}
 		t := &all[len(all)-1]
 		switch {
-		case line.Kind == iptables.Chain && isOwn(t.table, line.Chain):
+		case line.Kind == iptablessave.Chain && isOwn(t.table, line.Chain):
 			t.chains = append(t.chains, line.Chain)
-		case line.Kind == iptables.Rule:
+		case line.Kind == iptablessave.Rule:
 			t.addRule(line.Chain, line.Rule)
 		}
 	}
@@ -145,7 +145,7 @@ func (t *tableRules) addRule(from, rule string) {
 	to := words[at+1]
 	switch {
 	case !isOwn(t.table, to):
-	case iptables.IsBuiltin(from) && slices.Contains(ownJumps, to):
+	case iptablessave.IsBuiltin(from) && slices.Contains(ownJumps, to):
 		t.jumps = append(t.jumps, from+" "+rule)
 	default:
 		t.targets[from] = append(t.targets[from], to)

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"spillway.dev/spillway/internal/node/iptables"
+	"spillway.dev/spillway/internal/node/iptablessave"
 )
 
 // anyTable accepts every table.
@@ -17,20 +17,20 @@ func anyTable(string) bool { return true }
 // their names.
 func (rs *Ruleset) parseSave(command, family string, out []byte, take func(table string) bool) (tables []string, err error) {
 	wanted := false
-	for line, err := range iptables.Lines(bytes.NewReader(out)) {
+	for line, err := range iptablessave.Lines(bytes.NewReader(out)) {
 		if err != nil {
 			return tables, err
 		}
-		if line.Kind == iptables.Table {
+		if line.Kind == iptablessave.Table {
 			if wanted = take(line.Table); wanted {
 				tables = append(tables, line.Table)
 			}
 		}
 		switch {
 		case !wanted:
-		case line.Kind == iptables.Chain:
+		case line.Kind == iptablessave.Chain:
 			rs.chain(command, family, line.Table, line.Chain).Base = !strings.HasPrefix(line.Policy, "-")
-		case line.Kind == iptables.Rule:
+		case line.Kind == iptablessave.Rule:
 			c := rs.chain(command, family, line.Table, line.Chain)
 			rs.add(c, len(c.Rules)+1, line.Rule)
 		}

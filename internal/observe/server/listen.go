@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/connections"
+	"spillway.dev/spillway/internal/connlimit"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/instance"
 )
@@ -113,7 +113,7 @@ func (s *Server) serve(ctx context.Context, l listener) error {
 	// A connection counts from its first packet on, before the handshake of TLS, which has the
 	// time of ReadHeaderTimeout.
 	// Only clients with a certificate, or root, have requests.
-	limiter := connections.New(connections.Limits{Remote: maxConnections, PerAddress: maxPerAddress,
+	limiter := connlimit.New(connlimit.Limits{Remote: maxConnections, PerAddress: maxPerAddress,
 		Local: maxConnections, KeepRequests: true})
 	srv.ConnState = limiter.State
 	ended := make(chan error, 1)

@@ -65,7 +65,7 @@ type Config struct {
 	// oldest first. The table has room for a quarter as many unconfirmed flows in
 	// addition (bpf/lib/flow/unconfirmed.h). With DSRKeys, a quarter of it may be flows that
 	// the node sees one direction of. 0 means DefaultFlowTableSize, and the
-	// maximum is MaxFlowTableSize. A flow takes FlowBytes of kernel memory, allocated
+	// maximum is MaxFlowTableSize. A flow takes FlowMemory of kernel memory, allocated
 	// at start.
 	FlowTableSize uint32
 	// MaxFrontends, MaxEndpoints and MaxSourceRanges are the sizes of the maps of Services; 0
@@ -147,9 +147,9 @@ const (
 
 // Bounds of the flow table.
 const (
-	// FlowBytes is the kernel memory of a flow of FlowTableSize, in bytes: two entries
+	// FlowMemory is the kernel memory of a flow of FlowTableSize, in bytes: two entries
 	// of 224, a quarter of an unconfirmed flow, and its slot in the ring.
-	FlowBytes = 448 + (448+40)/4
+	FlowMemory = 448 + (448+40)/4
 	// MaxFlowTableSize is the kernel's limit in flows: a hash table has at most 2^27
 	// buckets of 16 bytes, whose size must fit into 32 bits (kernel/bpf/hashtab.c), and
 	// two entries for each flow.

@@ -1,6 +1,6 @@
-// Package iptables reads the output of iptables-save and its variants (ip6tables-save,
+// Package iptablessave reads the output of iptables-save and its variants (ip6tables-save,
 // iptables-nft-save, ...). It runs no program and interprets no rule.
-package iptables
+package iptablessave
 
 import (
 	"bufio"
