@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
- * Reports what happens to packets and flows: as events, and in the counters of their Service.
+ * Reports what happens to packets and flows: as events, and in their counters.
  * The flow table calls report_change where the state of a flow changes, so flow/tcp.h knows
  * nothing of events. Flows that time out or that the kernel evicts make no packet: the
  * agent's sweep reports them.
@@ -9,6 +9,7 @@
 #define SPILLWAY_EVENTS_REPORT_H
 
 #include "events.h"
+#include "../flow/accounting.h"
 #include "../flow/timeout.h"
 #include "../flow/unconfirmed.h"
 #include "../hook.h"
@@ -39,58 +40,6 @@ static __always_inline void event_of_flow(struct event *e, const struct flow *f,
 		e->endpoint = f->daddr;
 		e->endpoint_port = f->dport;
 	}
-}
-
-/* Returns what a packet counts: a GSO packet is several. */
-static __always_inline struct traffic traffic_of(const struct __sk_buff *skb,
-						 const struct packet *p)
-{
-	struct traffic t = {
-		.packets = skb->gso_segs ? skb->gso_segs : 1,
-		.bytes = skb->len - p->l3_off,
-	};
-
-	return t;
-}
-
-/* Adds to the counters of the flow of the packet in scratch memory, in its direction. */
-static __always_inline void flow_bytes_add(struct scratch *m, struct traffic first)
-{
-	struct traffic *n;
-
-	n = bpf_map_lookup_elem(&flow_bytes, &m->packet.tuple);
-	if (!n && !bpf_map_update_elem(&flow_bytes, &m->packet.tuple, &first, BPF_NOEXIST))
-		return;
-	if (!n)
-		n = bpf_map_lookup_elem(&flow_bytes, &m->packet.tuple);
-	if (!n)
-		return;
-	__sync_fetch_and_add(&n->packets, first.packets);
-	__sync_fetch_and_add(&n->bytes, first.bytes);
-}
-
-/*
- * Counts a packet of a flow. The constants of config.h remove the call where nothing is
- * counted. The counters of a flow need one more lookup, of 40 bytes, and two atomic additions:
- * the packets of one direction mostly arrive at one CPU, and so the cache line stays there.
- * Per-CPU counters would multiply the memory of each flow by the number of CPUs. Those of a
- * Service are per CPU, because all its flows share them.
- */
-static __always_inline void traffic_add(struct scratch *m, struct flow *f, struct traffic t)
-{
-	struct service_counts *n;
-	__u32 dir;
-
-	if (count_bytes && f->flags & FLOW_REPORTED)
-		flow_bytes_add(m, t);
-	if (!service_metrics || !f->service)
-		return;
-	n = service_counters_get(f->service);
-	if (!n)
-		return;
-	dir = f->flags & FLOW_REPLY ? TO_CLIENT : TO_ENDPOINT;
-	n->packets[dir] += t.packets;
-	n->bytes[dir] += t.bytes;
 }
 
 __noinline int report_packet(struct __sk_buff *skb, struct flow *f)
