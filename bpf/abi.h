@@ -681,7 +681,7 @@ struct dsr_path {
 };
 
 /*
- * dsr_carriers: how packets tell an endpoint's node which Service they are for, by the endpoint's
+ * dsr_encapsulations: how packets tell the node of an endpoint which Service they are for, by its
  * address. The agents find out by probes; an endpoint without an entry was not probed yet.
  */
 enum dsr_encapsulation_kind {

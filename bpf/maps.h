@@ -66,7 +66,7 @@ HASH(pods, struct addr_key, struct pod, 1 << 14);
 HASH(node_addrs, struct addr_key, __u32, 1 << 12);
 HASH(uplinks, __u32, struct uplink, 1 << 10);
 HASH(l3_devices, __u32, __u8, 1 << 10);
-HASH(dsr_carriers, struct addr_key, struct dsr_encapsulation, 1 << 14);
+HASH(dsr_encapsulations, struct addr_key, struct dsr_encapsulation, 1 << 14);
 HASH(untracked_ports, struct frontend_key, struct untracked_port, 1 << 14);
 HASH(untracked_pods, struct untracked_pod_key, __u8, 1 << 16);
 HASH(unhooked_cgroups, __u64, __u8, 1 << 12); /* by the id of a pod's cgroup */

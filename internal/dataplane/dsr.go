@@ -11,9 +11,9 @@ type DSRReporter interface {
 	// DSRCounts returns the connections that this node has forwarded with the client's
 	// address, and those of them whose client repeated its SYN, since the programs were loaded.
 	DSRCounts() (announced, unanswered uint64)
-	// DSRCarriers returns the addresses of all endpoints on other nodes, sorted; none if there
+	// DSREncapsulations returns the addresses of all endpoints on other nodes, sorted; none if there
 	// are no probes.
-	DSRCarriers() []DSRCarrier
+	DSREncapsulations() []DSREncapsulation
 	// DSRReplies describes the endpoints. Its cost follows the number of Service ports.
 	DSRReplies() (DSRReplies, error)
 }
@@ -31,20 +31,20 @@ type DSRReplies struct {
 // How packets tell the node of an endpoint which Service they are for, by what probes of the network
 // between the nodes say.
 const (
-	CarrierUnknown = "unknown" // no probe is over yet
-	CarrierOption  = "option"  // an IP option of the first packet
-	CarrierGUE     = "gue"     // each packet travels within a datagram
-	CarrierNone    = "none"    // neither arrives: new connections get this node's address
+	EncapsulationUnknown = "unknown" // no probe is over yet
+	EncapsulationOption  = "option"  // an IP option of the first packet
+	EncapsulationGUE     = "gue"     // each packet travels within a datagram
+	EncapsulationNone    = "none"    // neither arrives: new connections get this node's address
 )
 
-// Carriers are all of them.
-var Carriers = []string{CarrierUnknown, CarrierOption, CarrierGUE, CarrierNone}
+// Encapsulations are all of them.
+var Encapsulations = []string{EncapsulationUnknown, EncapsulationOption, EncapsulationGUE, EncapsulationNone}
 
-// DSRCarrier is the way to an endpoint on another node.
-type DSRCarrier struct {
-	Endpoint netip.Addr
-	Carrier  string
-	MTU      int // CarrierGUE: the longest packet that arrives, with all headers, in bytes; otherwise 0
+// DSREncapsulation is the way to an endpoint on another node.
+type DSREncapsulation struct {
+	Endpoint      netip.Addr
+	Encapsulation string
+	MTU           int // EncapsulationGUE: the longest packet that arrives, with all headers, in bytes; otherwise 0
 }
 
 // DSRPath is what a node knows about the replies of an endpoint on another node.

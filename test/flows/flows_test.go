@@ -177,7 +177,7 @@ func TestFlowsDSRDatagrams(t *testing.T) {
 // awaitDatagrams waits until a node has found out that it must send so many endpoints datagrams.
 func awaitDatagrams(t *testing.T, h *harness.Harness, node string, endpoints int) {
 	t.Helper()
-	want := fmt.Sprintf(`spillway_ebpf_direct_endpoints{carrier="gue"} %d`, endpoints)
+	want := fmt.Sprintf(`spillway_ebpf_dsr_endpoints{encapsulation="gue"} %d`, endpoints)
 	await.NoError(t, func() error {
 		page, err := h.Agent(node).Metrics(t.Context())
 		if err == nil && !strings.Contains(page, want) {

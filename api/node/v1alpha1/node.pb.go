@@ -193,7 +193,7 @@ type StatusResponse struct {
 	Events     *Events      `protobuf:"bytes,14,opt,name=events,proto3" json:"events,omitempty"`
 	// Problems that the list leaves out because there are too many.
 	MoreProblems uint32 `protobuf:"varint,15,opt,name=more_problems,json=moreProblems,proto3" json:"more_problems,omitempty"`
-	// Addresses of endpoints on other nodes behind Services with DSR, by carrier.
+	// Addresses of endpoints on other nodes behind Services with DSR, by encapsulation.
 	DsrEndpoints  []*DSREndpoints `protobuf:"bytes,16,rep,name=dsr_endpoints,json=dsrEndpoints,proto3" json:"dsr_endpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -341,12 +341,12 @@ func (x *StatusResponse) GetDsrEndpoints() []*DSREndpoints {
 	return nil
 }
 
-// DSREndpoints are addresses of endpoints on other nodes with the same carrier.
+// DSREndpoints are addresses of endpoints on other nodes with the same encapsulation.
 type DSREndpoints struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Carrier       string                 `protobuf:"bytes,1,opt,name=carrier,proto3" json:"carrier,omitempty"` // see Endpoint.carrier
+	Encapsulation string                 `protobuf:"bytes,1,opt,name=encapsulation,proto3" json:"encapsulation,omitempty"` // see Endpoint.encapsulation
 	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	Mtu           uint32                 `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"` // the smallest one; see Endpoint.carrier_mtu
+	Mtu           uint32                 `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"` // the smallest one; see Endpoint.encapsulation_mtu
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -381,9 +381,9 @@ func (*DSREndpoints) Descriptor() ([]byte, []int) {
 	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *DSREndpoints) GetCarrier() string {
+func (x *DSREndpoints) GetEncapsulation() string {
 	if x != nil {
-		return x.Carrier
+		return x.Encapsulation
 	}
 	return ""
 }
@@ -1445,10 +1445,10 @@ type Endpoint struct {
 	// How packets of DSR connections tell the endpoint's node about the Service: option (an IP
 	// option of the first packet), gue (each travels within a datagram), none (new connections get
 	// SNAT), unknown (no probe is over yet); "": not probed.
-	Carrier       string `protobuf:"bytes,13,opt,name=carrier,proto3" json:"carrier,omitempty"`
-	CarrierMtu    uint32 `protobuf:"varint,14,opt,name=carrier_mtu,json=carrierMtu,proto3" json:"carrier_mtu,omitempty"` // with gue: the longest packet that arrives, with all headers, in bytes
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Encapsulation    string `protobuf:"bytes,13,opt,name=encapsulation,proto3" json:"encapsulation,omitempty"`
+	EncapsulationMtu uint32 `protobuf:"varint,14,opt,name=encapsulation_mtu,json=encapsulationMtu,proto3" json:"encapsulation_mtu,omitempty"` // with gue: the longest packet that arrives, with all headers, in bytes
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Endpoint) Reset() {
@@ -1558,16 +1558,16 @@ func (x *Endpoint) GetEjected() bool {
 	return false
 }
 
-func (x *Endpoint) GetCarrier() string {
+func (x *Endpoint) GetEncapsulation() string {
 	if x != nil {
-		return x.Carrier
+		return x.Encapsulation
 	}
 	return ""
 }
 
-func (x *Endpoint) GetCarrierMtu() uint32 {
+func (x *Endpoint) GetEncapsulationMtu() uint32 {
 	if x != nil {
-		return x.CarrierMtu
+		return x.EncapsulationMtu
 	}
 	return 0
 }
@@ -3068,9 +3068,9 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\bfeatures\x18\r \x03(\v2\x1f.spillway.node.v1alpha1.FeatureR\bfeatures\x126\n" +
 	"\x06events\x18\x0e \x01(\v2\x1e.spillway.node.v1alpha1.EventsR\x06events\x12#\n" +
 	"\rmore_problems\x18\x0f \x01(\rR\fmoreProblems\x12I\n" +
-	"\rdsr_endpoints\x18\x10 \x03(\v2$.spillway.node.v1alpha1.DSREndpointsR\fdsrEndpoints\"P\n" +
-	"\fDSREndpoints\x12\x18\n" +
-	"\acarrier\x18\x01 \x01(\tR\acarrier\x12\x14\n" +
+	"\rdsr_endpoints\x18\x10 \x03(\v2$.spillway.node.v1alpha1.DSREndpointsR\fdsrEndpoints\"\\\n" +
+	"\fDSREndpoints\x12$\n" +
+	"\rencapsulation\x18\x01 \x01(\tR\rencapsulation\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x10\n" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\"\xec\x01\n" +
 	"\x04Sync\x12\x16\n" +
@@ -3156,7 +3156,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12#\n" +
-	"\rsource_ranges\x18\x04 \x03(\tR\fsourceRanges\"\x81\x03\n" +
+	"\rsource_ranges\x18\x04 \x03(\tR\fsourceRanges\"\x99\x03\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
@@ -3169,10 +3169,9 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x05flows\x18\n" +
 	" \x01(\v2%.spillway.node.v1alpha1.EndpointFlowsR\x05flows\x12\x16\n" +
 	"\x06shares\x18\v \x01(\rR\x06shares\x12\x18\n" +
-	"\aejected\x18\f \x01(\bR\aejected\x12\x18\n" +
-	"\acarrier\x18\r \x01(\tR\acarrier\x12\x1f\n" +
-	"\vcarrier_mtu\x18\x0e \x01(\rR\n" +
-	"carrierMtuJ\x04\b\t\x10\n" +
+	"\aejected\x18\f \x01(\bR\aejected\x12$\n" +
+	"\rencapsulation\x18\r \x01(\tR\rencapsulation\x12+\n" +
+	"\x11encapsulation_mtu\x18\x0e \x01(\rR\x10encapsulationMtuJ\x04\b\t\x10\n" +
 	"R\bcounters\"E\n" +
 	"\rEndpointFlows\x12\x1a\n" +
 	"\banswered\x18\x01 \x01(\x04R\banswered\x12\x18\n" +

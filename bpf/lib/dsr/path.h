@@ -14,7 +14,7 @@ static __always_inline struct dsr_encapsulation *dsr_encapsulation_of(const stru
 {
 	struct addr_key key = { .addr = *endpoint, .family = family };
 
-	return dsr_port ? bpf_map_lookup_elem(&dsr_carriers, &key) : NULL;
+	return dsr_port ? bpf_map_lookup_elem(&dsr_encapsulations, &key) : NULL;
 }
 
 /* Can the endpoint answer clients, as far as is known? */

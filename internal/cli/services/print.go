@@ -188,8 +188,8 @@ func facts(p *nodev1alpha1.ServicePort) *pages.Table {
 	if p.Forwarding != "" {
 		t.Row("Forwarding", direct)
 	}
-	if text := carriers(p.Endpoints); text != "" {
-		t.Row("Carriers", text)
+	if text := encapsulations(p.Endpoints); text != "" {
+		t.Row("Encapsulation", text)
 	}
 	if p.SynLimit > 0 {
 		t.Row("SYN filter", fmt.Sprintf("at devices with XDP, beyond %d SYNs a second on a CPU, clients must prove their address", p.SynLimit))
@@ -261,18 +261,18 @@ func flows(f *nodev1alpha1.EndpointFlows) string {
 	return fmt.Sprint(f.Answered)
 }
 
-// carriers says how packets tell the nodes of endpoints about the Service; "": none is probed.
-func carriers(endpoints []*nodev1alpha1.Endpoint) string {
+// encapsulations says how packets tell the nodes of endpoints about the Service; "": none is probed.
+func encapsulations(endpoints []*nodev1alpha1.Endpoint) string {
 	const most = 4 // endpoints that are named
 	var order []string
 	by := map[string][]string{}
 	for _, e := range endpoints {
-		name := e.Carrier
+		name := e.Encapsulation
 		if name == "" {
 			continue
 		}
-		if e.CarrierMtu > 0 {
-			name += fmt.Sprintf(" (MTU %d)", e.CarrierMtu)
+		if e.EncapsulationMtu > 0 {
+			name += fmt.Sprintf(" (MTU %d)", e.EncapsulationMtu)
 		}
 		if by[name] == nil {
 			order = append(order, name)

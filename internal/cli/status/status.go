@@ -195,10 +195,10 @@ func dataplane(d *nodev1alpha1.Dataplane) string {
 func dsrEndpoints(list []*nodev1alpha1.DSREndpoints) string {
 	var parts []string
 	for _, e := range list {
-		part := fmt.Sprintf("%d by %s", e.Count, e.Carrier)
+		part := fmt.Sprintf("%d by %s", e.Count, e.Encapsulation)
 		switch {
-		case e.Carrier == "none" || e.Carrier == "unknown":
-			part = fmt.Sprintf("%d %s", e.Count, e.Carrier)
+		case e.Encapsulation == "none" || e.Encapsulation == "unknown":
+			part = fmt.Sprintf("%d %s", e.Count, e.Encapsulation)
 		case e.Mtu > 0:
 			part += fmt.Sprintf(" (MTU %d)", e.Mtu)
 		}

@@ -38,7 +38,7 @@ func serving() *nodev1alpha1.StatusResponse {
 		Features: []*nodev1alpha1.Feature{{Name: "tcx", Present: true, Detail: "programs of other projects keep their place"}},
 		Events:   &nodev1alpha1.Events{Enabled: true, Received: 1234, Lost: 5, SampledOut: 6},
 		DsrEndpoints: []*nodev1alpha1.DSREndpoints{
-			{Carrier: "option", Count: 12}, {Carrier: "gue", Count: 3, Mtu: 1430}, {Carrier: "none", Count: 1}, {Carrier: "unknown", Count: 2},
+			{Encapsulation: "option", Count: 12}, {Encapsulation: "gue", Count: 3, Mtu: 1430}, {Encapsulation: "none", Count: 1}, {Encapsulation: "unknown", Count: 2},
 		},
 	}
 }

@@ -25,18 +25,18 @@ import (
 
 // Backend is the eBPF dataplane of one instance. It wires the parts, and has the order of writes.
 type Backend struct {
-	cfg      Config
-	objects  *objects.Objects
-	attacher *attach.Attacher
-	node     *node.Writer
-	services *services.Writer
-	flows    *flows.Table
-	policies *donottrack.Maps  // used only by the goroutine that writes policies
-	carriers *dsr.Carriers     // nil: no endpoint on another node is probed
-	migrator *upgrade.Migrator // nil if there is nothing to migrate
-	rollback *upgrade.Rollback // nil without Config.LeavePrevious
-	attached atomic.Bool
-	running  running
+	cfg            Config
+	objects        *objects.Objects
+	attacher       *attach.Attacher
+	node           *node.Writer
+	services       *services.Writer
+	flows          *flows.Table
+	policies       *donottrack.Maps    // used only by the goroutine that writes policies
+	encapsulations *dsr.Encapsulations // nil: no endpoint on another node is probed
+	migrator       *upgrade.Migrator   // nil if there is nothing to migrate
+	rollback       *upgrade.Rollback   // nil without Config.LeavePrevious
+	attached       atomic.Bool
+	running        running
 }
 
 // running are the goroutines of a Backend.
@@ -85,7 +85,7 @@ func (b *Backend) makeParts() {
 // open opens the parts in the order in which they depend on each other.
 func (b *Backend) open() (err error) {
 	b.makeParts()
-	if b.carriers, err = dsr.New(b.m(objects.TCMapDsrCarriers), &b.cfg); err != nil {
+	if b.encapsulations, err = dsr.New(b.m(objects.TCMapDsrEncapsulations), &b.cfg); err != nil {
 		return err
 	}
 	if err = b.openPolicies(); err != nil {
@@ -248,7 +248,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	b.running.done.Go(func() { b.flows.Run(run) })
 	b.running.done.Go(func() { b.node.Run(run) })
 	b.running.done.Go(func() { b.services.Run(run) })
-	b.running.done.Go(func() { b.carriers.Run(run, b.dsrElsewhere) })
+	b.running.done.Go(func() { b.encapsulations.Run(run, b.dsrElsewhere) })
 	b.cfg.Log.Info("eBPF dataplane attached", "mechanism", b.attacher.Mechanism(),
 		"cgroup", b.cfg.CgroupRoot, "socketHooks", b.cfg.SocketHooks, "bpffs", b.cfg.BPFFS)
 	return nil

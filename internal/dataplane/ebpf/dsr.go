@@ -20,8 +20,8 @@ func (b *Backend) DSRCounts() (announced, unanswered uint64) {
 	return verdicts["dsr_announced"], verdicts["dsr_unanswered"]
 }
 
-// DSRCarriers implements dataplane.DSRReporter.
-func (b *Backend) DSRCarriers() []dataplane.DSRCarrier { return b.carriers.List() }
+// DSREncapsulations implements dataplane.DSRReporter.
+func (b *Backend) DSREncapsulations() []dataplane.DSREncapsulation { return b.encapsulations.List() }
 
 // DSRReplies implements dataplane.DSRReporter.
 func (b *Backend) DSRReplies() (out dataplane.DSRReplies, err error) {

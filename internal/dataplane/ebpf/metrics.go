@@ -27,7 +27,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (b *Backend) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, interfacesDesc, xdpDesc, dsr.CarriersDesc, refusedDesc} {
+	for _, d := range []*prometheus.Desc{verdictsDesc, dropsDesc, interfacesDesc, xdpDesc, dsr.EncapsulationsDesc, refusedDesc} {
 		ch <- d
 	}
 	b.flows.Describe(ch)
@@ -44,7 +44,7 @@ func (b *Backend) Collect(ch chan<- prometheus.Metric) {
 	}
 	b.flows.Collect(ch)
 	b.collectInterfaces(ch)
-	b.carriers.Collect(ch)
+	b.encapsulations.Collect(ch)
 	refused := map[attach.Reason]int{}
 	for _, r := range b.attacher.Refused() {
 		refused[r.Reason]++

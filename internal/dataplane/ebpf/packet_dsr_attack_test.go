@@ -157,12 +157,12 @@ func (c *dsrConn) completes(t *testing.T, syn result, before, after forgeries) {
 	}
 }
 
-var dsrCarriers = map[string]objects.TCDsrEncapsulationKind{"option": objects.TCDsrEncapsulationKindDSR_BY_OPTION,
+var dsrEncapsulations = map[string]objects.TCDsrEncapsulationKind{"option": objects.TCDsrEncapsulationKindDSR_BY_OPTION,
 	"datagram": objects.TCDsrEncapsulationKindDSR_BY_GUE}
 
-// eachDSRCarrier is eachDSRFamily, for both ways in which packets tell the endpoint's node.
-func eachDSRCarrier(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byGUE bool)) {
-	for name, kind := range dsrCarriers {
+// eachDSREncapsulation is eachDSRFamily, for both ways in which packets tell the endpoint's node.
+func eachDSREncapsulation(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byGUE bool)) {
+	for name, kind := range dsrEncapsulations {
 		t.Run(name, func(t *testing.T) {
 			eachDSRFamily(t, d, func(t *testing.T, p *plan) {
 				for _, n := range []*packetNode{d.first, d.second} {
@@ -179,7 +179,7 @@ func eachDSRCarrier(t *testing.T, d *dsrNodes, f func(t *testing.T, p *plan, byG
 // DSR replies. The client must still get the node's address.
 func TestPacketDSRForgedStart(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, _ bool) {
 		port := uint16(20000)
 		for _, before := range forgeryLists {
 			for _, after := range forgeryLists {
@@ -197,7 +197,7 @@ func TestPacketDSRForgedStart(t *testing.T) {
 // TestPacketDSRForgedLong has a forger's flow be in use for a long time before the client begins.
 func TestPacketDSRForgedLong(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, _ bool) {
 		for i, list := range forgeryLists {
 			c := d.conn(p, 20000+uint16(i))
 			for range 5 {
@@ -216,7 +216,7 @@ func TestPacketDSRForgedLong(t *testing.T) {
 // client to it.
 func TestPacketDSRForgedBroken(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, _ bool) {
 		for port := range uint16(objects.TCDsrPathLimitDSR_FAILURES) {
 			d.conn(p, 30000+port).connects(t, nil, nil)
 		}
@@ -245,7 +245,7 @@ func TestPacketDSRForgedBroken(t *testing.T) {
 // TestPacketDSRForgedAnswer: only an ACK that fits the client's SYN counts as an answer.
 func TestPacketDSRForgedAnswer(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, _ bool) {
 		c := d.conn(p, 20000)
 		c.send(t, d.first, "S")
 		c.sent++
@@ -281,7 +281,7 @@ func (c *dsrConn) says(t *testing.T, by *packetNode, byGUE bool, flags string, p
 // that it repeats, as if the client had got no answer. The connection goes on.
 func TestPacketDSRForgedMiddle(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, byGUE bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, byGUE bool) {
 		for i, list := range forgeryLists {
 			empty[uint32, objects.TCDsrPath](t, d.first.m(objects.TCMapDsrPaths))
 			c := d.conn(p, 20000+uint16(i))
@@ -319,7 +319,7 @@ func TestPacketDSRForgedMiddle(t *testing.T) {
 // is, and whenever it ends, the endpoint gets all packets.
 func TestPacketDSRMoved(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, byGUE bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, byGUE bool) {
 		c := d.conn(p, 20000)
 		c.says(t, d.first, byGUE, "S")
 		c.answer(t, "S.")
@@ -363,7 +363,7 @@ func TestPacketDSRMoved(t *testing.T) {
 func TestPacketDSRForgedOtherAddress(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	d.first.checksComplete = false // see TestPacketAnswers
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, byGUE bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, byGUE bool) {
 		for i, list := range forgeryLists {
 			c := d.conn(p, 20000+uint16(i))
 			c.says(t, d.first, byGUE, "S")
@@ -385,7 +385,7 @@ func TestPacketDSRForgedOtherAddress(t *testing.T) {
 // answer. The node still knows that there was none.
 func TestPacketDSRForgedFlood(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort, func(c *Config) { c.FlowTableSize = 256 })
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, _ bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, _ bool) {
 		c := d.conn(p, 20000)
 		c.send(t, d.first, "S")
 		for port := range 4 * uint16(d.first.cfg.DSRFlows()) {

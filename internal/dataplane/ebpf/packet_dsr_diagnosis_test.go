@@ -90,25 +90,25 @@ func TestPacketDSRTrust(t *testing.T) {
 	}
 }
 
-// TestPacketDSRDryRunKnowsTheCarrier: a dry run decides by what probes have found out, as the
+// TestPacketDSRDryRunKnowsTheEncapsulation: a dry run decides by what probes have found out, as the
 // programs do.
-func TestPacketDSRDryRunKnowsTheCarrier(t *testing.T) {
+func TestPacketDSRDryRunKnowsTheEncapsulation(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
 	d.first.ownPins(t)
 	t.Cleanup(stubSome(func(p *ebpf.ProgramSpec) bool { return p.Name == objects.TCProgFromPod })) // of the dry runs
 	p := plans["IPv4"]
 	d.serve(t, p)
-	for i, carrier := range []objects.TCDsrEncapsulationKind{objects.TCDsrEncapsulationKindDSR_BY_OPTION,
+	for i, encapsulation := range []objects.TCDsrEncapsulationKind{objects.TCDsrEncapsulationKindDSR_BY_OPTION,
 		objects.TCDsrEncapsulationKindDSR_BY_GUE, objects.TCDsrEncapsulationKindDSR_BY_NOTHING} {
-		d.first.carry(t, p.far, carrier)
+		d.first.carry(t, p.far, encapsulation)
 		packet := inspect.DryRunPacket{Hook: inspect.FromNetwork, Ifindex: d.first.ifindex["eth0"], Protocol: model.TCP,
 			Src: ap(p.client, 40000+uint16(i)), Dst: ap(p.externalIP, 80)}
 		dry := d.first.dryRun(t, packet)
 		r := d.first.send(t, inEth0, frame{proto: protoTCP, src: packet.Src, dst: packet.Dst, flags: "S", seq: 1})
-		direct, byGUE := carrier != objects.TCDsrEncapsulationKindDSR_BY_NOTHING, carrier == objects.TCDsrEncapsulationKindDSR_BY_GUE
+		direct, byGUE := encapsulation != objects.TCDsrEncapsulationKindDSR_BY_NOTHING, encapsulation == objects.TCDsrEncapsulationKindDSR_BY_GUE
 		if dry.Flow.Has("dsr") != direct || dry.Flow.Has("snat") == direct || slices.Contains(dry.Verdicts, "dsr_encapsulated") != byGUE ||
 			announced(r) != direct {
-			t.Errorf("carrier %d: the program: %s, dry run: %s, %+v", carrier, verdictList(r.verdicts), dry.Verdicts, dry.Flow)
+			t.Errorf("encapsulation %d: the program: %s, dry run: %s, %+v", encapsulation, verdictList(r.verdicts), dry.Verdicts, dry.Flow)
 		}
 	}
 }

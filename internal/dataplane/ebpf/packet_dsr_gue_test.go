@@ -21,7 +21,7 @@ func withDSRPort(c *Config) { c.DSRPort = DefaultDSRPort }
 
 // carry says at a node how packets reach the endpoint elsewhere.
 func (n *packetNode) carry(t testing.TB, to netip.Addr, kind objects.TCDsrEncapsulationKind) {
-	must.Do(t, n.m(objects.TCMapDsrCarriers).Put(objects.AddrKey(to), objects.TCDsrEncapsulation{Kind: uint8(kind), Mtu: gueMTU}))
+	must.Do(t, n.m(objects.TCMapDsrEncapsulations).Put(objects.AddrKey(to), objects.TCDsrEncapsulation{Kind: uint8(kind), Mtu: gueMTU}))
 }
 
 // unpack checks a datagram between nodes, and returns the frame that it would be without.
@@ -101,7 +101,7 @@ func TestPacketDSRGUE(t *testing.T) {
 		hook, f := other.frame("S", nil)
 		r := d.first.send(t, hook, f)
 		if r.v.src.Addr() != p.tun0 || r.v.dst != c.server || announced(r) {
-			t.Errorf("without a carrier, a SYN goes from %s to %s", r.v.src, r.v.dst)
+			t.Errorf("without an encapsulation, a SYN goes from %s to %s", r.v.src, r.v.dst)
 		}
 	})
 }
@@ -114,7 +114,7 @@ func TestPacketDSRWithoutPort(t *testing.T) {
 			objects.TCDsrEncapsulationKindDSR_BY_NOTHING} {
 			d.first.carry(t, p.far, kind)
 			if r := d.conn(p, 40000+uint16(i)).ask(t, d.first, "S"); !announced(r) {
-				t.Errorf("carrier %d: verdicts %s", kind, verdictList(r.verdicts))
+				t.Errorf("encapsulation %d: verdicts %s", kind, verdictList(r.verdicts))
 			}
 		}
 	})

@@ -36,7 +36,7 @@ func (d *dsrNodes) wantEndpointGets(t *testing.T, p *plan, f frame, r result) {
 // first: the window scale of the SYN, and the numbers after the data.
 func TestPacketDSRState(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, byGUE bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, byGUE bool) {
 		c := d.conn(p, 40000)
 		state := func() objects.TCTcpSide { return d.home.flowAt(t, tupleOf(protoTCP, c.client, c.front)).Tcp }
 		say := func(flags string, pad int, payload ...byte) {
@@ -88,7 +88,7 @@ func withIPOptions(p *plan, f frame) frame {
 // them, and its node finds the TCP header behind them.
 func TestPacketDSRClientOptions(t *testing.T) {
 	d := newDSRNodes(t, withDSRPort)
-	eachDSRCarrier(t, d, func(t *testing.T, p *plan, byGUE bool) {
+	eachDSREncapsulation(t, d, func(t *testing.T, p *plan, byGUE bool) {
 		c := d.conn(p, 40000)
 		c.says(t, d.first, byGUE, "S")
 		c.answer(t, "S.")
@@ -102,7 +102,7 @@ func TestPacketDSRClientOptions(t *testing.T) {
 		}
 		c.answer(t, "P.", 'a')
 	})
-	for name, kind := range dsrCarriers {
+	for name, kind := range dsrEncapsulations {
 		for _, family := range []string{"IPv4", "IPv6"} {
 			t.Run("UDP/"+name+"/"+family, func(t *testing.T) {
 				p := plans[family]
@@ -141,7 +141,7 @@ func eachDSRAnswer(t *testing.T, mtu uint32, f func(t *testing.T, d *dsrNodes, p
 	d := newDSRNodes(t, withDSRPort)
 	d.first.checksComplete, d.home.checksComplete = false, false // see TestPacketAnswers
 	for _, family := range []string{"IPv4", "IPv6"} {
-		for name, kind := range dsrCarriers {
+		for name, kind := range dsrEncapsulations {
 			for _, proto := range transports {
 				if proto == protoTCP && kind == objects.TCDsrEncapsulationKindDSR_BY_OPTION {
 					continue // only its SYN has the option

@@ -519,14 +519,14 @@ func (p *packet) snatStep() (Step, bool) {
 	switch {
 	case f.Has("dsr"):
 		s.Found, s.Follows = "kept", "the endpoint sees the client, and its node answers the client itself"
-		if p.view.DSRCarrier(f.Dst.Addr()) == inspect.CarrierGUE && !f.Has("to_pod") {
-			s.Lookup += ", dsr_carriers"
+		if p.view.DSREncapsulation(f.Dst.Addr()) == inspect.EncapsulationGUE && !f.Has("to_pod") {
+			s.Lookup += ", dsr_encapsulations"
 			s.Follows += "; packets travel to it within datagrams, because the network drops IP options"
 		}
 	case f.Has("snat") && p.client.kind == outsideClient && p.view.DSR(p.frontend.Service):
 		s.Found = fmt.Sprintf("replaced by %s", f.Src.Addr())
-		if p.view.DSRCarrier(f.Dst.Addr()) == inspect.CarrierNone {
-			s.Lookup += ", dsr_carriers"
+		if p.view.DSREncapsulation(f.Dst.Addr()) == inspect.EncapsulationNone {
+			s.Lookup += ", dsr_encapsulations"
 			s.Follows, s.State = "probes of this endpoint's node get no answer, neither by an IP option nor within a datagram: so replies come "+
 				"back through this node", Doubt
 			break

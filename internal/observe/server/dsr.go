@@ -60,7 +60,7 @@ func (s *Server) dsrTraffic(ctx context.Context) (out doctor.DSRReplies, err err
 			return out, fmt.Errorf("read DSR replies: %w", err)
 		}
 		through = append(through, replies.ThroughStack...)
-		countCarriers(&out, r.DSRCarriers())
+		countEncapsulations(&out, r.DSREncapsulations())
 		for _, p := range replies.Paths {
 			switch {
 			case p.Broken && time.Since(p.Failed) <= pathWindow:
@@ -78,19 +78,19 @@ func (s *Server) dsrTraffic(ctx context.Context) (out doctor.DSRReplies, err err
 	return out, s.nameDSR(ctx, &out, broken, through)
 }
 
-func (s *Server) dsrCarriers() (list []dataplane.DSRCarrier) {
+func (s *Server) dsrEncapsulations() (list []dataplane.DSREncapsulation) {
 	for _, r := range s.dsrReporters() {
-		list = append(list, r.DSRCarriers()...)
+		list = append(list, r.DSREncapsulations()...)
 	}
 	return list
 }
 
-// dsrEndpoints counts carriers.
-func dsrEndpoints(carriers []dataplane.DSRCarrier) (out []*nodev1alpha1.DSREndpoints) {
-	for _, name := range dataplane.Carriers {
-		e := &nodev1alpha1.DSREndpoints{Carrier: name}
-		for _, c := range carriers {
-			if c.Carrier != name {
+// dsrEndpoints counts encapsulations.
+func dsrEndpoints(encapsulations []dataplane.DSREncapsulation) (out []*nodev1alpha1.DSREndpoints) {
+	for _, name := range dataplane.Encapsulations {
+		e := &nodev1alpha1.DSREndpoints{Encapsulation: name}
+		for _, c := range encapsulations {
+			if c.Encapsulation != name {
 				continue
 			}
 			if e.Count++; e.Mtu == 0 || count(c.MTU) < e.Mtu {
@@ -104,13 +104,13 @@ func dsrEndpoints(carriers []dataplane.DSRCarrier) (out []*nodev1alpha1.DSREndpo
 	return out
 }
 
-// addCarriers adds the carriers of the endpoints of ports with DSR.
-func addCarriers(s *nodev1alpha1.Service, carriers []dataplane.DSRCarrier) {
+// addEncapsulations adds the encapsulations of the endpoints of ports with DSR.
+func addEncapsulations(s *nodev1alpha1.Service, encapsulations []dataplane.DSREncapsulation) {
 	if !slices.ContainsFunc(s.Ports, func(p *nodev1alpha1.ServicePort) bool { return p.Forwarding != "" }) {
 		return
 	}
-	known := make(map[string]dataplane.DSRCarrier, len(carriers))
-	for _, c := range carriers {
+	known := make(map[string]dataplane.DSREncapsulation, len(encapsulations))
+	for _, c := range encapsulations {
 		known[c.Endpoint.String()] = c
 	}
 	for _, port := range s.Ports {
@@ -119,22 +119,22 @@ func addCarriers(s *nodev1alpha1.Service, carriers []dataplane.DSRCarrier) {
 		}
 		for _, e := range port.Endpoints {
 			c := known[e.Address]
-			e.Carrier, e.CarrierMtu = c.Carrier, count(c.MTU)
+			e.Encapsulation, e.EncapsulationMtu = c.Encapsulation, count(c.MTU)
 		}
 	}
 }
 
-func countCarriers(out *doctor.DSRReplies, carriers []dataplane.DSRCarrier) {
-	for _, c := range carriers {
-		switch c.Carrier {
-		case dataplane.CarrierUnknown:
+func countEncapsulations(out *doctor.DSRReplies, encapsulations []dataplane.DSREncapsulation) {
+	for _, c := range encapsulations {
+		switch c.Encapsulation {
+		case dataplane.EncapsulationUnknown:
 			continue
-		case dataplane.CarrierGUE:
+		case dataplane.EncapsulationGUE:
 			out.Encapsulated.Add(c.Endpoint)
 			if out.MTU == 0 || c.MTU < out.MTU {
 				out.MTU = c.MTU
 			}
-		case dataplane.CarrierNone:
+		case dataplane.EncapsulationNone:
 			out.Unreached.Add(c.Endpoint)
 		}
 		out.Probed++

@@ -21,13 +21,13 @@ import (
 type dsrPlane struct {
 	fakePlane
 	replies               dataplane.DSRReplies
-	carriers              []dataplane.DSRCarrier
+	encapsulations        []dataplane.DSREncapsulation
 	announced, unanswered uint64
 	readings              int
 }
 
-func (p *dsrPlane) DSRReplies() (dataplane.DSRReplies, error) { return p.replies, nil }
-func (p *dsrPlane) DSRCarriers() []dataplane.DSRCarrier       { return p.carriers }
+func (p *dsrPlane) DSRReplies() (dataplane.DSRReplies, error)       { return p.replies, nil }
+func (p *dsrPlane) DSREncapsulations() []dataplane.DSREncapsulation { return p.encapsulations }
 func (p *dsrPlane) DSRCounts() (announced, unanswered uint64) {
 	if p.readings++; p.readings == 1 {
 		return 0, 0
@@ -68,12 +68,12 @@ func TestMissingDSRRepliesAreFound(t *testing.T) {
 		{"few clients get no reply", dsrPlane{replies: dataplane.DSRReplies{Paths: []dataplane.DSRPath{works}}, announced: 1000, unanswered: 40},
 			nil},
 		{"nothing happens", dsrPlane{}, nil},
-		{"no network was probed yet", dsrPlane{carriers: carriersOf(dataplane.CarrierUnknown, 0, 1)}, nil},
-		{"options arrive", dsrPlane{carriers: carriersOf(dataplane.CarrierOption, 0, 3)}, nil},
-		{"only datagrams arrive", dsrPlane{carriers: carriersOf(dataplane.CarrierGUE, 1430, 7)},
+		{"no network was probed yet", dsrPlane{encapsulations: encapsulationsOf(dataplane.EncapsulationUnknown, 0, 1)}, nil},
+		{"options arrive", dsrPlane{encapsulations: encapsulationsOf(dataplane.EncapsulationOption, 0, 3)}, nil},
+		{"only datagrams arrive", dsrPlane{encapsulations: encapsulationsOf(dataplane.EncapsulationGUE, 1430, 7)},
 			[]string{"dsr-encapsulated", "info", "the network drops IP options to 7 endpoints of 7", "10.2.2.4",
 				"and 2 more endpoints", "1430 bytes"}},
-		{"nothing arrives", dsrPlane{carriers: carriersOf(dataplane.CarrierNone, 0, 1)},
+		{"nothing arrives", dsrPlane{encapsulations: encapsulationsOf(dataplane.EncapsulationNone, 0, 1)},
 			[]string{"dsr-impossible", "warning", "1 endpoint of 1 cannot answer clients directly", "10.2.2.0"}},
 	} {
 		t.Run(row.what, func(t *testing.T) {
@@ -97,31 +97,31 @@ func TestMissingDSRRepliesAreFound(t *testing.T) {
 	})
 }
 
-func carriersOf(carrier string, mtu, n int) (out []dataplane.DSRCarrier) {
+func encapsulationsOf(encapsulation string, mtu, n int) (out []dataplane.DSREncapsulation) {
 	for i := range n {
-		out = append(out, dataplane.DSRCarrier{Endpoint: netip.AddrFrom4([4]byte{10, 2, 2, byte(i)}), Carrier: carrier, MTU: mtu})
+		out = append(out, dataplane.DSREncapsulation{Endpoint: netip.AddrFrom4([4]byte{10, 2, 2, byte(i)}), Encapsulation: encapsulation, MTU: mtu})
 	}
 	return out
 }
 
-func TestCarriersAreShown(t *testing.T) {
-	carriers := slices.Concat(carriersOf(dataplane.CarrierGUE, 1430, 2), carriersOf(dataplane.CarrierOption, 0, 1),
-		carriersOf(dataplane.CarrierGUE, 1400, 1))
+func TestEncapsulationsAreShown(t *testing.T) {
+	encapsulations := slices.Concat(encapsulationsOf(dataplane.EncapsulationGUE, 1430, 2), encapsulationsOf(dataplane.EncapsulationOption, 0, 1),
+		encapsulationsOf(dataplane.EncapsulationGUE, 1400, 1))
 	var got []string
-	for _, e := range dsrEndpoints(carriers) {
-		got = append(got, fmt.Sprint(e.Carrier, " ", e.Count, " ", e.Mtu))
+	for _, e := range dsrEndpoints(encapsulations) {
+		got = append(got, fmt.Sprint(e.Encapsulation, " ", e.Count, " ", e.Mtu))
 	}
 	if want := []string{"option 1 0", "gue 3 1400"}; !slices.Equal(got, want) {
-		t.Errorf("endpoints by carrier %q, want %q", got, want)
+		t.Errorf("endpoints by encapsulation %q, want %q", got, want)
 	}
 	endpoints := func() []*nodev1alpha1.Endpoint {
 		return []*nodev1alpha1.Endpoint{{Address: "10.2.2.1"}, {Address: "10.1.1.1"}}
 	}
 	s := &nodev1alpha1.Service{Ports: []*nodev1alpha1.ServicePort{{Forwarding: intent.Hybrid, Endpoints: endpoints()},
 		{Endpoints: endpoints()}}}
-	addCarriers(s, carriers)
-	if e := s.Ports[0].Endpoints; e[0].Carrier != "gue" || e[0].CarrierMtu != 1430 || e[1].Carrier != "" ||
-		s.Ports[1].Endpoints[0].Carrier != "" {
+	addEncapsulations(s, encapsulations)
+	if e := s.Ports[0].Endpoints; e[0].Encapsulation != "gue" || e[0].EncapsulationMtu != 1430 || e[1].Encapsulation != "" ||
+		s.Ports[1].Endpoints[0].Encapsulation != "" {
 		t.Errorf("endpoints %v", s.Ports)
 	}
 }

@@ -77,7 +77,7 @@ func (s service) describeKernel(resp *nodev1alpha1.StatusResponse) {
 	if t := conntrackTable(); t != nil {
 		resp.Tables = append(resp.Tables, t)
 	}
-	resp.DsrEndpoints = dsrEndpoints(s.dsrCarriers())
+	resp.DsrEndpoints = dsrEndpoints(s.dsrEncapsulations())
 }
 
 // inspectors returns the dataplanes that can be read.
@@ -179,7 +179,7 @@ func (s service) GetService(ctx context.Context, req *nodev1alpha1.GetServiceReq
 	}
 	out := convertService(found, problemsByService(s.cfg.State.Status().Problems)[name], true)
 	addCounters(out, found.Ports, s.counted(found))
-	addCarriers(out, s.dsrCarriers())
+	addEncapsulations(out, s.dsrEncapsulations())
 	for i, p := range found.Ports {
 		if err := s.compare(ctx, p.ID, found.Sync[i], out.Ports[i]); err != nil {
 			return nil, err

@@ -43,7 +43,7 @@ var agentMaps = []string{
 	objects.TCMapUplinks, objects.TCMapL3Devices, objects.TCMapUntrackedPorts, objects.TCMapUntrackedPods, objects.TCMapUntrackedBlocks,
 	objects.TCMapNodeSettings, objects.TCMapSnatPorts, objects.TCMapPortFilter, objects.TCMapSourceRanges, objects.TCMapClusterRanges,
 	objects.TCMapUnhookedCgroups,
-	objects.TCMapDsrCarriers, objects.TCMapRouteMtus,
+	objects.TCMapDsrEncapsulations, objects.TCMapRouteMtus,
 }
 
 // dryRunFlows is the size of a DryRun's flow table. It gets at most dryRunCopies entries.
@@ -168,7 +168,7 @@ func (d *DryRun) prepare(spec *ebpf.CollectionSpec) error {
 		}
 	}
 	if d.takesPart() {
-		// Any port will do: no packet is sent. Without probes, dsr_carriers is empty.
+		// Any port will do: no packet is sent. Without probes, dsr_encapsulations is empty.
 		c[objects.TCVarDsrPort] = bits.ReverseBytes16(objects.DefaultDSRPort)
 	}
 	for name, v := range spec.Variables {

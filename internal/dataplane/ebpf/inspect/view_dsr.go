@@ -34,20 +34,20 @@ func (v *View) DSRPath(backend uint32) *DSRPath {
 	return &path
 }
 
-// CarrierGUE and CarrierNone are those of dataplane, for readers of a View.
+// EncapsulationGUE and EncapsulationNone are those of dataplane, for readers of a View.
 const (
-	CarrierGUE  = dataplane.CarrierGUE
-	CarrierNone = dataplane.CarrierNone
+	EncapsulationGUE  = dataplane.EncapsulationGUE
+	EncapsulationNone = dataplane.EncapsulationNone
 )
 
-// DSRCarrier reads how packets tell the node of an endpoint about the Service: one of
-// dataplane.Carriers.
-func (v *View) DSRCarrier(endpoint netip.Addr) string {
-	c, found := lookup[objects.TCAddrKey, objects.TCDsrEncapsulation](v, objects.TCMapDsrCarriers, objects.AddrKey(endpoint))
+// DSREncapsulation reads how packets tell the node of an endpoint about the Service: one of
+// dataplane.Encapsulations.
+func (v *View) DSREncapsulation(endpoint netip.Addr) string {
+	c, found := lookup[objects.TCAddrKey, objects.TCDsrEncapsulation](v, objects.TCMapDsrEncapsulations, objects.AddrKey(endpoint))
 	if !found {
-		return dataplane.CarrierUnknown
+		return dataplane.EncapsulationUnknown
 	}
-	return objects.CarrierName(c)
+	return objects.EncapsulationName(c)
 }
 
 // DSRRetry is the time after the last repeated SYN for which a path is not trusted.

@@ -190,15 +190,15 @@ func ReadClusterRanges(m *ebpf.Map) (map[TCRangeKey]bool, error) {
 	return found, err
 }
 
-// CarrierName is a value of dataplane.Carriers.
-func CarrierName(v TCDsrEncapsulation) string {
+// EncapsulationName is a value of dataplane.Encapsulations.
+func EncapsulationName(v TCDsrEncapsulation) string {
 	switch TCDsrEncapsulationKind(v.Kind) {
 	case TCDsrEncapsulationKindDSR_BY_OPTION:
-		return dataplane.CarrierOption
+		return dataplane.EncapsulationOption
 	case TCDsrEncapsulationKindDSR_BY_GUE:
-		return dataplane.CarrierGUE
+		return dataplane.EncapsulationGUE
 	}
-	return dataplane.CarrierNone
+	return dataplane.EncapsulationNone
 }
 
 // IsService reports whether a frontend is that of a Service, not the own address of an endpoint.

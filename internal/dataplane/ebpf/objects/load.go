@@ -290,7 +290,7 @@ func constants(cfg *Config, f kernel.Features) (map[string]any, error) {
 // MaxDSRPaths is the number of endpoints on other nodes whose paths to clients are watched.
 const MaxDSRPaths = 1 << 14
 
-// dsrPaths returns the number of entries of the maps dsr_paths and dsr_carriers.
+// dsrPaths returns the number of entries of the maps dsr_paths and dsr_encapsulations.
 func (c *Config) dsrPaths() uint32 {
 	if len(c.DSRKeys) > 0 {
 		return MaxDSRPaths

@@ -33,13 +33,13 @@ func setSizes(spec *ebpf.CollectionSpec, cfg *Config) {
 		TCMapSourceRanges: orDefault(cfg.MaxSourceRanges, DefaultMaxSourceRanges),
 		TCMapPortFilter:   cfg.filterWords(),
 
-		TCMapEvents:      cfg.eventsSize(),
-		TCMapHandshakes:  cfg.handshakes(),
-		TCMapFlowBytes:   cfg.countedFlows(),
-		TCMapLoads:       cfg.loads(),
-		TCMapDsrPaths:    cfg.dsrPaths(),
-		TCMapDsrCarriers: cfg.dsrPaths(),
-		TCMapSynProofs:   cfg.synProofs(),
+		TCMapEvents:            cfg.eventsSize(),
+		TCMapHandshakes:        cfg.handshakes(),
+		TCMapFlowBytes:         cfg.countedFlows(),
+		TCMapLoads:             cfg.loads(),
+		TCMapDsrPaths:          cfg.dsrPaths(),
+		TCMapDsrEncapsulations: cfg.dsrPaths(),
+		TCMapSynProofs:         cfg.synProofs(),
 	} {
 		if m := spec.Maps[name]; m != nil {
 			m.MaxEntries = size

@@ -593,7 +593,7 @@ const (
 	TCMapBackends                   = "backends"
 	TCMapClusterRanges              = "cluster_ranges"
 	TCMapConnections                = "connections"
-	TCMapDsrCarriers                = "dsr_carriers"
+	TCMapDsrEncapsulations          = "dsr_encapsulations"
 	TCMapDsrPaths                   = "dsr_paths"
 	TCMapEgressPorts                = "egress_ports"
 	TCMapEventCounts                = "event_counts"
@@ -753,56 +753,56 @@ type TCProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type TCMapSpecs struct {
-	Affinities      *ebpf.MapSpec `ebpf:"affinities"`
-	Backends        *ebpf.MapSpec `ebpf:"backends"`
-	ClusterRanges   *ebpf.MapSpec `ebpf:"cluster_ranges"`
-	Connections     *ebpf.MapSpec `ebpf:"connections"`
-	DsrCarriers     *ebpf.MapSpec `ebpf:"dsr_carriers"`
-	DsrPaths        *ebpf.MapSpec `ebpf:"dsr_paths"`
-	EgressPorts     *ebpf.MapSpec `ebpf:"egress_ports"`
-	EventCounts     *ebpf.MapSpec `ebpf:"event_counts"`
-	EventRates      *ebpf.MapSpec `ebpf:"event_rates"`
-	Events          *ebpf.MapSpec `ebpf:"events"`
-	FeaturesSeen    *ebpf.MapSpec `ebpf:"features_seen"`
-	FlowBytes       *ebpf.MapSpec `ebpf:"flow_bytes"`
-	Flows           *ebpf.MapSpec `ebpf:"flows"`
-	Fragments       *ebpf.MapSpec `ebpf:"fragments"`
-	Frontends       *ebpf.MapSpec `ebpf:"frontends"`
-	Handshakes      *ebpf.MapSpec `ebpf:"handshakes"`
-	IcmpRates       *ebpf.MapSpec `ebpf:"icmp_rates"`
-	L3Devices       *ebpf.MapSpec `ebpf:"l3_devices"`
-	Loads           *ebpf.MapSpec `ebpf:"loads"`
-	NodeAddrs       *ebpf.MapSpec `ebpf:"node_addrs"`
-	NodeSettings    *ebpf.MapSpec `ebpf:"node_settings"`
-	OneWayNext      *ebpf.MapSpec `ebpf:"one_way_next"`
-	Outcomes        *ebpf.MapSpec `ebpf:"outcomes"`
-	Pods            *ebpf.MapSpec `ebpf:"pods"`
-	PortFilter      *ebpf.MapSpec `ebpf:"port_filter"`
-	RouteMtus       *ebpf.MapSpec `ebpf:"route_mtus"`
-	Scratches       *ebpf.MapSpec `ebpf:"scratches"`
-	ServiceChanges  *ebpf.MapSpec `ebpf:"service_changes"`
-	ServiceCounters *ebpf.MapSpec `ebpf:"service_counters"`
-	ServiceRefusals *ebpf.MapSpec `ebpf:"service_refusals"`
-	Services        *ebpf.MapSpec `ebpf:"services"`
-	Slots           *ebpf.MapSpec `ebpf:"slots"`
-	SnatPorts       *ebpf.MapSpec `ebpf:"snat_ports"`
-	SocketBackends  *ebpf.MapSpec `ebpf:"socket_backends"`
-	SocketFlows     *ebpf.MapSpec `ebpf:"socket_flows"`
-	Sockets         *ebpf.MapSpec `ebpf:"sockets"`
-	SourceRanges    *ebpf.MapSpec `ebpf:"source_ranges"`
-	Sources         *ebpf.MapSpec `ebpf:"sources"`
-	SynProofs       *ebpf.MapSpec `ebpf:"syn_proofs"`
-	SynRates        *ebpf.MapSpec `ebpf:"syn_rates"`
-	TailCalls       *ebpf.MapSpec `ebpf:"tail_calls"`
-	Unconfirmed     *ebpf.MapSpec `ebpf:"unconfirmed"`
-	UnconfirmedNext *ebpf.MapSpec `ebpf:"unconfirmed_next"`
-	UnhookedCgroups *ebpf.MapSpec `ebpf:"unhooked_cgroups"`
-	UntrackedBlocks *ebpf.MapSpec `ebpf:"untracked_blocks"`
-	UntrackedPods   *ebpf.MapSpec `ebpf:"untracked_pods"`
-	UntrackedPorts  *ebpf.MapSpec `ebpf:"untracked_ports"`
-	Uplinks         *ebpf.MapSpec `ebpf:"uplinks"`
-	Verdicts        *ebpf.MapSpec `ebpf:"verdicts"`
-	XdpDevices      *ebpf.MapSpec `ebpf:"xdp_devices"`
+	Affinities        *ebpf.MapSpec `ebpf:"affinities"`
+	Backends          *ebpf.MapSpec `ebpf:"backends"`
+	ClusterRanges     *ebpf.MapSpec `ebpf:"cluster_ranges"`
+	Connections       *ebpf.MapSpec `ebpf:"connections"`
+	DsrEncapsulations *ebpf.MapSpec `ebpf:"dsr_encapsulations"`
+	DsrPaths          *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EgressPorts       *ebpf.MapSpec `ebpf:"egress_ports"`
+	EventCounts       *ebpf.MapSpec `ebpf:"event_counts"`
+	EventRates        *ebpf.MapSpec `ebpf:"event_rates"`
+	Events            *ebpf.MapSpec `ebpf:"events"`
+	FeaturesSeen      *ebpf.MapSpec `ebpf:"features_seen"`
+	FlowBytes         *ebpf.MapSpec `ebpf:"flow_bytes"`
+	Flows             *ebpf.MapSpec `ebpf:"flows"`
+	Fragments         *ebpf.MapSpec `ebpf:"fragments"`
+	Frontends         *ebpf.MapSpec `ebpf:"frontends"`
+	Handshakes        *ebpf.MapSpec `ebpf:"handshakes"`
+	IcmpRates         *ebpf.MapSpec `ebpf:"icmp_rates"`
+	L3Devices         *ebpf.MapSpec `ebpf:"l3_devices"`
+	Loads             *ebpf.MapSpec `ebpf:"loads"`
+	NodeAddrs         *ebpf.MapSpec `ebpf:"node_addrs"`
+	NodeSettings      *ebpf.MapSpec `ebpf:"node_settings"`
+	OneWayNext        *ebpf.MapSpec `ebpf:"one_way_next"`
+	Outcomes          *ebpf.MapSpec `ebpf:"outcomes"`
+	Pods              *ebpf.MapSpec `ebpf:"pods"`
+	PortFilter        *ebpf.MapSpec `ebpf:"port_filter"`
+	RouteMtus         *ebpf.MapSpec `ebpf:"route_mtus"`
+	Scratches         *ebpf.MapSpec `ebpf:"scratches"`
+	ServiceChanges    *ebpf.MapSpec `ebpf:"service_changes"`
+	ServiceCounters   *ebpf.MapSpec `ebpf:"service_counters"`
+	ServiceRefusals   *ebpf.MapSpec `ebpf:"service_refusals"`
+	Services          *ebpf.MapSpec `ebpf:"services"`
+	Slots             *ebpf.MapSpec `ebpf:"slots"`
+	SnatPorts         *ebpf.MapSpec `ebpf:"snat_ports"`
+	SocketBackends    *ebpf.MapSpec `ebpf:"socket_backends"`
+	SocketFlows       *ebpf.MapSpec `ebpf:"socket_flows"`
+	Sockets           *ebpf.MapSpec `ebpf:"sockets"`
+	SourceRanges      *ebpf.MapSpec `ebpf:"source_ranges"`
+	Sources           *ebpf.MapSpec `ebpf:"sources"`
+	SynProofs         *ebpf.MapSpec `ebpf:"syn_proofs"`
+	SynRates          *ebpf.MapSpec `ebpf:"syn_rates"`
+	TailCalls         *ebpf.MapSpec `ebpf:"tail_calls"`
+	Unconfirmed       *ebpf.MapSpec `ebpf:"unconfirmed"`
+	UnconfirmedNext   *ebpf.MapSpec `ebpf:"unconfirmed_next"`
+	UnhookedCgroups   *ebpf.MapSpec `ebpf:"unhooked_cgroups"`
+	UntrackedBlocks   *ebpf.MapSpec `ebpf:"untracked_blocks"`
+	UntrackedPods     *ebpf.MapSpec `ebpf:"untracked_pods"`
+	UntrackedPorts    *ebpf.MapSpec `ebpf:"untracked_ports"`
+	Uplinks           *ebpf.MapSpec `ebpf:"uplinks"`
+	Verdicts          *ebpf.MapSpec `ebpf:"verdicts"`
+	XdpDevices        *ebpf.MapSpec `ebpf:"xdp_devices"`
 }
 
 // TCVariableSpecs contains global variables before they are loaded into the kernel.
@@ -883,56 +883,56 @@ func (o *TCObjects) Close() error {
 //
 // It can be passed to LoadTCObjects or ebpf.CollectionSpec.LoadAndAssign.
 type TCMaps struct {
-	Affinities      *ebpf.Map `ebpf:"affinities"`
-	Backends        *ebpf.Map `ebpf:"backends"`
-	ClusterRanges   *ebpf.Map `ebpf:"cluster_ranges"`
-	Connections     *ebpf.Map `ebpf:"connections"`
-	DsrCarriers     *ebpf.Map `ebpf:"dsr_carriers"`
-	DsrPaths        *ebpf.Map `ebpf:"dsr_paths"`
-	EgressPorts     *ebpf.Map `ebpf:"egress_ports"`
-	EventCounts     *ebpf.Map `ebpf:"event_counts"`
-	EventRates      *ebpf.Map `ebpf:"event_rates"`
-	Events          *ebpf.Map `ebpf:"events"`
-	FeaturesSeen    *ebpf.Map `ebpf:"features_seen"`
-	FlowBytes       *ebpf.Map `ebpf:"flow_bytes"`
-	Flows           *ebpf.Map `ebpf:"flows"`
-	Fragments       *ebpf.Map `ebpf:"fragments"`
-	Frontends       *ebpf.Map `ebpf:"frontends"`
-	Handshakes      *ebpf.Map `ebpf:"handshakes"`
-	IcmpRates       *ebpf.Map `ebpf:"icmp_rates"`
-	L3Devices       *ebpf.Map `ebpf:"l3_devices"`
-	Loads           *ebpf.Map `ebpf:"loads"`
-	NodeAddrs       *ebpf.Map `ebpf:"node_addrs"`
-	NodeSettings    *ebpf.Map `ebpf:"node_settings"`
-	OneWayNext      *ebpf.Map `ebpf:"one_way_next"`
-	Outcomes        *ebpf.Map `ebpf:"outcomes"`
-	Pods            *ebpf.Map `ebpf:"pods"`
-	PortFilter      *ebpf.Map `ebpf:"port_filter"`
-	RouteMtus       *ebpf.Map `ebpf:"route_mtus"`
-	Scratches       *ebpf.Map `ebpf:"scratches"`
-	ServiceChanges  *ebpf.Map `ebpf:"service_changes"`
-	ServiceCounters *ebpf.Map `ebpf:"service_counters"`
-	ServiceRefusals *ebpf.Map `ebpf:"service_refusals"`
-	Services        *ebpf.Map `ebpf:"services"`
-	Slots           *ebpf.Map `ebpf:"slots"`
-	SnatPorts       *ebpf.Map `ebpf:"snat_ports"`
-	SocketBackends  *ebpf.Map `ebpf:"socket_backends"`
-	SocketFlows     *ebpf.Map `ebpf:"socket_flows"`
-	Sockets         *ebpf.Map `ebpf:"sockets"`
-	SourceRanges    *ebpf.Map `ebpf:"source_ranges"`
-	Sources         *ebpf.Map `ebpf:"sources"`
-	SynProofs       *ebpf.Map `ebpf:"syn_proofs"`
-	SynRates        *ebpf.Map `ebpf:"syn_rates"`
-	TailCalls       *ebpf.Map `ebpf:"tail_calls"`
-	Unconfirmed     *ebpf.Map `ebpf:"unconfirmed"`
-	UnconfirmedNext *ebpf.Map `ebpf:"unconfirmed_next"`
-	UnhookedCgroups *ebpf.Map `ebpf:"unhooked_cgroups"`
-	UntrackedBlocks *ebpf.Map `ebpf:"untracked_blocks"`
-	UntrackedPods   *ebpf.Map `ebpf:"untracked_pods"`
-	UntrackedPorts  *ebpf.Map `ebpf:"untracked_ports"`
-	Uplinks         *ebpf.Map `ebpf:"uplinks"`
-	Verdicts        *ebpf.Map `ebpf:"verdicts"`
-	XdpDevices      *ebpf.Map `ebpf:"xdp_devices"`
+	Affinities        *ebpf.Map `ebpf:"affinities"`
+	Backends          *ebpf.Map `ebpf:"backends"`
+	ClusterRanges     *ebpf.Map `ebpf:"cluster_ranges"`
+	Connections       *ebpf.Map `ebpf:"connections"`
+	DsrEncapsulations *ebpf.Map `ebpf:"dsr_encapsulations"`
+	DsrPaths          *ebpf.Map `ebpf:"dsr_paths"`
+	EgressPorts       *ebpf.Map `ebpf:"egress_ports"`
+	EventCounts       *ebpf.Map `ebpf:"event_counts"`
+	EventRates        *ebpf.Map `ebpf:"event_rates"`
+	Events            *ebpf.Map `ebpf:"events"`
+	FeaturesSeen      *ebpf.Map `ebpf:"features_seen"`
+	FlowBytes         *ebpf.Map `ebpf:"flow_bytes"`
+	Flows             *ebpf.Map `ebpf:"flows"`
+	Fragments         *ebpf.Map `ebpf:"fragments"`
+	Frontends         *ebpf.Map `ebpf:"frontends"`
+	Handshakes        *ebpf.Map `ebpf:"handshakes"`
+	IcmpRates         *ebpf.Map `ebpf:"icmp_rates"`
+	L3Devices         *ebpf.Map `ebpf:"l3_devices"`
+	Loads             *ebpf.Map `ebpf:"loads"`
+	NodeAddrs         *ebpf.Map `ebpf:"node_addrs"`
+	NodeSettings      *ebpf.Map `ebpf:"node_settings"`
+	OneWayNext        *ebpf.Map `ebpf:"one_way_next"`
+	Outcomes          *ebpf.Map `ebpf:"outcomes"`
+	Pods              *ebpf.Map `ebpf:"pods"`
+	PortFilter        *ebpf.Map `ebpf:"port_filter"`
+	RouteMtus         *ebpf.Map `ebpf:"route_mtus"`
+	Scratches         *ebpf.Map `ebpf:"scratches"`
+	ServiceChanges    *ebpf.Map `ebpf:"service_changes"`
+	ServiceCounters   *ebpf.Map `ebpf:"service_counters"`
+	ServiceRefusals   *ebpf.Map `ebpf:"service_refusals"`
+	Services          *ebpf.Map `ebpf:"services"`
+	Slots             *ebpf.Map `ebpf:"slots"`
+	SnatPorts         *ebpf.Map `ebpf:"snat_ports"`
+	SocketBackends    *ebpf.Map `ebpf:"socket_backends"`
+	SocketFlows       *ebpf.Map `ebpf:"socket_flows"`
+	Sockets           *ebpf.Map `ebpf:"sockets"`
+	SourceRanges      *ebpf.Map `ebpf:"source_ranges"`
+	Sources           *ebpf.Map `ebpf:"sources"`
+	SynProofs         *ebpf.Map `ebpf:"syn_proofs"`
+	SynRates          *ebpf.Map `ebpf:"syn_rates"`
+	TailCalls         *ebpf.Map `ebpf:"tail_calls"`
+	Unconfirmed       *ebpf.Map `ebpf:"unconfirmed"`
+	UnconfirmedNext   *ebpf.Map `ebpf:"unconfirmed_next"`
+	UnhookedCgroups   *ebpf.Map `ebpf:"unhooked_cgroups"`
+	UntrackedBlocks   *ebpf.Map `ebpf:"untracked_blocks"`
+	UntrackedPods     *ebpf.Map `ebpf:"untracked_pods"`
+	UntrackedPorts    *ebpf.Map `ebpf:"untracked_ports"`
+	Uplinks           *ebpf.Map `ebpf:"uplinks"`
+	Verdicts          *ebpf.Map `ebpf:"verdicts"`
+	XdpDevices        *ebpf.Map `ebpf:"xdp_devices"`
 }
 
 func (m *TCMaps) Close() error {
@@ -941,7 +941,7 @@ func (m *TCMaps) Close() error {
 		m.Backends,
 		m.ClusterRanges,
 		m.Connections,
-		m.DsrCarriers,
+		m.DsrEncapsulations,
 		m.DsrPaths,
 		m.EgressPorts,
 		m.EventCounts,

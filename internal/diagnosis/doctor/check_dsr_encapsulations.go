@@ -5,16 +5,16 @@ import (
 	"net/netip"
 )
 
-// dsrCarriers reports endpoints on other nodes whose node learns about the Service in another way
+// dsrEncapsulations reports endpoints on other nodes whose node learns about the Service in another way
 // than by an IP option, or in none.
-type dsrCarriers struct{}
+type dsrEncapsulations struct{}
 
-func (dsrCarriers) Name() string { return "direct carriers" }
-func (dsrCarriers) About() string {
+func (dsrEncapsulations) Name() string { return "DSR encapsulations" }
+func (dsrEncapsulations) About() string {
 	return "IP options between the nodes"
 }
 
-func (dsrCarriers) Find(n *Node) (found []Finding) {
+func (dsrEncapsulations) Find(n *Node) (found []Finding) {
 	if n.Traffic == nil {
 		return nil
 	}

@@ -31,8 +31,8 @@ const (
 	doubtedProbes = 2
 	// probesAtOnce bounds what probes cost, in a cluster of any size. Each takes up to 2 s.
 	probesAtOnce = 64
-	// carrierKept is the time for which flows may go on to an endpoint that is gone.
-	carrierKept = 10 * time.Minute
+	// encapsulationKept is the time for which flows may go on to an endpoint that is gone.
+	encapsulationKept = 10 * time.Minute
 )
 
 // leastCarried is the length of packets that must arrive, with the headers around the packet
@@ -44,23 +44,23 @@ func leastCarried(is4 bool) int {
 	return 1280 + dsrprobe.Room(false)
 }
 
-// Carriers has what probes have found out about endpoints on other nodes. It is the only writer of
-// the map dsr_carriers.
-type Carriers struct {
+// Encapsulations has what probes have found out about endpoints on other nodes. It is the only writer of
+// the map dsr_encapsulations.
+type Encapsulations struct {
 	m     objects.Map
 	probe func(context.Context, netip.Addr) (dsrprobe.Result, error)
 	log   *slog.Logger
 
 	mu sync.Mutex // of the fields below but the last
 	// known has an entry for each endpoint that is or was probed.
-	known   map[netip.Addr]*carrierState
+	known   map[netip.Addr]*encapsulationState
 	probing int       // probes that run
 	last    time.Time // the last round
 	running sync.WaitGroup
 }
 
-// carrierState is what is known about one endpoint.
-type carrierState struct {
+// encapsulationState is what is known about one endpoint.
+type encapsulationState struct {
 	value    objects.TCDsrEncapsulation
 	written  bool // value is in the map
 	probing  bool
@@ -71,34 +71,34 @@ type carrierState struct {
 }
 
 // New reads what an earlier run has found out. It returns nil if there are no probes.
-func New(m *ebpf.Map, cfg *objects.Config) (*Carriers, error) {
+func New(m *ebpf.Map, cfg *objects.Config) (*Encapsulations, error) {
 	if len(cfg.DSRKeys) == 0 || cfg.DSRPort == 0 {
-		return nil, forgetCarriers(m)
+		return nil, forgetEncapsulations(m)
 	}
 	p := dsrprobe.Prober{Key: cfg.DSRKeys[0], Port: cfg.DSRPort}
-	c := &Carriers{m: m, probe: p.Probe, log: cfg.Log, known: map[netip.Addr]*carrierState{}}
+	c := &Encapsulations{m: m, probe: p.Probe, log: cfg.Log, known: map[netip.Addr]*encapsulationState{}}
 	err := objects.Each(m, func(k objects.TCAddrKey, v objects.TCDsrEncapsulation) {
-		c.known[objects.FromAddr(k.Addr, uint8(k.Family))] = &carrierState{value: v, written: true, wanted: time.Now()}
+		c.known[objects.FromAddr(k.Addr, uint8(k.Family))] = &encapsulationState{value: v, written: true, wanted: time.Now()}
 	})
 	return c, err
 }
 
-// forgetCarriers removes what an earlier run has found out.
-func forgetCarriers(m *ebpf.Map) error {
+// forgetEncapsulations removes what an earlier run has found out.
+func forgetEncapsulations(m *ebpf.Map) error {
 	var old []objects.TCAddrKey
 	err := objects.Each(m, func(k objects.TCAddrKey, _ objects.TCDsrEncapsulation) { old = append(old, k) })
 	for _, k := range old {
 		err = errors.Join(err, m.Delete(k))
 	}
 	if err != nil {
-		return fmt.Errorf("empty eBPF map %s: %w", objects.TCMapDsrCarriers, err)
+		return fmt.Errorf("empty eBPF map %s: %w", objects.TCMapDsrEncapsulations, err)
 	}
 	return nil
 }
 
-// Run keeps the map dsr_carriers true, for the addresses that endpoints lists. A nil *carriers does
+// Run keeps the map dsr_encapsulations true, for the addresses that endpoints lists. A nil *encapsulations does
 // nothing.
-func (c *Carriers) Run(ctx context.Context, endpoints func() []netip.Addr) {
+func (c *Encapsulations) Run(ctx context.Context, endpoints func() []netip.Addr) {
 	if c == nil {
 		return
 	}
@@ -114,7 +114,7 @@ func (c *Carriers) Run(ctx context.Context, endpoints func() []netip.Addr) {
 }
 
 // round starts to probe the endpoints that are due. One that answers nothing delays no other.
-func (c *Carriers) round(ctx context.Context, endpoints []netip.Addr, now func() time.Time) {
+func (c *Encapsulations) round(ctx context.Context, endpoints []netip.Addr, now func() time.Time) {
 	for _, addr := range c.due(endpoints, now()) {
 		c.running.Go(func() {
 			r, err := c.probe(ctx, addr)
@@ -126,7 +126,7 @@ func (c *Carriers) round(ctx context.Context, endpoints []netip.Addr, now func()
 }
 
 // found stores what a probe says. An error is one of this node, and says nothing about the network.
-func (c *Carriers) found(addr netip.Addr, r dsrprobe.Result, failed error, now time.Time) {
+func (c *Encapsulations) found(addr netip.Addr, r dsrprobe.Result, failed error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.known[addr] // due forgets none that is being probed
@@ -150,21 +150,21 @@ func (c *Carriers) found(addr netip.Addr, r dsrprobe.Result, failed error, now t
 }
 
 // report logs what was found out about an endpoint.
-func (s *carrierState) report(log *slog.Logger, addr netip.Addr) {
+func (s *encapsulationState) report(log *slog.Logger, addr netip.Addr) {
 	const text = "Packets for an endpoint on another node"
 	switch objects.TCDsrEncapsulationKind(s.value.Kind) {
 	case objects.TCDsrEncapsulationKindDSR_BY_NOTHING:
-		log.Warn("An endpoint on another node does not see clients' addresses: it answers no probe", "endpoint", addr, "carrier",
-			objects.CarrierName(s.value))
+		log.Warn("An endpoint on another node does not see clients' addresses: it answers no probe", "endpoint", addr, "encapsulation",
+			objects.EncapsulationName(s.value))
 	case objects.TCDsrEncapsulationKindDSR_BY_GUE:
-		log.Info(text, "endpoint", addr, "carrier", objects.CarrierName(s.value), "mtu", s.value.Mtu)
+		log.Info(text, "endpoint", addr, "encapsulation", objects.EncapsulationName(s.value), "mtu", s.value.Mtu)
 	default:
-		log.Info(text, "endpoint", addr, "carrier", objects.CarrierName(s.value))
+		log.Info(text, "endpoint", addr, "encapsulation", objects.EncapsulationName(s.value))
 	}
 }
 
 // due returns the endpoints to probe now, the longest due first, and forgets those that are gone.
-func (c *Carriers) due(endpoints []netip.Addr, now time.Time) (due []netip.Addr) {
+func (c *Encapsulations) due(endpoints []netip.Addr, now time.Time) (due []netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.last = now
@@ -174,7 +174,7 @@ func (c *Carriers) due(endpoints []netip.Addr, now time.Time) (due []netip.Addr)
 			if len(c.known) >= objects.MaxDSRPaths {
 				continue
 			}
-			s = &carrierState{}
+			s = &encapsulationState{}
 			c.known[addr] = s
 		}
 		s.wanted = now
@@ -183,7 +183,7 @@ func (c *Carriers) due(endpoints []netip.Addr, now time.Time) (due []netip.Addr)
 		}
 	}
 	for addr, s := range c.known {
-		if now.Sub(s.wanted) > carrierKept && !s.probing {
+		if now.Sub(s.wanted) > encapsulationKept && !s.probing {
 			_ = c.m.Delete(objects.AddrKey(addr)) // it may not be there
 			delete(c.known, addr)
 		}
@@ -198,11 +198,11 @@ func (c *Carriers) due(endpoints []netip.Addr, now time.Time) (due []netip.Addr)
 }
 
 // known reports whether enough probes were sent.
-func (s *carrierState) known() bool { return s.failures == 0 || s.failures >= failedProbes }
+func (s *encapsulationState) known() bool { return s.failures == 0 || s.failures >= failedProbes }
 
 // learn enters the result of a probe. Failures in a row make a path one that carries nothing: a node
 // that is busy for a second keeps its connections.
-func (s *carrierState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
+func (s *encapsulationState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
 	var found objects.TCDsrEncapsulation
 	switch {
 	case r.Option:
@@ -230,7 +230,7 @@ func (s *carrierState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
 }
 
 // List describes the endpoints that Services had in the last round, sorted.
-func (c *Carriers) List() (list []dataplane.DSRCarrier) {
+func (c *Encapsulations) List() (list []dataplane.DSREncapsulation) {
 	if c == nil {
 		return nil
 	}
@@ -240,31 +240,31 @@ func (c *Carriers) List() (list []dataplane.DSRCarrier) {
 		if !s.wanted.Equal(c.last) {
 			continue
 		}
-		d := dataplane.DSRCarrier{Endpoint: addr, Carrier: dataplane.CarrierUnknown}
+		d := dataplane.DSREncapsulation{Endpoint: addr, Encapsulation: dataplane.EncapsulationUnknown}
 		if s.written {
-			d.Carrier, d.MTU = objects.CarrierName(s.value), int(s.value.Mtu)
+			d.Encapsulation, d.MTU = objects.EncapsulationName(s.value), int(s.value.Mtu)
 		}
 		list = append(list, d)
 	}
-	slices.SortFunc(list, func(a, b dataplane.DSRCarrier) int { return a.Endpoint.Compare(b.Endpoint) })
+	slices.SortFunc(list, func(a, b dataplane.DSREncapsulation) int { return a.Endpoint.Compare(b.Endpoint) })
 	return list
 }
 
-// CarriersDesc describes the metric of Collect.
-var CarriersDesc = prometheus.NewDesc("spillway_ebpf_direct_endpoints",
+// EncapsulationsDesc describes the metric of Collect.
+var EncapsulationsDesc = prometheus.NewDesc("spillway_ebpf_dsr_endpoints",
 	"Addresses of endpoints on other nodes behind Services with DSR, by how packets tell their node about the Service. option: by an IP "+
-		"option. gue: within datagrams. none: new connections get SNAT. unknown: not probed yet.", []string{"carrier"}, nil)
+		"option. gue: within datagrams. none: new connections get SNAT. unknown: not probed yet.", []string{"encapsulation"}, nil)
 
-// Collect exports the number of endpoints by how packets reach them. A nil *Carriers exports nothing.
-func (c *Carriers) Collect(ch chan<- prometheus.Metric) {
+// Collect exports the number of endpoints by how packets reach them. A nil *Encapsulations exports nothing.
+func (c *Encapsulations) Collect(ch chan<- prometheus.Metric) {
 	if c == nil {
 		return
 	}
 	endpoints := map[string]int{}
 	for _, d := range c.List() {
-		endpoints[d.Carrier]++
+		endpoints[d.Encapsulation]++
 	}
-	for _, carrier := range dataplane.Carriers {
-		ch <- prometheus.MustNewConstMetric(CarriersDesc, prometheus.GaugeValue, float64(endpoints[carrier]), carrier)
+	for _, encapsulation := range dataplane.Encapsulations {
+		ch <- prometheus.MustNewConstMetric(EncapsulationsDesc, prometheus.GaugeValue, float64(endpoints[encapsulation]), encapsulation)
 	}
 }

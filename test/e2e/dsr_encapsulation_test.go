@@ -22,16 +22,16 @@ import (
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
-// TestDSRCarriers changes what the network between the nodes forwards, under clients of a Service
+// TestDSREncapsulations changes what the network between the nodes forwards, under clients of a Service
 // with DSR. The nodes must find another way each time, and no connection may end.
-func TestDSRCarriers(t *testing.T) {
+func TestDSREncapsulations(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{topology.Routed, topology.VXLAN} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
-			spec := topology.DefaultSpec("e2e-carrier-" + network)
+			spec := topology.DefaultSpec("e2e-encapsulation-" + network)
 			spec.Nodes, spec.PodNetwork, spec.Masquerade = 2, network, true // also the agents' probes
-			startDirect(t, spec, "dsr").carriers(t)
+			startDirect(t, spec, "dsr").encapsulations(t)
 		})
 	}
 }
@@ -81,16 +81,16 @@ func (e *env) noDatagrams() []string {
 	return []string{"udp dport 8472 @th,224,16 0x0800 @th,416,16 6080 drop", "udp dport 8472 @th,224,16 0x86dd @th,576,16 6080 drop"}
 }
 
-func (e *env) carriers(t *testing.T) {
+func (e *env) encapsulations(t *testing.T) {
 	s := e.Load(t, flows.Service{Type: corev1.ServiceTypeLoadBalancer, Via: []string{"a"}, Endpoints: flows.On("b0", "b1"),
 		Annotations: map[string]string{intent.BalanceAnnotation: "maglev"}})
 	client := e.MustProbe(t, "client0")
-	e.awaitCarrier(t, dataplane.CarrierOption)
+	e.awaitEncapsulation(t, dataplane.EncapsulationOption)
 	e.askBy(t, s, 10000, 12_000, true)
 	streams := e.startDSRStreams(t, s, client)
 
 	e.between(t, e.noOptions()...)
-	e.awaitCarrier(t, dataplane.CarrierGUE)
+	e.awaitEncapsulation(t, dataplane.EncapsulationGUE)
 	e.askBy(t, s, 11000, 0, true)
 	e.askBy(t, s, 12000, 12_000, true)
 	r := e.trace(t, "client0", s.MustAddress(t, flows.LoadBalancer("a"), flows.TCP4))
@@ -104,20 +104,20 @@ func (e *env) carriers(t *testing.T) {
 	measured := func() int {
 		log, err := os.ReadFile(e.Agent("a").Log)
 		must.Do(t, err)
-		return strings.Count(string(log), "carrier=gue mtu=")
+		return strings.Count(string(log), "encapsulation=gue mtu=")
 	}
 	before := measured()
 	e.between(t, append(e.noOptions(), e.noLong(1390)...)...)
 	// The programs of the endpoints' node answer probes without its agent.
 	must.Do(t, e.Agent("b").Signal(syscall.SIGKILL))
 	await.True(t, "the new length of datagrams for each endpoint", func() bool { return measured() >= before+4 })
-	e.awaitCarrier(t, dataplane.CarrierGUE)
+	e.awaitEncapsulation(t, dataplane.EncapsulationGUE)
 	must.Do(t, e.Agent("b").Start(t.Context()))
 	must.Do(t, e.Agent("b").WaitReady(t.Context()))
 	e.askBy(t, s, 13000, 12_000, true)
 
 	e.between(t, append(e.noOptions(), e.noDatagrams()...)...)
-	e.awaitCarrier(t, dataplane.CarrierNone)
+	e.awaitEncapsulation(t, dataplane.EncapsulationNone)
 	e.askBy(t, s, 14000, 0, false)
 	e.askBy(t, s, 15000, 12_000, false)
 	if text := e.doctor(t, "a"); !strings.Contains(text, "dsr-impossible") {
@@ -125,7 +125,7 @@ func (e *env) carriers(t *testing.T) {
 	}
 
 	e.between(t)
-	e.awaitCarrier(t, dataplane.CarrierOption)
+	e.awaitEncapsulation(t, dataplane.EncapsulationOption)
 	e.askBy(t, s, 16000, 12_000, true)
 	e.oneDirection(t, s)
 	for _, name := range streams {
@@ -165,10 +165,10 @@ func (e *env) oneDirection(t *testing.T, s *suite.File) {
 	e.between(t)
 }
 
-// awaitCarrier waits until node a uses this way to all endpoints.
-func (e *env) awaitCarrier(t *testing.T, carrier string) {
+// awaitEncapsulation waits until node a uses this way to all endpoints.
+func (e *env) awaitEncapsulation(t *testing.T, encapsulation string) {
 	t.Helper()
-	want := fmt.Sprintf(`spillway_ebpf_direct_endpoints{carrier="%s"} 4`, carrier) // two pods of two families
+	want := fmt.Sprintf(`spillway_ebpf_dsr_endpoints{encapsulation="%s"} 4`, encapsulation) // two pods of two families
 	await.NoError(t, func() error {
 		page, err := e.Agent("a").Metrics(t.Context())
 		if err == nil && !strings.Contains(page, want) {
@@ -178,13 +178,13 @@ func (e *env) awaitCarrier(t *testing.T, carrier string) {
 	})
 	var status struct {
 		DSREndpoints []struct {
-			Carrier string
-			Count   int
+			Encapsulation string
+			Count         int
 		}
 	}
 	must.Do(t, json.Unmarshal([]byte(e.spillway(t, "a", "status", "-o", "json")), &status))
-	if list := status.DSREndpoints; len(list) != 1 || list[0].Carrier != carrier || list[0].Count != 4 {
-		t.Errorf("status shows direct endpoints %v, want 4 by %s", list, carrier)
+	if list := status.DSREndpoints; len(list) != 1 || list[0].Encapsulation != encapsulation || list[0].Count != 4 {
+		t.Errorf("status shows direct endpoints %v, want 4 by %s", list, encapsulation)
 	}
 }
 

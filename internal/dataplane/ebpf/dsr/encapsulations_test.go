@@ -25,7 +25,7 @@ var probeKeys = []objects.DSRKey{{1, 2, 3}}
 
 var noRoute = dsrprobe.Result{MTU: -1}
 
-func newTestCarriers(t *testing.T, n network) *Carriers {
+func newTestEncapsulations(t *testing.T, n network) *Encapsulations {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 20, ValueSize: 4, MaxEntries: objects.MaxDSRPaths, Flags: 1})
 	must.Do(t, err)
@@ -41,76 +41,76 @@ func newTestCarriers(t *testing.T, n network) *Carriers {
 	return c
 }
 
-// carrierClock is a clock that the test moves.
-type carrierClock struct{ time.Time }
+// encapsulationClock is a clock that the test moves.
+type encapsulationClock struct{ time.Time }
 
-func (c *carrierClock) now() time.Time { return c.Time }
+func (c *encapsulationClock) now() time.Time { return c.Time }
 
-func (c *carrierClock) round(t *testing.T, of *Carriers, after time.Duration, endpoints ...netip.Addr) {
+func (c *encapsulationClock) round(t *testing.T, of *Encapsulations, after time.Duration, endpoints ...netip.Addr) {
 	t.Helper()
 	c.Time = c.Add(after)
 	of.round(t.Context(), endpoints, c.now)
 	of.running.Wait()
 }
 
-func carrierOf(t *testing.T, c *Carriers, a netip.Addr) string {
+func encapsulationOf(t *testing.T, c *Encapsulations, a netip.Addr) string {
 	t.Helper()
 	for _, d := range c.List() {
 		if d.Endpoint == a {
-			return d.Carrier
+			return d.Encapsulation
 		}
 	}
 	t.Fatalf("%s is not among %v", a, c.List())
 	return ""
 }
 
-// TestCarriersFollowTheNetwork: options at once, datagrams at once, and nothing only after three
+// TestEncapsulationsFollowTheNetwork: options at once, datagrams at once, and nothing only after three
 // probes in a row.
-func TestCarriersFollowTheNetwork(t *testing.T) {
+func TestEncapsulationsFollowTheNetwork(t *testing.T) {
 	for _, a := range []netip.Addr{netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("fd00::1")} {
 		least := leastCarried(a.Is4())
 		n := network{a: {Option: true}}
-		c, clock := newTestCarriers(t, n), &carrierClock{time.Now()}
+		c, clock := newTestEncapsulations(t, n), &encapsulationClock{time.Now()}
 		steps := []struct {
 			what  string
 			after time.Duration
 			r     dsrprobe.Result
 			want  string
 		}{
-			{"the first probe", 0, dsrprobe.Result{Option: true}, dataplane.CarrierOption},
-			{"not due yet", probeInterval - time.Second, dsrprobe.Result{}, dataplane.CarrierOption},
-			{"no answer", time.Second, dsrprobe.Result{}, dataplane.CarrierOption},
-			{"no second answer", retryInterval, dsrprobe.Result{}, dataplane.CarrierOption},
-			{"no third answer", retryInterval, dsrprobe.Result{}, dataplane.CarrierNone},
-			{"datagrams", probeInterval, dsrprobe.Result{MTU: least}, dataplane.CarrierGUE},
-			{"datagrams that are too short", probeInterval, dsrprobe.Result{MTU: least - 1}, dataplane.CarrierGUE},
-			{"still", retryInterval, dsrprobe.Result{MTU: least - 1}, dataplane.CarrierGUE},
-			{"and again", retryInterval, dsrprobe.Result{MTU: least - 1}, dataplane.CarrierNone},
-			{"options", probeInterval, dsrprobe.Result{Option: true}, dataplane.CarrierOption},
-			{"only datagrams", probeInterval, dsrprobe.Result{MTU: least}, dataplane.CarrierOption},
-			{"options again", retryInterval, dsrprobe.Result{Option: true}, dataplane.CarrierOption},
-			{"only datagrams once more", probeInterval, dsrprobe.Result{MTU: least}, dataplane.CarrierOption},
-			{"and in a row", retryInterval, dsrprobe.Result{MTU: least}, dataplane.CarrierGUE},
-			{"options at last", probeInterval, dsrprobe.Result{Option: true}, dataplane.CarrierOption},
-			{"no route here", probeInterval, noRoute, dataplane.CarrierOption},
-			{"still", probeInterval, noRoute, dataplane.CarrierOption},
-			{"and again", probeInterval, noRoute, dataplane.CarrierOption},
+			{"the first probe", 0, dsrprobe.Result{Option: true}, dataplane.EncapsulationOption},
+			{"not due yet", probeInterval - time.Second, dsrprobe.Result{}, dataplane.EncapsulationOption},
+			{"no answer", time.Second, dsrprobe.Result{}, dataplane.EncapsulationOption},
+			{"no second answer", retryInterval, dsrprobe.Result{}, dataplane.EncapsulationOption},
+			{"no third answer", retryInterval, dsrprobe.Result{}, dataplane.EncapsulationNone},
+			{"datagrams", probeInterval, dsrprobe.Result{MTU: least}, dataplane.EncapsulationGUE},
+			{"datagrams that are too short", probeInterval, dsrprobe.Result{MTU: least - 1}, dataplane.EncapsulationGUE},
+			{"still", retryInterval, dsrprobe.Result{MTU: least - 1}, dataplane.EncapsulationGUE},
+			{"and again", retryInterval, dsrprobe.Result{MTU: least - 1}, dataplane.EncapsulationNone},
+			{"options", probeInterval, dsrprobe.Result{Option: true}, dataplane.EncapsulationOption},
+			{"only datagrams", probeInterval, dsrprobe.Result{MTU: least}, dataplane.EncapsulationOption},
+			{"options again", retryInterval, dsrprobe.Result{Option: true}, dataplane.EncapsulationOption},
+			{"only datagrams once more", probeInterval, dsrprobe.Result{MTU: least}, dataplane.EncapsulationOption},
+			{"and in a row", retryInterval, dsrprobe.Result{MTU: least}, dataplane.EncapsulationGUE},
+			{"options at last", probeInterval, dsrprobe.Result{Option: true}, dataplane.EncapsulationOption},
+			{"no route here", probeInterval, noRoute, dataplane.EncapsulationOption},
+			{"still", probeInterval, noRoute, dataplane.EncapsulationOption},
+			{"and again", probeInterval, noRoute, dataplane.EncapsulationOption},
 		}
 		for _, step := range steps {
 			n[a] = step.r
 			clock.round(t, c, step.after, a)
-			if got := carrierOf(t, c, a); got != step.want {
+			if got := encapsulationOf(t, c, a); got != step.want {
 				t.Errorf("%s, %s: %s, want %s", a, step.what, got, step.want)
 			}
 		}
 	}
 }
 
-// TestCarriersOutliveTheAgent: the maps keep what was found out, until endpoints are gone for long.
-func TestCarriersOutliveTheAgent(t *testing.T) {
+// TestEncapsulationsOutliveTheAgent: the maps keep what was found out, until endpoints are gone for long.
+func TestEncapsulationsOutliveTheAgent(t *testing.T) {
 	a, b := netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("10.1.1.2")
 	n := network{a: {MTU: 1400}, b: {Option: true}}
-	c, clock := newTestCarriers(t, n), &carrierClock{time.Now()}
+	c, clock := newTestEncapsulations(t, n), &encapsulationClock{time.Now()}
 	clock.round(t, c, 0, a, b)
 	again, err := New(c.m.(*ebpf.Map), &objects.Config{DSRKeys: probeKeys, DSRPort: objects.DefaultDSRPort,
 		Log: slog.New(slog.DiscardHandler)})
@@ -118,11 +118,11 @@ func TestCarriersOutliveTheAgent(t *testing.T) {
 	again.probe = c.probe
 	n[a] = noRoute // the first probe of the new agent fails
 	clock.round(t, again, 0, a, b)
-	if got := again.List(); len(got) != 2 || got[0].Carrier != dataplane.CarrierGUE || got[0].MTU != 1400 ||
-		got[1].Carrier != dataplane.CarrierOption {
+	if got := again.List(); len(got) != 2 || got[0].Encapsulation != dataplane.EncapsulationGUE || got[0].MTU != 1400 ||
+		got[1].Encapsulation != dataplane.EncapsulationOption {
 		t.Errorf("a new agent knows %+v", got)
 	}
-	clock.round(t, again, carrierKept, b)
+	clock.round(t, again, encapsulationKept, b)
 	if got := again.List(); len(got) != 1 || got[0].Endpoint != b {
 		t.Errorf("the Service has %+v", got)
 	}
@@ -134,10 +134,10 @@ func TestCarriersOutliveTheAgent(t *testing.T) {
 	}
 }
 
-// TestCarriersWithoutPort: an agent without a port leaves nothing behind.
-func TestCarriersWithoutPort(t *testing.T) {
+// TestEncapsulationsWithoutPort: an agent without a port leaves nothing behind.
+func TestEncapsulationsWithoutPort(t *testing.T) {
 	a := netip.MustParseAddr("10.1.1.1")
-	c, clock := newTestCarriers(t, network{a: {MTU: 1400}}), &carrierClock{time.Now()}
+	c, clock := newTestEncapsulations(t, network{a: {MTU: 1400}}), &encapsulationClock{time.Now()}
 	clock.round(t, c, 0, a)
 	none, err := New(c.m.(*ebpf.Map), &objects.Config{DSRKeys: probeKeys})
 	must.Do(t, err)
@@ -149,7 +149,7 @@ func TestCarriersWithoutPort(t *testing.T) {
 
 // TestSilentEndpointsDelayNone: as many as are probed at once never answer, but the first one.
 func TestSilentEndpointsDelayNone(t *testing.T) {
-	c, clock := newTestCarriers(t, nil), &carrierClock{time.Now()}
+	c, clock := newTestEncapsulations(t, nil), &encapsulationClock{time.Now()}
 	fast := netip.MustParseAddr("10.9.9.9")
 	release := make(chan struct{})
 	c.probe = func(_ context.Context, a netip.Addr) (dsrprobe.Result, error) {
@@ -170,7 +170,7 @@ func TestSilentEndpointsDelayNone(t *testing.T) {
 	for range 3 {
 		c.round(t.Context(), all, clock.now)
 		await.True(t, "the end of the fast endpoint's probe", func() bool { return probes() == 0 })
-		if got := carrierOf(t, c, fast); got != dataplane.CarrierOption {
+		if got := encapsulationOf(t, c, fast); got != dataplane.EncapsulationOption {
 			t.Fatalf("the fast endpoint has %s", got)
 		}
 		clock.Time = clock.Add(probeInterval)
@@ -188,10 +188,10 @@ func TestProbesAreBounded(t *testing.T) {
 		n[a] = dsrprobe.Result{Option: true}
 		all = append(all, a)
 	}
-	c, clock := newTestCarriers(t, n), &carrierClock{time.Now()}
+	c, clock := newTestEncapsulations(t, n), &encapsulationClock{time.Now()}
 	for round := range 3 {
 		clock.round(t, c, retryInterval, all...)
-		known := slices.DeleteFunc(c.List(), func(d dataplane.DSRCarrier) bool { return d.Carrier == dataplane.CarrierUnknown })
+		known := slices.DeleteFunc(c.List(), func(d dataplane.DSREncapsulation) bool { return d.Encapsulation == dataplane.EncapsulationUnknown })
 		if want := (round + 1) * probesAtOnce; len(known) != want {
 			t.Errorf("round %d: %d endpoints are known, want %d", round, len(known), want)
 		}
