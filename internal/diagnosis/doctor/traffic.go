@@ -18,9 +18,29 @@ type Traffic struct {
 	// dataplanes have them.
 	Denials []Denial
 	// Taken are ports that a Service has and a process of the node listens on.
-	Taken []TakenPort
-	DSR   DSRReplies
-	Flows Table // the flow table; zero: unknown
+	Taken  []TakenPort
+	DSR    DSRReplies
+	Flows  Table // the flow table; zero: unknown
+	Egress EgressPorts
+}
+
+// EgressPorts is the use of the node's ports by pods' connections to the outside, with eBPF.
+type EgressPorts struct {
+	Refused uint64        // packets dropped within Window, for want of a port
+	Window  time.Duration // zero: none was
+	// Ports is how many connections one destination can have, from one address and by one protocol.
+	Ports int
+	// Busiest are the destinations with the most connections, the most first.
+	Busiest []EgressDestination
+}
+
+// EgressDestination counts the connections of pods to a destination outside.
+type EgressDestination struct {
+	Protocol    string // "TCP"
+	Source      netip.Addr
+	Destination netip.AddrPort
+	Connections int
+	Pods        []string // "120 of pod shop/cart", those with the most first
 }
 
 // DSRReplies is what an agent knows about endpoints that answer clients of another node

@@ -41,6 +41,9 @@ func (s *Server) followCounters(ctx context.Context) {
 			s.log.Debug("counting denied packets failed", slog.Any("err", err))
 		}
 		s.dsrGrowth()
+		if _, err := s.egressUse(); err != nil {
+			s.log.Debug("counting egress failed", slog.Any("err", err))
+		}
 		select {
 		case <-ctx.Done():
 			return

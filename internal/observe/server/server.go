@@ -119,6 +119,7 @@ type Server struct {
 	walk      flowWalk
 	denials   recent // by policy
 	direct    recent
+	egress    recent
 
 	mu       sync.Mutex
 	problems [kinds]model.Problem // zero: none

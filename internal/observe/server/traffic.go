@@ -76,6 +76,9 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.DSR, err = s.dsrTraffic(ctx); err != nil {
 		return t, err
 	}
+	if t.Egress, err = s.egressPorts(ctx); err != nil {
+		return t, err
+	}
 	t.Taken, err = s.taken(ctx)
 	return t, err
 }

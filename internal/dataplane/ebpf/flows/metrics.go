@@ -37,13 +37,19 @@ var (
 		"Flows in the flow table at the last sweep.", []string{"protocol"}, nil)
 	flowsMaxDesc = prometheus.NewDesc("spillway_ebpf_flows_max",
 		"Capacity of the flow table, in confirmed flows; beyond it the kernel evicts the oldest.", nil, nil)
+	egressDesc = prometheus.NewDesc("spillway_ebpf_egress_connections",
+		"Pods' connections and UDP flows to the outside with the node's address, at the last sweep.", nil, nil)
+	egressPortsDesc = prometheus.NewDesc("spillway_ebpf_egress_ports",
+		"Connections of one protocol that one destination outside can have, from one address of the node.", nil, nil)
+	egressBusiestDesc = prometheus.NewDesc("spillway_ebpf_egress_busiest_destination_connections",
+		"Connections to the destination outside that has the most, at the last sweep. The doctor names it.", nil, nil)
 	sweptDesc = prometheus.NewDesc("spillway_ebpf_flows_swept_total",
 		"Flows removed after their timeout.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (t *Table) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{flowsDesc, flowsMaxDesc, sweptDesc,
+	for _, d := range []*prometheus.Desc{flowsDesc, flowsMaxDesc, sweptDesc, egressDesc, egressPortsDesc, egressBusiestDesc,
 		eventsDesc, eventsLostDesc, eventsLeftOutDesc, serviceConnectionsDesc, serviceActiveDesc, serviceRefusedDesc,
 		serviceDroppedDesc, serviceBytesDesc,
 		servicePacketsDesc, serviceHandshakeDesc, servicesOmittedDesc, serviceUncountedDesc, socketsEndedDesc} {
@@ -57,9 +63,30 @@ func (t *Table) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(t.counts.udp.Load()), "udp")
 	ch <- prometheus.MustNewConstMetric(flowsMaxDesc, prometheus.GaugeValue, float64(t.cfg.FlowTableSize))
 	ch <- prometheus.MustNewConstMetric(sweptDesc, prometheus.CounterValue, float64(t.counts.swept.Load()))
+	t.collectEgress(ch)
 	t.collectEvents(ch)
 	t.collectServices(ch)
 	t.ends.collect(ch)
+}
+
+// collectEgress exports nothing where egress is off.
+func (t *Table) collectEgress(ch chan<- prometheus.Metric) {
+	use, err := t.EgressUse()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(egressDesc, err)
+	}
+	if use == nil {
+		return
+	}
+	most := 0
+	if len(use.Busiest) > 0 {
+		most = use.Busiest[0].Connections
+	}
+	for desc, n := range map[*prometheus.Desc]float64{
+		egressDesc: float64(use.Connections), egressPortsDesc: float64(use.Ports), egressBusiestDesc: float64(most),
+	} {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, n)
+	}
 }
 
 // serviceLabels are the labels of metrics of a Service port. Both families have one series.

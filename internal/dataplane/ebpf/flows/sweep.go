@@ -42,7 +42,7 @@ func (t *Table) Sweep(ctx context.Context) error {
 	clients, filter := newClientFlows(t.objects.Seed), t.objects.Filter
 	clients.created, clients.swept = objects.FlowsCreated(t.m(objects.TCMapVerdicts)), t.counts.swept.Load()
 	tidy := filter.BeginTidy()
-	ends, active, loads := t.beginEnds(), map[uint32]uint64{}, t.loads.begin()
+	ends, active, loads, egress := t.beginEnds(), map[uint32]uint64{}, t.loads.begin(), newEgressCounts()
 	err := objects.EachFlow(ctx, t.m(objects.TCMapFlows), func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
 		if tidy && f.Service != objects.ServiceEgress {
 			filter.Keep(objects.FlowMember(k, f))
@@ -56,6 +56,7 @@ func (t *Table) Sweep(ctx context.Context) error {
 			if t.cfg.ServiceMetrics && objects.TCFlowState(f.State) != objects.TCFlowStateFLOW_CLOSED {
 				active[f.Service]++
 			}
+			egress.count(k, f)
 			if model.Protocol(k.Proto) == model.TCP {
 				tcp++
 				clients.count(k, f)
@@ -79,6 +80,7 @@ func (t *Table) Sweep(ctx context.Context) error {
 	t.clients = clients
 	t.counts.tcp.Store(tcp)
 	t.counts.udp.Store(udp)
+	t.egress.Store(egress)
 	ends.finish()
 	if err := loads.finish(); err != nil {
 		return err

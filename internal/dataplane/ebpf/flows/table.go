@@ -4,6 +4,7 @@ package flows
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 
@@ -23,6 +24,7 @@ type Table struct {
 	loads    *loadTable   // nil: no Service chooses by load
 	events   eventQueue
 	active   activeFlows
+	egress   atomic.Pointer[egressCounts] // of the last sweep
 }
 
 // Services is what a Table needs to know about Service ports.

@@ -1,0 +1,94 @@
+package flows
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+const (
+	// mostEgressKeys bounds the destinations that are counted, and the pods of them: of 524,288 flows, a
+	// count is too small by at most 128.
+	mostEgressKeys = 4096
+	// shownDestinations and shownPods are how many are reported.
+	shownDestinations = 10
+	shownPods         = 5
+)
+
+// egressDestination is what the flows that need different ports of the node have in common.
+type egressDestination struct {
+	protocol    model.Protocol
+	source      netip.Addr
+	destination netip.AddrPort
+}
+
+func (d egressDestination) compare(o egressDestination) int {
+	return cmp.Or(cmp.Compare(d.protocol, o.protocol), d.source.Compare(o.source), d.destination.Compare(o.destination))
+}
+
+// egressPod is a pod that has connections to a destination.
+type egressPod struct {
+	to  egressDestination
+	pod netip.Addr
+}
+
+// egressCounts has the connections of pods to the outside that a sweep found.
+type egressCounts struct {
+	connections  uint64
+	destinations *busiest[egressDestination]
+	pods         *busiest[egressPod]
+}
+
+func newEgressCounts() *egressCounts {
+	return &egressCounts{destinations: newBusiest[egressDestination](mostEgressKeys), pods: newBusiest[egressPod](mostEgressKeys)}
+}
+
+// count counts a flow by its entry for the pod's packets.
+func (c *egressCounts) count(k *objects.TCTuple, f *objects.TCFlow) {
+	if f.Service != objects.ServiceEgress {
+		return
+	}
+	d := egressDestination{
+		model.Protocol(k.Proto), objects.FromAddr(f.Saddr, k.Family),
+		netip.AddrPortFrom(objects.FromAddr(k.Daddr, k.Family), objects.ToPort(k.Dport)),
+	}
+	c.connections++
+	c.destinations.add(d)
+	c.pods.add(egressPod{d, objects.FromAddr(k.Saddr, k.Family)})
+}
+
+// EgressUse implements dataplane.EgressReporter, without what was refused.
+func (t *Table) EgressUse() (*dataplane.EgressUse, error) {
+	var s objects.TCSettings
+	if err := t.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s); err != nil {
+		return nil, fmt.Errorf("read settings: %w", err)
+	}
+	c := t.egress.Load()
+	if c == nil || c.connections == 0 && s.Flags&uint32(objects.TCSettingsFlagsSETTING_EGRESS) == 0 {
+		return nil, nil
+	}
+	use := c.use()
+	use.Ports = int(s.SnatPorts)
+	return use, nil
+}
+
+// use returns the counts for a report.
+func (c *egressCounts) use() *dataplane.EgressUse {
+	out := &dataplane.EgressUse{Connections: c.connections}
+	every := func(egressDestination) bool { return true }
+	for _, d := range c.destinations.first(shownDestinations, every, egressDestination.compare) {
+		to := dataplane.EgressDestination{
+			Protocol: d.protocol, Source: d.source, Destination: d.destination, Connections: c.destinations.counts[d],
+		}
+		of := func(p egressPod) bool { return p.to == d }
+		for _, p := range c.pods.first(shownPods, of, func(a, b egressPod) int { return a.pod.Compare(b.pod) }) {
+			to.Pods = append(to.Pods, dataplane.EgressPod{Addr: p.pod, Connections: c.pods.counts[p]})
+		}
+		out.Busiest = append(out.Busiest, to)
+	}
+	return out
+}

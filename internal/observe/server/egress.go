@@ -1,0 +1,77 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/reconcile"
+)
+
+// egressUse returns the use of ports, with the growth of what was refused in it; nil: egress is off.
+func (s *Server) egressUse() (*egressUse, error) {
+	for _, b := range s.cfg.Backends {
+		r, ok := b.(dataplane.EgressReporter)
+		if !ok {
+			continue
+		}
+		use, err := r.EgressUse()
+		if err != nil {
+			return nil, fmt.Errorf("read the use of egress: %w", err)
+		}
+		if use == nil {
+			continue
+		}
+		s.egress.mu.Lock()
+		defer s.egress.mu.Unlock()
+		out := &egressUse{EgressUse: use}
+		for _, g := range s.egress.add(reading{time.Now(), map[string]uint64{"refused": use.Refused}}) {
+			out.refused = g
+		}
+		return out, nil
+	}
+	return nil, nil
+}
+
+// egressUse is the use of ports, with what was refused recently.
+type egressUse struct {
+	*dataplane.EgressUse
+	refused growth
+}
+
+// egressPorts returns the busiest destinations with the names of their pods.
+func (s *Server) egressPorts(ctx context.Context) (out doctor.EgressPorts, err error) {
+	use, err := s.egressUse()
+	if use == nil {
+		return out, err
+	}
+	out = doctor.EgressPorts{Refused: use.refused.by, Window: use.refused.window, Ports: use.Ports}
+	var pods []reconcile.Address
+	for _, d := range use.Busiest {
+		for _, p := range d.Pods {
+			pods = append(pods, reconcile.Address{Protocol: d.Protocol, AddrPort: netip.AddrPortFrom(p.Addr, 0)})
+		}
+	}
+	if err := s.cfg.State.Names(ctx, pods); err != nil {
+		return out, fmt.Errorf("name pods: %w", err)
+	}
+	for _, d := range use.Busiest {
+		to := doctor.EgressDestination{
+			Protocol: d.Protocol.String(), Source: d.Source, Destination: d.Destination, Connections: d.Connections,
+		}
+		for _, p := range d.Pods {
+			name := p.Addr.String()
+			if pods[0].Pod != (model.Name{}) {
+				name = pods[0].Pod.String()
+			}
+			pods = pods[1:]
+			to.Pods = append(to.Pods, fmt.Sprintf("%d of pod %s", p.Connections, name))
+		}
+		out.Busiest = append(out.Busiest, to)
+	}
+	return out, nil
+}

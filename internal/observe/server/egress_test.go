@@ -1,0 +1,65 @@
+package server
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/facts/model"
+)
+
+// egressPlane has pods' connections to the outside. It had refused none at the first reading.
+type egressPlane struct {
+	fakePlane
+	use      dataplane.EgressUse
+	readings int
+}
+
+func (p *egressPlane) EgressUse() (*dataplane.EgressUse, error) {
+	use := p.use
+	if p.readings++; p.readings == 1 {
+		use.Refused = 0
+	}
+	return &use, nil
+}
+
+func TestPortsOfEgressAreFound(t *testing.T) {
+	for _, row := range []struct {
+		connections int
+		refused     uint64
+		severity    string
+	}{{79, 0, ""}, {80, 0, "warning"}, {95, 0, "critical"}, {60, 3, "critical"}} {
+		t.Run(fmt.Sprint(row), func(t *testing.T) {
+			pods := []dataplane.EgressPod{{Addr: netip.MustParseAddr("10.1.1.1"), Connections: 50}}
+			p := &egressPlane{use: dataplane.EgressUse{Ports: 100, Refused: row.refused, Busiest: []dataplane.EgressDestination{
+				{Protocol: model.TCP, Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddrPort("198.51.100.7:443"),
+					Connections: row.connections, Pods: pods},
+				{Protocol: model.TCP, Connections: 1},
+			}}}
+			_, found := findingsOf(t, p)
+			if row.severity == "" {
+				if len(found) != 0 {
+					t.Errorf("found %v, want nothing", found)
+				}
+				return
+			}
+			if len(found) != 1 || found[0].Id != "egress-ports-exhausted" || found[0].Severity != row.severity {
+				t.Fatalf("found %v, want %s", found, row.severity)
+			}
+			want := []string{
+				"pods' new connections to 198.51.100.7:443 ", fmt.Sprintf("%d of 100 ports of 192.0.2.1", row.connections),
+				"50 of pod default/pod-10.1.1.1",
+			}
+			if row.refused > 0 {
+				want = append(want, fmt.Sprintf("%d packets without a port", row.refused))
+			}
+			for _, text := range want {
+				if all := fmt.Sprint(found); !strings.Contains(all, text) {
+					t.Errorf("%q is not in %s", text, all)
+				}
+			}
+		})
+	}
+}
