@@ -2,7 +2,6 @@ package harness
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -77,31 +76,58 @@ func (h *Harness) Logs() string {
 	return b.String()
 }
 
-// RepeatedSYNs returns how many SYNs and SYN-ACKs a host has sent again.
-func RepeatedSYNs(host *topology.Host) (n uint64, err error) {
-	err = host.Do(func() error {
-		// Under /proc/net would be the namespace of the process's first thread.
-		text, err := os.ReadFile("/proc/thread-self/net/netstat")
-		if err != nil {
-			return err
-		}
-		n, err = synsRepeated(string(text))
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("read TCP counters of %s: %w", host.Name, err)
-	}
-	return n, nil
+// TCPCounters are what a host's TCP has counted.
+type TCPCounters struct {
+	RepeatedSYNs uint64 // SYNs and SYN-ACKs that it sent again
+	Opened       uint64 // connections that it began
+	Resets       uint64 // RSTs that it sent
 }
 
-// synsRepeated reads TCPSynRetrans of a file like /proc/net/netstat: each group has a line of names
-// and a line of values.
-func synsRepeated(text string) (uint64, error) {
-	const name = "TCPSynRetrans"
+// Add adds the counters of another host.
+func (c *TCPCounters) Add(o TCPCounters) {
+	c.RepeatedSYNs, c.Opened, c.Resets = c.RepeatedSYNs+o.RepeatedSYNs, c.Opened+o.Opened, c.Resets+o.Resets
+}
+
+// Minus returns what was counted since earlier.
+func (c TCPCounters) Minus(earlier TCPCounters) TCPCounters {
+	return TCPCounters{c.RepeatedSYNs - earlier.RepeatedSYNs, c.Opened - earlier.Opened, c.Resets - earlier.Resets}
+}
+
+// ReadTCP reads the counters of a host.
+func ReadTCP(host *topology.Host) (c TCPCounters, err error) {
+	err = host.Do(func() error {
+		for _, f := range []struct {
+			file, group, name string
+			to                *uint64
+		}{
+			// Under /proc/net would be the namespace of the process's first thread.
+			{"/proc/thread-self/net/netstat", "TcpExt:", "TCPSynRetrans", &c.RepeatedSYNs},
+			{"/proc/thread-self/net/snmp", "Tcp:", "ActiveOpens", &c.Opened},
+			{"/proc/thread-self/net/snmp", "Tcp:", "OutRsts", &c.Resets},
+		} {
+			text, err := os.ReadFile(f.file)
+			if err != nil {
+				return err
+			}
+			if *f.to, err = counter(string(text), f.group, f.name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return c, fmt.Errorf("read TCP counters of %s: %w", host.Name, err)
+	}
+	return c, nil
+}
+
+// counter reads a counter of a file like /proc/net/netstat: each group has a line of names and a line of
+// values.
+func counter(text, group, name string) (uint64, error) {
 	var names []string
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != "TcpExt:" {
+		if len(fields) == 0 || fields[0] != group {
 			continue
 		}
 		if names == nil {
@@ -113,7 +139,7 @@ func synsRepeated(text string) (uint64, error) {
 		}
 		break
 	}
-	return 0, errors.New("no counter TCPSynRetrans of TcpExt")
+	return 0, fmt.Errorf("no counter %s of %s", name, strings.TrimSuffix(group, ":"))
 }
 
 // Established returns how many TCP connections of a host to an address are open.

@@ -1,37 +1,68 @@
 package harness
 
 import (
+	"errors"
+	"net"
 	"net/netip"
-	"os"
 	"testing"
+	"time"
 
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
-func TestSYNsRepeated(t *testing.T) {
+func TestCounter(t *testing.T) {
 	const text = `TcpExt: SyncookiesSent TCPSynRetrans TCPOrigDataSent
 TcpExt: 1 27 3
 IpExt: InNoRoutes TCPSynRetrans
 IpExt: 4 5
 `
-	if n, err := synsRepeated(text); n != 27 || err != nil {
+	if n, err := counter(text, "TcpExt:", "TCPSynRetrans"); n != 27 || err != nil {
 		t.Errorf("%d, %v, want 27", n, err)
 	}
 	for _, bad := range []string{"", "TcpExt: TCPSynRetrans\n", "TcpExt: A\nTcpExt: 1\n", "TcpExt: A TCPSynRetrans\nTcpExt: 1\n",
 		"TcpExt: TCPSynRetrans\nTcpExt: x\n"} {
-		if n, err := synsRepeated(bad); err == nil {
+		if n, err := counter(bad, "TcpExt:", "TCPSynRetrans"); err == nil {
 			t.Errorf("%d of %q", n, bad)
 		}
 	}
 }
 
-func TestTheKernelCountsRepeatedSYNs(t *testing.T) {
-	text, err := os.ReadFile("/proc/thread-self/net/netstat")
+func TestReadTCPCountsConnections(t *testing.T) {
+	if err := topology.RequireRoot(); err != nil {
+		t.Skip(err)
+	}
+	spec := topology.DefaultSpec("looktcp")
+	spec.Nodes, spec.PodsPerNode = 1, 1
+	h, err := Up(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := synsRepeated(string(text)); err != nil {
-		t.Error(err)
+	t.Cleanup(func() {
+		if err := h.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	pod, node := h.Cluster.Pod(0, 0), h.Cluster.Node(0)
+	before, err := ReadTCP(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = pod.Do(func() error {
+		_, err := net.DialTimeout("tcp", netip.AddrPortFrom(node.IPv4, 9).String(), time.Second)
+		if err == nil {
+			return errors.New("connected to a port that nobody has")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := ReadTCP(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := after.Minus(before), (TCPCounters{Opened: 1}); got != want {
+		t.Errorf("counted %+v, want %+v", got, want)
 	}
 }
 

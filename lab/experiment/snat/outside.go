@@ -238,7 +238,7 @@ func waitEgress(ctx context.Context, r *harness.Harness) error {
 // outsideCounters are what a sample changes.
 type outsideCounters struct {
 	conntrack   conntrack.Counters
-	repeated    uint64 // SYNs that the pods sent again
+	pods        harness.TCPCounters
 	masqueraded uint64 // connections that met the CNI's rule
 	noPort      float64
 }
@@ -249,11 +249,11 @@ func (c outside) read(ctx context.Context, r *harness.Harness, m method) (out ou
 		return out, err
 	}
 	for i := range c.pods {
-		n, err := harness.RepeatedSYNs(r.Cluster.Pod(0, i))
+		n, err := harness.ReadTCP(r.Cluster.Pod(0, i))
 		if err != nil {
 			return out, err
 		}
-		out.repeated += n
+		out.pods.Add(n)
 	}
 	if out.masqueraded, err = masqueraded(ctx, node); err != nil {
 		return out, err
@@ -288,7 +288,9 @@ func (c outside) add(got *load.Result, before, after outsideCounters, m method, 
 	}
 	percent := func(n float64) float64 { return 100 * n / all }
 	counted := after.conntrack.Minus(before.conntrack)
-	result.Add("lost", percent(float64(after.repeated-before.repeated)))
+	lost, reused := lostSYNs(after.pods.Minus(before.pods))
+	result.Add("lost", percent(float64(lost)))
+	result.Add("reused", percent(float64(reused)))
 	result.Add("connections", all)
 	result.Add("rate", got.Rate)
 	result.Add("over1s", percent(float64(got.Over1s)))
@@ -309,6 +311,17 @@ func (c outside) add(got *load.Result, before, after outsideCounters, m method, 
 		result.Note("The load generators were busy all the time: the rate is theirs.")
 	}
 	return nil
+}
+
+// lostSYNs returns the SYNs that were sent again because they were lost, and those that the server took
+// for packets of an older connection from their port, which it still had in TIME-WAIT: it answers with an
+// ACK, the client with an RST (RFC 9293, 3.5.2), and the next SYN opens the connection at once. The load
+// ends each connection with an RST, so each further one is such an answer.
+func lostSYNs(pods harness.TCPCounters) (lost, reused uint64) {
+	if pods.Resets > pods.Opened {
+		reused = min(pods.Resets-pods.Opened, pods.RepeatedSYNs)
+	}
+	return pods.RepeatedSYNs - reused, reused
 }
 
 // slowest returns the time of the slowest connection. Those without an answer at the end

@@ -88,6 +88,7 @@ func New() experiment.Experiment {
 		Figures: []experiment.Figure{
 			{Key: "lost", Name: "lost packets", Unit: "per 100 connections", Better: "lower"},
 			{Key: "connections", Name: "connections", Unit: "per sample"},
+			{Key: "reused", Name: "SYN met TIME-WAIT at the server", Unit: "per 100 connections", Better: "lower"},
 			{Key: "over1s", Name: "over 1 s", Unit: "%", Better: "lower"},
 			{Key: "over3s", Name: "over 3 s", Unit: "%", Better: "lower"},
 			{Key: "slowest", Name: "slowest", Unit: "ms", Better: "lower"},
