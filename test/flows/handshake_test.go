@@ -25,7 +25,7 @@ const firstDeafPort, lastDeafPort = 9000, 9999
 
 // TestHandshakesFollowTheirService: an endpoint does not answer, and is replaced by another one while
 // its client waits in connect(). The client's next SYN goes to the other one. Each flow has a Service,
-// and a port that the first endpoint drops, of its own.
+// and a port that the first endpoint drops, of its own. Beside them, changesAndHandshakes.
 func TestHandshakesFollowTheirService(t *testing.T) {
 	s := spec("flows-handshake", topology.Routed)
 	s.Conntrack = true
@@ -33,6 +33,10 @@ func TestHandshakesFollowTheirService(t *testing.T) {
 	for _, deaf := range []string{"a0", "b0"} {
 		deafen(t, h, deaf)
 	}
+	t.Run("Changes", func(t *testing.T) {
+		t.Parallel()
+		changesAndHandshakes(t, h)
+	})
 	port := int32(firstDeafPort)
 	for _, old := range []string{"a0", "b0"} {
 		for _, f := range []flows.Flow{

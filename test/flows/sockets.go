@@ -1,12 +1,23 @@
 package flows
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
 
 // A change of objects and live sockets. The expected values are kube-proxy's:
 //
 //	TCP, open    stays with its endpoint, whatever changes
 //	UDP          stays with an endpoint that serves its Service, selected or not (conntrack/cleanup.go);
 //	             goes to the Service that has the address, or to none
+//
+// Those of TCP handshakes without an answer are not: kube-proxy leaves their conntrack entries, see
+// docs/adr/0012-stale-entries.md. Where new connections no longer get their endpoint, the next SYN is like
+// the first one of a new connection.
 //
 // socketChanges are the rows, and sockets the columns.
 
@@ -18,6 +29,8 @@ type state struct {
 	port    string // its port, by the suffix of the name
 	udp     string // the server of live UDP sockets; "" is none
 	tcp     string // of open connections
+	shake   string // of handshakes that the endpoint of the first state has not answered; "" is none
+	stays   string // the node through which they stay with it all the same
 	fresh   []Flow
 }
 
@@ -26,6 +39,8 @@ type socketChange struct {
 	name      string
 	at        TargetKind // of the address, see liveTarget
 	filesOnly string
+	shakes    int  // how many states follow while a handshake waits; 0 is 1
+	shared    bool // after the change, the endpoint is still one of another port
 	states    []state
 }
 
@@ -111,8 +126,89 @@ func liveTargets(at TargetKind, from string) []Target {
 	return []Target{NodePort("a"), NodePort("b")}
 }
 
-// socketChanges are the changes. A handshake without an answer is no open connection: see
-// docs/reference/features.md.
+// HandshakeChange is a change of objects while TCP handshakes wait for their endpoint's answer.
+type HandshakeChange struct {
+	Name      string
+	FilesOnly string     // as in Case
+	Objects   [][]Object // the state in which the handshakes begin, and those that follow
+	Flows     []Flow     // the clients
+	Old       string     // the pod that does not answer on HandshakePort
+	New       string     // the server that the next SYN gets; "" is none
+	Shared    bool       // Old is still an endpoint of another port
+}
+
+// Stays reports whether the next SYN goes where the first one went.
+func (h HandshakeChange) Stays() bool { return h.New == onHandshakePort(h.Old) }
+
+// HandshakePort is that of the endpoints of HandshakeChanges. The Services by which the suite sees what
+// nodes serve have 8080.
+const HandshakePort = 8081
+
+// handshakePorts are the ports of the endpoints, by those of the changes.
+var handshakePorts = map[int32]int32{8080: HandshakePort, 8081: 8090}
+
+// onHandshakePorts returns objects whose endpoints have other ports.
+func onHandshakePorts(objects []Object) []Object {
+	var list []Object
+	for _, o := range objects {
+		if s, ok := o.(Service); ok {
+			s.Ports = slices.Clone(s.ports())
+			for i := range s.Ports {
+				s.Ports[i].Target = handshakePorts[s.Ports[i].Target]
+			}
+			o = s
+		}
+		list = append(list, o)
+	}
+	return list
+}
+
+// onHandshakePort returns the name of a server on the other port.
+func onHandshakePort(server string) string {
+	pod, _, named := strings.Cut(server, ":")
+	switch {
+	case server == "":
+		return ""
+	case named:
+		return pod + ":8090"
+	}
+	return fmt.Sprint(pod, ":", HandshakePort)
+}
+
+// HandshakeChanges are all changes, up to their last state that says what handshakes get.
+func HandshakeChanges() []HandshakeChange {
+	var list []HandshakeChange
+	for _, change := range socketChanges() {
+		first, last := change.states[0], state{}
+		h := HandshakeChange{
+			Name: change.name, FilesOnly: change.filesOnly, Old: first.tcp, Shared: change.shared,
+			Objects: [][]Object{onHandshakePorts(first.objects)},
+		}
+		for _, last = range change.states[1 : 1+max(change.shakes, 1)] {
+			h.Objects = append(h.Objects, onHandshakePorts(last.objects))
+		}
+		staying := h
+		staying.Name += ", through node " + last.stays
+		staying.New, h.New = onHandshakePort(first.tcp), onHandshakePort(last.shake)
+		for _, f := range first.live(change.at, false) {
+			if f.Keep[:3] != "tcp" {
+				continue
+			}
+			to := &h
+			if through := cmp.Or(f.To.Node, f.From[:1]); through == last.stays {
+				to = &staying
+			}
+			to.Flows = append(to.Flows, Flow{From: f.From, To: f.To, Only: f.Only})
+		}
+		list = append(list, h)
+		if len(staying.Flows) > 0 {
+			list = append(list, staying)
+		}
+	}
+	return list
+}
+
+// socketChanges are the changes.
 func socketChanges() []socketChange {
 	np := func(endpoints ...Endpoint) []Object {
 		return []Object{Service{Type: corev1.ServiceTypeNodePort, Endpoints: endpoints}}
@@ -130,39 +226,42 @@ func socketChanges() []socketChange {
 	return append(addressChanges(), []socketChange{
 		{name: "the endpoint is removed, another comes", at: ToClusterIP, states: []state{
 			{objects: np(On("a0")...), udp: "a0", tcp: "a0"},
-			{name: "b0 instead", objects: np(On("b0")...), udp: "b0", tcp: "a0", fresh: onlyServers("b0")},
+			{name: "b0 instead", objects: np(On("b0")...), udp: "b0", tcp: "a0", shake: "b0", fresh: onlyServers("b0")},
 			{name: "c0 instead", objects: np(On("c0")...), udp: "c0", tcp: "a0"},
 			{name: "a0 again", objects: np(On("a0")...), udp: "a0", tcp: "a0"},
 		}},
 		{name: "the endpoint terminates and serves", at: ToClusterIP, states: []state{
 			{objects: np(On("a0")...), udp: "a0", tcp: "a0"},
-			{name: "terminating", objects: np(append(On("b0"), Terminating("a0")...)...), udp: "a0", tcp: "a0", fresh: onlyServers("b0")},
+			{name: "terminating", objects: np(append(On("b0"), Terminating("a0")...)...), udp: "a0", tcp: "a0", shake: "b0",
+				fresh: onlyServers("b0")},
 			{name: "removed", objects: np(On("b0")...), udp: "b0", tcp: "a0"},
 		}},
 		{name: "the endpoint terminates and serves, with session affinity", at: ToClusterIP, states: []state{
 			{objects: sticky(On("a0")...), udp: "a0", tcp: "a0"},
-			{name: "terminating", objects: sticky(append(On("b0"), Terminating("a0")...)...), udp: "a0", tcp: "a0", fresh: onlyServers("b0")},
+			{name: "terminating", objects: sticky(append(On("b0"), Terminating("a0")...)...), udp: "a0", tcp: "a0", shake: "b0",
+				fresh: onlyServers("b0")},
 		}},
 		{name: "source ranges leave the client out", at: ToLoadBalancer, states: []state{
 			{objects: []Object{lb}, udp: "a0", tcp: "a0"},
-			{name: "restricted", objects: []Object{restricted}, udp: "a0", tcp: "a0",
+			{name: "restricted", objects: []Object{restricted}, udp: "a0", tcp: "a0", shake: "a0",
 				fresh: []Flow{{From: "client0", To: LoadBalancer("a"), Want: Drop}}},
 		}},
 		{name: "hints leave the endpoint out", at: ToClusterIP, states: []state{
 			{objects: np(On("a0")...), udp: "a0", tcp: "a0"},
-			{name: "with hints", objects: []Object{hints}, udp: "a0", tcp: "a0", fresh: onlyServers("c0")},
+			{name: "with hints", objects: []Object{hints}, udp: "a0", tcp: "a0", shake: "c0", stays: "b", fresh: onlyServers("c0")},
 			{name: "without hints", objects: np(On("a0", "c0")...), udp: "a0", tcp: "a0"},
 		}},
 		{name: "both policies turn Local", at: ToClusterIP, states: []state{
 			{objects: np(On("b0")...), udp: "b0", tcp: "b0"},
-			{name: "Local", objects: []Object{local}, udp: "b0", tcp: "b0", fresh: []Flow{
+			// Traffic of a node's pods to a NodePort has no policy, so b0 gets new connections of each node.
+			{name: "Local", objects: []Object{local}, udp: "b0", tcp: "b0", shake: "b0", fresh: []Flow{
 				{From: "client0", To: NodePort("a"), Want: Drop}, {From: "a1", To: ClusterIP, Want: Drop}, {From: "c", To: ClusterIP, Want: Drop},
 			}},
 			{name: "Cluster", objects: np(On("b0", "c0")...), udp: "b0", tcp: "b0"},
 		}},
 		{name: "endpoints come", at: ToClusterIP, states: []state{
 			{objects: np(On("a0")...), udp: "a0", tcp: "a0"},
-			{name: "three", objects: np(On(all...)...), udp: "a0", tcp: "a0", fresh: onlyServers(all...)},
+			{name: "three", objects: np(On(all...)...), udp: "a0", tcp: "a0", shake: "a0", fresh: onlyServers(all...)},
 		}},
 	}...)
 }
@@ -187,30 +286,31 @@ func addressChanges() []socketChange {
 	return []socketChange{
 		{name: "two Services swap their NodePorts", at: ToNodePort, filesOnly: "an API server gives a NodePort to one Service", states: []state{
 			{objects: []Object{np("first", "", "a0"), np("second", "", "b0")}, of: "first", udp: "a0", tcp: "a0"},
-			{name: "swapped", objects: []Object{np("first", "second", "a0"), np("second", "first", "b0")}, of: "second", udp: "b0", tcp: "a0"},
+			{name: "swapped", objects: []Object{np("first", "second", "a0"), np("second", "first", "b0")}, of: "second", udp: "b0", tcp: "a0",
+				shake: "a0"},
 			{name: "swapped back", objects: []Object{np("first", "", "a0"), np("second", "", "b0")}, of: "first", udp: "a0", tcp: "a0"},
 		}},
 		{name: "an external IP moves to another Service", at: ToExternalIP, states: []state{
 			{objects: []Object{external("first", []string{"a"}, "a0"), external("second", nil, "b0")}, of: "first", udp: "a0", tcp: "a0"},
 			{name: "moved", objects: []Object{external("first", nil, "a0"), external("second", []string{"a"}, "b0")},
-				of: "second", udp: "b0", tcp: "a0"},
+				of: "second", udp: "b0", tcp: "a0", shake: "a0"},
 			{name: "moved back", objects: []Object{external("first", []string{"a"}, "a0"), external("second", nil, "b0")},
 				of: "first", udp: "a0", tcp: "a0"},
 		}},
-		{name: "two ports of a Service swap their numbers", at: ToAddress, states: []state{
+		{name: "two ports of a Service swap their numbers", at: ToAddress, shared: true, states: []state{
 			{objects: ports(80, 81), port: "-x", udp: "a0", tcp: "a0"},
-			{name: "swapped", objects: ports(81, 80), port: "-y", udp: "a0:8081", tcp: "a0"},
+			{name: "swapped", objects: ports(81, 80), port: "-y", udp: "a0:8081", tcp: "a0", shake: "a0:8081"},
 		}},
-		{name: "the Service is deleted, its pod stays", at: ToClusterIP, states: []state{
+		{name: "the Service is deleted, its pod stays", at: ToClusterIP, shared: true, states: []state{
 			{objects: []Object{np("web", "", "a0"), other}, udp: "a0", tcp: "a0"},
 			{name: "deleted", objects: append(gone("web"), other), udp: "", tcp: "a0"},
 			{name: "back", objects: []Object{np("web", "", "b0"), other}, udp: "b0", tcp: "a0"},
 		}},
 		{name: "the Service is deleted, and made again with another name", at: ToClusterIP,
-			filesOnly: "its addresses are given by the API server", states: []state{
+			filesOnly: "its addresses are given by the API server", shakes: 2, states: []state{
 				{objects: []Object{np("web", "", "a0")}, udp: "a0", tcp: "a0"},
 				{name: "deleted", objects: gone("web"), udp: "", tcp: "a0"},
-				{name: "made again", objects: []Object{again}, of: "again", udp: "c0", tcp: "a0"},
+				{name: "made again", objects: []Object{again}, of: "again", udp: "c0", tcp: "a0", shake: "c0"},
 			}},
 	}
 }
