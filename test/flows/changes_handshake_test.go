@@ -14,8 +14,8 @@ import (
 	"spillway.dev/spillway/test/harness"
 )
 
-// patience is the time of a connect() in ms: the client repeats its SYN after 1, 3, 7 and 15 s. One that
-// nobody answers while others are moves on after keeperPatience.
+// patience is the time of a connect() in ms: the client repeats its SYN after 1, 3, 7 and 15 s. One that gets no
+// answer while others do has keeperPatience.
 const patience, keeperPatience = 25_000, 5_000
 
 // changesAndHandshakes: objects change while an endpoint drops the SYNs of its clients. Where the
