@@ -39,7 +39,7 @@ func labExperiments() []experiment.Experiment {
 	if err != nil {
 		program = os.Args[0]
 	}
-	return []experiment.Experiment{notrack.New(), scale.New(), overlay.New(), snat.New(),
+	return []experiment.Experiment{notrack.New(), scale.New(), overlay.New(), snat.New(), snat.Egress(),
 		tftp.New([]string{program, "lab", "restore-sysctls"})}
 }
 

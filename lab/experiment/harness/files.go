@@ -25,7 +25,7 @@ func (h *Harness) MeasureFiles(ctx context.Context, host, server *topology.Host,
 	if err != nil {
 		return Sample{}, err
 	}
-	s, err := h.measure(ctx, host, cfg)
+	s, err := h.MeasureAsIs(ctx, host, cfg)
 	if err != nil {
 		return Sample{}, err
 	}

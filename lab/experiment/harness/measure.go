@@ -112,11 +112,11 @@ func (h *Harness) Measure(ctx context.Context, host *topology.Host, cfg load.Con
 	if err := h.flushConntrack(); err != nil {
 		return Sample{}, err
 	}
-	return h.measure(ctx, host, cfg)
+	return h.MeasureAsIs(ctx, host, cfg)
 }
 
-// measure is Measure with the tables as they are.
-func (h *Harness) measure(ctx context.Context, host *topology.Host, cfg load.Config) (Sample, error) {
+// MeasureAsIs is Measure with the tables as they are.
+func (h *Harness) MeasureAsIs(ctx context.Context, host *topology.Host, cfg load.Config) (Sample, error) {
 	entries, err := h.conntrack()
 	if err != nil {
 		return Sample{}, err

@@ -181,7 +181,7 @@ func (c outside) setUp(ctx context.Context, r *harness.Harness, m method) error 
 		if err := r.Agent(ctx, node, dir, m.mode, "--egress", "auto"); err != nil {
 			return err
 		}
-		if err := waitEgress(ctx, r); err != nil {
+		if err := waitEgress(ctx, r, 0); err != nil {
 			return err
 		}
 	}
@@ -207,12 +207,12 @@ func (c outside) limitPods(r *harness.Harness) error {
 	return nil
 }
 
-// waitEgress waits until the agent gives a pod's connections the node's address: the CNI's
+// waitEgress waits until the agent of a node gives a pod's connections the node's address: the CNI's
 // rule sees no more of them.
-func waitEgress(ctx context.Context, r *harness.Harness) error {
+func waitEgress(ctx context.Context, r *harness.Harness, i int) error {
 	const limit = 10 * time.Second
 	deadline := time.Now().Add(limit)
-	node, pod := r.Cluster.Node(0), r.Cluster.Pod(0, 0)
+	node, pod := r.Cluster.Node(i), r.Cluster.Pod(i, 0)
 	for {
 		before, err := masqueraded(ctx, node)
 		if err != nil {
