@@ -19,22 +19,33 @@ const (
 	shownPods         = 5
 )
 
-// egressDestination is what the flows that need different ports of the node have in common.
+// egressDestination is what the flows that need different ports of the node have in common, as in the map.
 type egressDestination struct {
-	protocol    model.Protocol
-	source      netip.Addr
-	destination netip.AddrPort
+	source, destination objects.TCAddr
+	port                uint16
+	proto, family       uint8
+}
+
+// public returns the destination for a report.
+func (d egressDestination) public() dataplane.EgressDestination {
+	return dataplane.EgressDestination{
+		Protocol: model.Protocol(d.proto), Source: objects.FromAddr(d.source, d.family),
+		Destination: netip.AddrPortFrom(objects.FromAddr(d.destination, d.family), objects.ToPort(d.port)),
+	}
 }
 
 func (d egressDestination) compare(o egressDestination) int {
-	return cmp.Or(cmp.Compare(d.protocol, o.protocol), d.source.Compare(o.source), d.destination.Compare(o.destination))
+	x, y := d.public(), o.public()
+	return cmp.Or(cmp.Compare(x.Protocol, y.Protocol), x.Source.Compare(y.Source), x.Destination.Compare(y.Destination))
 }
 
 // egressPod is a pod that has connections to a destination.
 type egressPod struct {
 	to  egressDestination
-	pod netip.Addr
+	pod objects.TCAddr
 }
+
+func (p egressPod) addr() netip.Addr { return objects.FromAddr(p.pod, p.to.family) }
 
 // egressCounts has the connections of pods to the outside that a sweep found.
 type egressCounts struct {
@@ -52,13 +63,10 @@ func (c *egressCounts) count(k *objects.TCTuple, f *objects.TCFlow) {
 	if f.Service != objects.ServiceEgress {
 		return
 	}
-	d := egressDestination{
-		model.Protocol(k.Proto), objects.FromAddr(f.Saddr, k.Family),
-		netip.AddrPortFrom(objects.FromAddr(k.Daddr, k.Family), objects.ToPort(k.Dport)),
-	}
+	d := egressDestination{source: f.Saddr, destination: k.Daddr, port: k.Dport, proto: k.Proto, family: k.Family}
 	c.connections++
 	c.destinations.add(d)
-	c.pods.add(egressPod{d, objects.FromAddr(k.Saddr, k.Family)})
+	c.pods.add(egressPod{d, k.Saddr})
 }
 
 // EgressUse implements dataplane.EgressReporter, without what was refused.
@@ -81,12 +89,11 @@ func (c *egressCounts) use() *dataplane.EgressUse {
 	out := &dataplane.EgressUse{Connections: c.connections}
 	every := func(egressDestination) bool { return true }
 	for _, d := range c.destinations.first(shownDestinations, every, egressDestination.compare) {
-		to := dataplane.EgressDestination{
-			Protocol: d.protocol, Source: d.source, Destination: d.destination, Connections: c.destinations.counts[d],
-		}
+		to := d.public()
+		to.Connections = c.destinations.counts[d]
 		of := func(p egressPod) bool { return p.to == d }
-		for _, p := range c.pods.first(shownPods, of, func(a, b egressPod) int { return a.pod.Compare(b.pod) }) {
-			to.Pods = append(to.Pods, dataplane.EgressPod{Addr: p.pod, Connections: c.pods.counts[p]})
+		for _, p := range c.pods.first(shownPods, of, func(a, b egressPod) int { return a.addr().Compare(b.addr()) }) {
+			to.Pods = append(to.Pods, dataplane.EgressPod{Addr: p.addr(), Connections: c.pods.counts[p]})
 		}
 		out.Busiest = append(out.Busiest, to)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // putEgress stores a pod's connection to the outside, in both directions.
-func putEgress(t *testing.T, b *Table, proto model.Protocol, pod, node, to string, port uint16) {
+func putEgress(t testing.TB, b *Table, proto model.Protocol, pod, node, to string, port uint16) {
 	t.Helper()
 	p, n, d := netip.MustParseAddr(pod), netip.MustParseAddr(node), netip.MustParseAddrPort(to)
 	k := objects.TCTuple{
@@ -78,5 +78,34 @@ func TestEgressUseIsUnknownWhereItIsOff(t *testing.T) {
 		if err != nil || (use != nil) != (connections > 0) || use != nil && use.Connections != connections {
 			t.Errorf("%d connections: use %+v, %v", connections, use, err)
 		}
+	}
+}
+
+// BenchmarkSweep is one look at a table of Services' connections, and at one of pods' connections to the
+// outside, half of them to one destination.
+func BenchmarkSweep(b *testing.B) {
+	const flows = 100_000
+	for _, egress := range []bool{false, true} {
+		b.Run(map[bool]string{false: "services", true: "egress"}[egress], func(b *testing.B) {
+			t := newTable(b, objects.Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1 << 19})
+			for i := range uint32(flows) {
+				if egress {
+					pod, to := netip.AddrFrom4([4]byte{10, 244, byte(i % 100), 5}), netip.AddrFrom4([4]byte{198, 51, byte(i / 1000), 7})
+					if i%2 == 0 {
+						to = netip.MustParseAddr("198.51.100.200")
+					}
+					putEgress(b, t, model.TCP, pod.String(), "192.0.2.1", netip.AddrPortFrom(to, uint16(i%30_000)+1).String(), uint16(i/2))
+					continue
+				}
+				keys, values := objectstest.Flow(i, model.TCP, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds())
+				for j := range keys {
+					must.Do(b, t.m(objects.TCMapFlows).Put(keys[j], values[j]))
+				}
+			}
+			for b.Loop() {
+				must.Do(b, t.Sweep(b.Context()))
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/flows, "ns/flow")
+		})
 	}
 }

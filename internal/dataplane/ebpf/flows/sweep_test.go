@@ -13,7 +13,7 @@ import (
 )
 
 // newTable returns a Table with all maps and no program. Of no Service anything is known.
-func newTable(t *testing.T, cfg objects.Config) *Table {
+func newTable(t testing.TB, cfg objects.Config) *Table {
 	t.Helper()
 	c, o := objectstest.Objects(t, cfg)
 	return New(c, o, nil)
