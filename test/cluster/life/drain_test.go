@@ -79,7 +79,7 @@ func (l *load) streamTo(t *testing.T, servers []string, from string, req probe.R
 	t.Helper()
 	for i := range 30 {
 		req.Name = fmt.Sprintf("%s from %s to %s (%d)", req.Proto, from, req.Dst, i)
-		if slices.Contains(servers, l.stream(t, from, req)) {
+		if slices.Contains(servers, l.streamPeer(t, from, req)) {
 			return
 		}
 	}

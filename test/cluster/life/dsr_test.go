@@ -279,7 +279,7 @@ func (a *announced) start(t *testing.T, what string, within time.Duration) {
 	t.Helper()
 	for _, dst := range a.addresses {
 		for i, proto := range []string{"new-tcp", "tcp", "tcp", "tcp", "tcp"} {
-			a.load.stream(t, "client0", probe.Request{
+			a.load.streamPeer(t, "client0", probe.Request{
 				Name: fmt.Sprintf("%s: %s %d to %s", what, proto, i, dst), Proto: proto, Dst: dst.String(),
 				TimeoutMS: int(within.Milliseconds()), PauseMS: 50,
 			})

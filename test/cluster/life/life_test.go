@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 // start starts a cluster with peers on node0 and node1, and the load's askers.
 func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 	t.Helper()
-	cfg := cluster.Config{CNI: cluster.CNI(*cni), Proxy: proxy, Values: []string{"proxyMode=" + *proxyMode}, Images: []string{"agnhost"}}
+	cfg := cluster.Config{CNI: cluster.CNI(*cni), Proxy: proxy, Values: []string{"proxyMode=" + *proxyMode, "egress.mode=auto"}, Images: []string{"agnhost"}}
 	if proxy == cluster.Spillway { // for dsrReplies
 		cfg.Families, cfg.Images = cluster.Dual, append(cfg.Images, images.MetalLB...)
 	}
@@ -78,6 +78,7 @@ func TestSpillway(t *testing.T) {
 		{name: "SIGKILL of every agent", do: killAgents},
 		{name: "OOM kill of every agent", do: exhaustMemory},
 		{name: "API server away", do: apiServerAway},
+		{name: "egress off, and on again", do: switchEgress},
 		{name: "node drained", before: startMovers, do: func(t *testing.T, c *cluster.Cluster) { drain(t, c, l) },
 			// With eBPF it stays with its endpoint: docs/reference/limits.md. drain has another.
 			without: []string{"udp from node1"},

@@ -43,7 +43,16 @@ func startAskers(t *testing.T, c *cluster.Cluster) *load {
 	}
 	l.add(t, "client0", c.Client().Command(context.Background(), os.Args[0], probe.Arg), nil)
 	l.add(t, "node1", c.Node(1).Host().Command(context.Background(), os.Args[0], probe.Arg), nil)
+	_, err = l.probes["client0"].Do(t.Context(), probe.Request{Op: probe.Serve, Server: "outside", Listen: []string{
+		"tcp " + outsideServer(c), "udp " + outsideServer(c),
+	}})
+	clustertest.Must(t, err)
 	return l
+}
+
+// outsideServer is the address of a server outside of the cluster, on client0. Pods leave by the node's address.
+func outsideServer(c *cluster.Cluster) string {
+	return netip.AddrPortFrom(c.Client().IPv4, 8080).String()
 }
 
 func (l *load) add(t *testing.T, name string, cmd probe.Command, err error) {
@@ -85,16 +94,26 @@ func (l *load) start(t *testing.T, c *cluster.Cluster, without ...string) {
 	for from := range l.probes {
 		for _, proto := range []string{"tcp", "udp", "new-tcp", "new-udp"} {
 			if name := proto + " from " + from; !slices.Contains(without, name) {
-				l.stream(t, from, probe.Request{Name: name, Proto: proto, Dst: l.service(c, from)})
+				l.streamPeer(t, from, probe.Request{Name: name, Proto: proto, Dst: l.service(c, from)})
+			}
+			if strings.HasPrefix(from, "pod ") {
+				l.stream(t, from, probe.Request{Name: proto + " to the outside from " + from, Proto: proto, Dst: outsideServer(c)})
 			}
 		}
 	}
 }
 
+// streamPeer starts a stream to the peers' Service.
+func (l *load) streamPeer(t *testing.T, from string, req probe.Request) (server string) {
+	t.Helper()
+	req.Netexec, req.Processes = true, l.servers
+	return l.stream(t, from, req)
+}
+
 // stream starts one stream, and returns the Pod that answers its first question.
 func (l *load) stream(t *testing.T, from string, req probe.Request) (server string) {
 	t.Helper()
-	req.Op, req.PauseMS, req.Netexec, req.Processes = probe.Stream, max(req.PauseMS, 10), true, l.servers
+	req.Op, req.PauseMS = probe.Stream, max(req.PauseMS, 10)
 	resp, err := l.probes[from].Do(t.Context(), req)
 	if err != nil {
 		t.Fatalf("start %s: %v", req.Name, err)
