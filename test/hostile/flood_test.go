@@ -131,7 +131,13 @@ func (e *env) addDistantAddresses(t *testing.T) {
 // them until the test ends. Each of its workers ends after a failure.
 func (e *env) hoard(t *testing.T, from netip.Addr, dst netip.AddrPort, count int) int {
 	t.Helper()
-	host, err := e.Host(outsider)
+	return e.hoardFrom(t, outsider, from, dst, count)
+}
+
+// hoardFrom is hoard of another host.
+func (e *env) hoardFrom(t *testing.T, name string, from netip.Addr, dst netip.AddrPort, count int) int {
+	t.Helper()
+	host, err := e.Host(name)
 	if err != nil {
 		t.Fatal(err)
 	}

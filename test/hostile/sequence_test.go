@@ -135,7 +135,7 @@ func (f *forger) wantWorking(t *testing.T, e *env) {
 			t.Fatal(err)
 		}
 	}
-	if err := e.probe(f.v, f.dst); err != nil {
+	if err := f.again(); err != nil {
 		t.Error(err)
 	}
 }
@@ -151,6 +151,7 @@ type forger struct {
 	victim     *connection
 	clientNext uint32 // the next sequence number of the client
 	serverNext uint32
+	again      func() error // a new connection as the victim's
 }
 
 // client forges a segment of the client.
@@ -172,12 +173,19 @@ func (f *forger) server(flags string, seq, ack uint32) {
 func (e *env) forger(t *testing.T, v variant) *forger {
 	t.Helper()
 	f := &forger{t: t, v: v, outside: e.sender(t, outsider), dst: e.nodePort(t, v.place, "tcp", v), backend: e.backend(v, endpointUp)}
-	f.beside = f.outside
+	f.beside, f.again = f.outside, func() error { return e.probe(v, f.dst) }
 	if v.place == "here" {
 		f.beside = e.sender(t, "a1")
 	}
 	watch := e.capture(t, honest, func(p packet) bool { return p.proto == "tcp" && p.src == f.dst })
 	f.victim = e.mustConnect(t, v, f.dst)
+	f.learn(t, watch)
+	return f
+}
+
+// learn learns the numbers of the victim's connection from packets to it.
+func (f *forger) learn(t *testing.T, watch *capture) {
+	t.Helper()
 	for range 3 {
 		if err := f.victim.ask(); err != nil {
 			t.Fatal(err)
@@ -191,5 +199,4 @@ func (e *env) forger(t *testing.T, v variant) *forger {
 	if f.clientNext == 0 {
 		t.Fatal("no packet of the victim's connection was seen")
 	}
-	return f
 }
