@@ -156,7 +156,7 @@ func (w *Writer) Check() error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.doubt, w.known = found, false // the next Replace reads the maps and repairs them
+	w.drift, w.known = found, false // the next Replace reads the maps and repairs them
 	select {
 	case w.drifted <- struct{}{}:
 	default:
@@ -212,7 +212,7 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 	c := &comparison{table: t, read: r}
 	var parts [][]*port
 	if !hold(func() {
-		ports := slices.AppendSeq(slices.Collect(maps.Values(t.byID)), maps.Values(t.orphans))
+		ports := slices.AppendSeq(slices.Collect(maps.Values(t.byID)), maps.Values(t.unmatched))
 		parts = slices.Collect(chunks(ports, (*port).size))
 	}) {
 		return found, false
@@ -230,8 +230,8 @@ func (t *portTable) compare(r *reading, hold func(func()) bool) (found dataplane
 	for some := range slices.Chunk(slices.Collect(maps.Keys(r.frontends)), entriesAtOnce) {
 		if !hold(func() {
 			for _, key := range some {
-				_, odd := t.endpoints.odd[key]
-				if v, ok := t.endpointEntry(key); odd || ok && r.frontends[key] == v {
+				_, outOfSync := t.endpoints.outOfSync[key]
+				if v, ok := t.endpointEntry(key); outOfSync || ok && r.frontends[key] == v {
 					delete(r.frontends, key)
 				}
 			}
@@ -264,8 +264,8 @@ func (c *comparison) port(p *port) {
 		expect(c, objects.TCMapBackends, c.read.backends, e.id, e.value)
 		// Several Services may share it, so it stays in the reading.
 		key := endpointKey(p.protocol, e.addr)
-		_, odd := c.table.endpoints.odd[key]
-		if want, ok := c.table.endpointEntry(key); ok && !odd {
+		_, outOfSync := c.table.endpoints.outOfSync[key]
+		if want, ok := c.table.endpointEntry(key); ok && !outOfSync {
 			got, there := c.read.frontends[key]
 			c.judge(objects.TCMapFrontends, key, there, got == want)
 		}

@@ -124,8 +124,8 @@ func (t *portTable) expected(m map[string]*ebpf.Map, id intent.PortID) []expecte
 		list = append(list, entryOf(m, objects.TCMapBackends, e.id, e.value, "endpoint "+e.addr.String(),
 			func(v objects.TCBackend) string { return objects.EndpointOf(v).String() }))
 		key := endpointKey(p.protocol, e.addr)
-		_, odd := t.endpoints.odd[key]
-		if want, ok := t.endpointEntry(key); ok && !odd {
+		_, outOfSync := t.endpoints.outOfSync[key]
+		if want, ok := t.endpointEntry(key); ok && !outOfSync {
 			list = append(list, entryOf(m, objects.TCMapFrontends, key, want, "own address of endpoint "+e.addr.String(), nil))
 		}
 	}

@@ -15,9 +15,9 @@ import (
 // endpointAddrs counts the endpoints of each address. A large cluster has many of them, so
 // the entry in the map follows from the counts, with few exceptions.
 type endpointAddrs struct {
-	refs map[objects.TCFrontendKey]uint32   // endpoints with this address
-	tftp map[objects.TCFrontendKey]uint32   // of these, endpoints that answer from other ports (TFTP)
-	odd  map[objects.TCFrontendKey]struct{} // the map may hold another entry than the counts say
+	refs      map[objects.TCFrontendKey]uint32   // endpoints with this address
+	tftp      map[objects.TCFrontendKey]uint32   // of these, endpoints that answer from other ports (TFTP)
+	outOfSync map[objects.TCFrontendKey]struct{} // the map may hold another entry than the counts say
 	// retry says that a write failed. Entries for which the map has no room wait for the
 	// next full sync instead: there may be many.
 	retry bool
@@ -26,7 +26,7 @@ type endpointAddrs struct {
 
 func newEndpointAddrs() endpointAddrs {
 	return endpointAddrs{refs: map[objects.TCFrontendKey]uint32{}, tftp: map[objects.TCFrontendKey]uint32{},
-		odd: map[objects.TCFrontendKey]struct{}{}}
+		outOfSync: map[objects.TCFrontendKey]struct{}{}}
 }
 
 func endpointKey(proto model.Protocol, addr netip.AddrPort) objects.TCFrontendKey {
@@ -59,7 +59,7 @@ func (a *endpointAddrs) release() { a.dirty = nil }
 
 // fail records that an entry was not written. A full map costs only speed.
 func (a *endpointAddrs) fail(key objects.TCFrontendKey, err error) {
-	a.odd[key] = struct{}{}
+	a.outOfSync[key] = struct{}{}
 	a.retry = a.retry || !objects.IsFull(err)
 }
 
@@ -86,7 +86,7 @@ func (t *portTable) countEndpoint(key objects.TCFrontendKey, tftp bool, by int) 
 // readEndpoint counts an endpoint that was read back. repairEndpointAddrs writes the entry.
 func (t *portTable) readEndpoint(key objects.TCFrontendKey, tftp bool, by int) {
 	t.endpoints.count(key, tftp, by)
-	t.endpoints.odd[key] = struct{}{}
+	t.endpoints.outOfSync[key] = struct{}{}
 }
 
 // markAddr makes the next writeEndpointAddrs write the entry of an address.
@@ -103,7 +103,7 @@ func (t *portTable) writeEndpointAddrs() {
 	w := t.begin()
 	for _, key := range t.endpoints.dirty {
 		if _, owned := t.owners[key]; owned { // the entry is the Service's
-			delete(t.endpoints.odd, key)
+			delete(t.endpoints.outOfSync, key)
 		} else if value, wanted := t.endpointEntry(key); wanted {
 			w.addrs.add(&t.ofNone, key, value)
 		} else {
@@ -138,7 +138,7 @@ func (t *portTable) setTFTP(have *port, tftp bool) {
 // an endpoint, and endpoints without an entry.
 func (t *portTable) repairEndpointAddrs() error {
 	t.endpoints.retry = false
-	for key := range t.endpoints.odd {
+	for key := range t.endpoints.outOfSync {
 		t.markAddr(key)
 	}
 	t.writeEndpointAddrs()

@@ -13,8 +13,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// readPorts reads the entries of an earlier run from the maps. They are orphans until a
-// Service port claims them. filter gets all addresses that the table will write.
+// readPorts reads the entries of an earlier run from the maps. They are unmatched until
+// match gives them a PortID. filter gets all addresses that the table will write.
 func readPorts(m map[string]*ebpf.Map, filter *objects.PortFilter) (*portTable, error) {
 	n := &journal{}
 	t := &portTable{
@@ -23,15 +23,15 @@ func readPorts(m map[string]*ebpf.Map, filter *objects.PortFilter) (*portTable, 
 		slots:     noted[objects.TCSlotKey](n, m, objects.TCMapSlots), backends: noted[uint32](n, m, objects.TCMapBackends),
 		ranges: noted[objects.TCRangeKey](n, m, objects.TCMapSourceRanges), ids: m[objects.IDsMap],
 		changes: m[objects.TCMapServiceChanges], notes: n,
-		byID: map[intent.PortID]*port{}, orphans: map[uint32]*port{},
+		byID: map[intent.PortID]*port{}, unmatched: map[uint32]*port{},
 		owners: map[objects.TCFrontendKey]uint32{}, endpoints: newEndpointAddrs(),
 	}
 	at := func(service uint32) *port {
 		t.last[serviceID] = max(t.last[serviceID], service)
-		if t.orphans[service] == nil {
-			t.orphans[service] = newPort(service)
+		if t.unmatched[service] == nil {
+			t.unmatched[service] = newPort(service)
 		}
-		return t.orphans[service]
+		return t.unmatched[service]
 	}
 	endpointAddrs := map[objects.TCFrontendKey]objects.TCFrontend{}
 	err := objects.Each(t.services, func(id uint32, v objects.TCService) {
@@ -73,14 +73,14 @@ func readPorts(m map[string]*ebpf.Map, filter *objects.PortFilter) (*portTable, 
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range t.orphans {
+	for _, p := range t.unmatched {
 		e := p.entries
 		slices.SortFunc(e.backends, compareBackends)
 		for i := range e.backends {
 			t.endpoints.count(endpointKey(p.protocol, e.backends[i].addr), e.tftp, 1)
 		}
 	}
-	t.findOdd(endpointAddrs)
+	t.findOutOfSync(endpointAddrs)
 	if err := t.readSlots(at); err != nil {
 		return nil, err
 	}
@@ -94,16 +94,16 @@ func noted[K any](n *journal, m map[string]*ebpf.Map, name string) objects.Map {
 	return notedMap[K]{m[name], name, n}
 }
 
-// findOdd compares the entries of endpoints' own addresses with the endpoints.
-func (t *portTable) findOdd(found map[objects.TCFrontendKey]objects.TCFrontend) {
+// findOutOfSync compares the entries of endpoints' own addresses with the endpoints.
+func (t *portTable) findOutOfSync(found map[objects.TCFrontendKey]objects.TCFrontend) {
 	for key, v := range found {
 		if want, wanted := t.endpointEntry(key); !wanted || v != want {
-			t.endpoints.odd[key] = struct{}{}
+			t.endpoints.outOfSync[key] = struct{}{}
 		}
 	}
 	for key := range t.endpoints.refs {
 		if _, there := found[key]; !there {
-			t.endpoints.odd[key] = struct{}{}
+			t.endpoints.outOfSync[key] = struct{}{}
 		}
 	}
 }
@@ -131,11 +131,11 @@ func (t *portTable) readSlots(at func(uint32) *port) error {
 	})
 }
 
-// inherit claims the entries for the ports of an earlier table.
+// inherit matches the entries with the ports of an earlier table.
 func (t *portTable) inherit(earlier *portTable) {
 	for id, p := range earlier.byID {
-		if o := t.orphans[p.service]; o != nil {
-			t.claim(id, o)
+		if o := t.unmatched[p.service]; o != nil {
+			t.match(id, o)
 		}
 	}
 }
@@ -153,7 +153,7 @@ func (w *Writer) Applied() (ports []*intent.ServicePort, err error) {
 	for id, p := range w.table.byID {
 		names[p.service] = id
 	}
-	for service, p := range read.orphans {
+	for service, p := range read.unmatched {
 		id, known := names[service]
 		if !known {
 			id = intent.PortID{Service: model.Name{Name: fmt.Sprintf("unknown-%d", service)}}

@@ -31,8 +31,8 @@ type portTable struct {
 
 	notes *journal // records writes to the first five maps
 	byID  map[intent.PortID]*port
-	// orphans are Services found in the maps at start that no PortID claims yet.
-	orphans map[uint32]*port
+	// unmatched are Services read from the maps whose PortID is not known yet, by their ids.
+	unmatched map[uint32]*port
 	// endpoints has the addresses of endpoints; see endpointaddrs.go.
 	endpoints endpointAddrs
 	// owners has the Service of each frontend, so that a frontend that moves is not
@@ -101,7 +101,7 @@ type portEntries struct {
 	frontends map[objects.TCFrontendKey]objects.TCFrontend
 	ranges    map[objects.TCRangeKey]bool
 	backends  []backendEntry      // sorted by address
-	grown     *intent.ServicePort // its new entries are written, and its old ones are not yet removed
+	added     *intent.ServicePort // its new entries are written, and its old ones are not yet removed
 }
 
 // backendEntry is an entry of the map backends. Its id is 0 after it was removed.
@@ -135,16 +135,16 @@ func (p *port) current() *portEntries {
 	return e
 }
 
-// unsettle prepares a write: from now on the entries differ from the decision.
-func (p *port) unsettle() *portEntries {
+// beginUpdate prepares a write: from now on the entries differ from the decision.
+func (p *port) beginUpdate() *portEntries {
 	p.entries = p.current()
 	p.source, p.ids = nil, nil
 	return p.entries
 }
 
-// settle records that the maps hold this decision and no more. Most ports have the same
+// commitUpdate records that the maps hold this decision and no more. Most ports have the same
 // ids in the slots, in the same order: one list serves both until the next write.
-func (p *port) settle(source *intent.ServicePort) {
+func (p *port) commitUpdate(source *intent.ServicePort) {
 	p.ids = p.slots[objects.ClusterSet]
 	if !slices.EqualFunc(p.ids, p.entries.backends, func(id uint32, b backendEntry) bool { return id == b.id }) {
 		p.ids = make([]uint32, len(p.entries.backends))
@@ -161,7 +161,7 @@ func (t *portTable) replace(ctx context.Context, ports []*intent.ServicePort) (m
 	want := make(map[intent.PortID]bool, len(ports))
 	for _, p := range ports {
 		want[p.ID] = true
-		t.adopt(p)
+		t.matchByFrontend(p)
 	}
 	var gone []intent.PortID
 	for id := range t.byID {
@@ -172,7 +172,7 @@ func (t *portTable) replace(ctx context.Context, ports []*intent.ServicePort) (m
 	return t.update(ctx, ports, gone, true)
 }
 
-// update writes ports and removes others, and with whole also all unclaimed entries. It removes
+// update writes ports and removes others, and with whole also all unmatched Services. It removes
 // ports first, unless the others get an address or an endpoint of theirs. Of what continues it adds
 // all new entries before it removes any, so that an address that moves between Services is always
 // served. The entries of a port that does not fit are removed where the port no longer has them.
@@ -184,32 +184,32 @@ func (t *portTable) update(ctx context.Context, ports []*intent.ServicePort, gon
 	for some := range chunks(ended, func(id intent.PortID) int { return t.byID[id].size() }) {
 		maps.Copy(failed, t.remove(some))
 	}
-	var unfit []*intent.ServicePort
+	var unwritten []*intent.ServicePort
 	for some := range chunks(ports, func(p *intent.ServicePort) int { return len(p.Endpoints) }) {
 		if err := ctx.Err(); err != nil {
 			return failed, err
 		}
 		for p := range t.addNew(some) {
-			unfit = append(unfit, p)
+			unwritten = append(unwritten, p)
 		}
 	}
-	unfit = slices.DeleteFunc(unfit, func(p *intent.ServicePort) bool {
+	unwritten = slices.DeleteFunc(unwritten, func(p *intent.ServicePort) bool {
 		return t.takesOver(p) && len(t.addNew([]*intent.ServicePort{p})) == 0
 	})
 	for some := range chunks(ports, func(p *intent.ServicePort) int { return len(p.Endpoints) }) {
 		maps.Copy(failed, t.removeOld(some))
 	}
 	// Ports that did not fit may fit now, or after the rest is removed.
-	slices.SortFunc(unfit, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
-	unfit = slices.DeleteFunc(unfit, func(p *intent.ServicePort) bool { return t.writeOrShrink(p) == nil })
+	slices.SortFunc(unwritten, func(a, b *intent.ServicePort) int { return a.ID.Compare(b.ID) })
+	unwritten = slices.DeleteFunc(unwritten, func(p *intent.ServicePort) bool { return t.writeOrShrink(p) == nil })
 	for some := range chunks(gone, func(id intent.PortID) int { return t.byID[id].size() }) {
 		maps.Copy(failed, t.remove(some))
 	}
 	var err error
 	if whole {
-		err = t.eraseOrphans()
+		err = t.eraseUnmatched()
 	}
-	for _, p := range unfit {
+	for _, p := range unwritten {
 		if err := t.writeOrShrink(p); err != nil {
 			failed[p.ID] = err
 		}
@@ -298,8 +298,9 @@ func (p *port) size() int {
 	return len(p.ids)
 }
 
-func (t *portTable) eraseOrphans() (first error) {
-	all := slices.Collect(maps.Values(t.orphans))
+// eraseUnmatched removes the Services of an earlier run that no longer exist.
+func (t *portTable) eraseUnmatched() (first error) {
+	all := slices.Collect(maps.Values(t.unmatched))
 	for some := range chunks(all, (*port).size) {
 		cs := make(changes, len(some))
 		for i, o := range some {
@@ -311,16 +312,16 @@ func (t *portTable) eraseOrphans() (first error) {
 				first = cmp.Or(first, fmt.Errorf("remove Service left by an earlier run: %w", err))
 				continue
 			}
-			delete(t.orphans, cs[i].have.service)
+			delete(t.unmatched, cs[i].have.service)
 		}
 	}
 	return first
 }
 
-// adopt claims the entries that an earlier run wrote for this port: those that one of
+// matchByFrontend gives a port the entries that an earlier run wrote for it: those that one of
 // its addresses leads to. Endpoints keep their ids, and so flows keep their endpoints.
-func (t *portTable) adopt(p *intent.ServicePort) {
-	if t.byID[p.ID] != nil || len(t.orphans) == 0 {
+func (t *portTable) matchByFrontend(p *intent.ServicePort) {
+	if t.byID[p.ID] != nil || len(t.unmatched) == 0 {
 		return
 	}
 	for _, f := range p.Frontends {
@@ -328,16 +329,16 @@ func (t *portTable) adopt(p *intent.ServicePort) {
 		if !ok {
 			continue
 		}
-		if o := t.orphans[service]; o != nil {
-			t.claim(p.ID, o)
+		if o := t.unmatched[service]; o != nil {
+			t.match(p.ID, o)
 			return
 		}
 	}
 }
 
-// claim assigns a Service found in the maps to its PortID.
-func (t *portTable) claim(id intent.PortID, o *port) {
-	delete(t.orphans, o.service)
+// match gives an unmatched Service its PortID.
+func (t *portTable) match(id intent.PortID, o *port) {
+	delete(t.unmatched, o.service)
 	t.byID[id] = o
 	t.names.set(o.service, id)
 	if o.protocol == id.Protocol {

@@ -75,7 +75,7 @@ func deletes[K, V any](m *objects.Map, written func(*change, K, V)) batch[K, V] 
 // addrWrites returns a batch of endpoints' own addresses, which fails no port.
 func addrWrites[V any](t *portTable, remove bool) batch[objects.TCFrontendKey, V] {
 	return batch[objects.TCFrontendKey, V]{m: &t.frontends, delete: remove,
-		written: func(_ *change, k objects.TCFrontendKey, _ V) { delete(t.endpoints.odd, k) },
+		written: func(_ *change, k objects.TCFrontendKey, _ V) { delete(t.endpoints.outOfSync, k) },
 		failed:  func(_ *change, k objects.TCFrontendKey, _ V, err error) { t.endpoints.fail(k, err) },
 	}
 }
@@ -213,19 +213,19 @@ func (t *portTable) addNew(ports []*intent.ServicePort) map[*intent.ServicePort]
 	w.ranges.flush()
 	cs.each(t.addFrontends)
 	w.frontends.flush()
-	var unfit changes
+	var unwritten changes
 	for i := range cs {
 		switch c := &cs[i]; {
 		case c.err != nil:
 			failed[c.want] = c.err
-			unfit = append(unfit, change{want: c.want, have: c.have})
+			unwritten = append(unwritten, change{want: c.want, have: c.have})
 		case c.isNew:
-			c.have.settle(c.want)
+			c.have.commitUpdate(c.want)
 		default:
-			c.have.entries.grown = c.want
+			c.have.entries.added = c.want
 		}
 	}
-	t.giveBack(unfit)
+	t.rollBack(unwritten)
 	t.writeEndpointAddrs()
 	t.countChange()
 	return failed
@@ -233,7 +233,7 @@ func (t *portTable) addNew(ports []*intent.ServicePort) map[*intent.ServicePort]
 
 // prepare begins a change of a port; its have is nil if the maps hold this decision.
 func (t *portTable) prepare(p *intent.ServicePort) (c change, err error) {
-	t.adopt(p)
+	t.matchByFrontend(p)
 	have := t.byID[p.ID]
 	if have == nil {
 		id, err := t.newID(serviceID)
@@ -251,8 +251,8 @@ func (t *portTable) prepare(p *intent.ServicePort) (c change, err error) {
 	if have.source != nil && !slices.Equal(have.source.Lingering, p.Lingering) {
 		t.endpointsEnded()
 	}
-	e := have.unsettle()
-	e.grown = nil
+	e := have.beginUpdate()
+	e.added = nil
 	t.setTFTP(have, p.Helper == intent.TFTP)
 	c.want, c.have, c.known = p, have, len(e.backends)
 	return c, nil
@@ -544,8 +544,8 @@ func wantedRanges(service uint32, p *intent.ServicePort) map[objects.TCRangeKey]
 	return ranges
 }
 
-// giveBack frees the map entries of ports that did not fit.
-func (t *portTable) giveBack(cs changes) {
+// rollBack removes the entries that addNew wrote for ports that did not fit.
+func (t *portTable) rollBack(cs changes) {
 	if len(cs) == 0 {
 		return
 	}
@@ -584,7 +584,7 @@ func (t *portTable) removeOld(ports []*intent.ServicePort) map[intent.PortID]err
 	w := t.begin()
 	cs := make(changes, 0, len(ports))
 	for _, p := range ports {
-		if have := t.byID[p.ID]; have != nil && have.entries != nil && have.entries.grown == p {
+		if have := t.byID[p.ID]; have != nil && have.entries != nil && have.entries.added == p {
 			cs = append(cs, change{want: p, have: have, known: len(have.entries.backends)})
 		}
 	}
@@ -603,7 +603,7 @@ func (t *portTable) removeOld(ports []*intent.ServicePort) map[intent.PortID]err
 		if c := &cs[i]; c.err != nil {
 			failed[c.want.ID] = c.err
 		} else {
-			c.have.settle(c.want)
+			c.have.commitUpdate(c.want)
 		}
 	}
 	return failed
@@ -733,7 +733,7 @@ func (t *portTable) erase(cs changes) {
 		if s := cs[i].have.source; s != nil && len(s.Lingering) > 0 {
 			t.endpointsEnded()
 		}
-		cs[i].have.unsettle().grown = nil
+		cs[i].have.beginUpdate().added = nil
 	}
 	cs.each(t.dropFrontends)
 	w.noFrontends.flush()

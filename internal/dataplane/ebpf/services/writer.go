@@ -22,10 +22,10 @@ type Writer struct {
 	checks  chan struct{}
 	drifted chan struct{}
 
-	mu       sync.Mutex // for the fields below: the check loop runs beside writes
-	table    *portTable // only update and replace write it
-	known    bool       // table was read from the maps, and no check has found a difference since
-	doubt    dataplane.Repair
+	mu       sync.Mutex       // for the fields below: the check loop runs beside writes
+	table    *portTable       // only update and replace write it
+	known    bool             // table was read from the maps, and no check has found a difference since
+	drift    dataplane.Repair // the differences that the last check found
 	repaired dataplane.Repair
 }
 
@@ -110,7 +110,7 @@ func (w *Writer) judge(by func(*portTable) (func(objects.TCFrontendKey) bool, bo
 func (w *Writer) Tables() (tables []dataplane.Table) {
 	var services, slots, backends, frontends int
 	w.mu.Lock()
-	services, frontends = len(w.table.byID)+len(w.table.orphans), len(w.table.owners)
+	services, frontends = len(w.table.byID)+len(w.table.unmatched), len(w.table.owners)
 	for _, p := range w.table.byID {
 		slots += len(p.slots[objects.ClusterSet]) + len(p.slots[objects.LocalSet])
 		backends += len(p.ids)
@@ -152,15 +152,15 @@ func (w *Writer) reread() error {
 	fresh.changed = true
 	fresh.countChange()
 	w.table, w.known = fresh, true
-	w.repaired.Add(w.doubt)
-	w.doubt = dataplane.Repair{}
+	w.repaired.Add(w.drift)
+	w.drift = dataplane.Repair{}
 	return nil
 }
 
 // removed returns a function that reports whether no port has an endpoint. It is valid until the
 // table changes. known is false after a restart, before the first update.
 func (t *portTable) removed() (removed func(objects.TCFrontendKey) bool, known bool) {
-	if t.byID == nil || len(t.orphans) > 0 {
+	if t.byID == nil || len(t.unmatched) > 0 {
 		return nil, false
 	}
 	return func(key objects.TCFrontendKey) bool { return t.endpoints.refs[key] == 0 }, true

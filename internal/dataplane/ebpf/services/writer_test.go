@@ -38,9 +38,9 @@ func TestNoEndpointIsGoneWhileADecisionIsUnknown(t *testing.T) {
 	want("written", true)
 	have := w.table.byID[p.ID]
 	source := have.source
-	have.unsettle()
+	have.beginUpdate()
 	want("during a write", false)
-	have.settle(source)
+	have.commitUpdate(source)
 	want("after it", true)
 }
 
