@@ -54,28 +54,28 @@ func IsTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(f.Fd())
 }
 
-// Mood is the meaning of a color.
-type Mood int
+// Style is the meaning of a color.
+type Style int
 
-// The moods.
+// The styles.
 const (
-	Plain Mood = iota
+	Plain Style = iota
 	Good
-	Doubtful
+	Warning
 	Bad
 	Strong // a heading
 )
 
-// Paint returns the text in the color of a mood, on a page with colors.
-func (p *Page) Paint(m Mood, text string) string {
-	if !p.Color || m == Plain || text == "" {
+// Paint returns the text in the color of a style, on a page with colors.
+func (p *Page) Paint(s Style, text string) string {
+	if !p.Color || s == Plain || text == "" {
 		return text
 	}
 	style := ansi.Style{}.Bold()
-	switch m {
+	switch s {
 	case Good:
 		style = style.ForegroundColor(ansi.Green)
-	case Doubtful:
+	case Warning:
 		style = style.ForegroundColor(ansi.Yellow)
 	case Bad:
 		style = style.ForegroundColor(ansi.Red)

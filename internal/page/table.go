@@ -51,7 +51,7 @@ type Table struct {
 
 // line is a line below a table.
 type line struct {
-	mood       Mood
+	style      Style
 	word, text string
 }
 
@@ -75,9 +75,9 @@ func (t *Table) Foot(format string, args ...any) {
 	t.foot = append(t.foot, line{text: fmt.Sprintf(format, args...)})
 }
 
-// Verdict adds a line below the table that begins with a word in the color of its mood.
-func (t *Table) Verdict(m Mood, word, format string, args ...any) {
-	t.foot = append(t.foot, line{m, word, fmt.Sprintf(": "+format, args...)})
+// Verdict adds a line below the table that begins with a word in the color of its style.
+func (t *Table) Verdict(s Style, word, format string, args ...any) {
+	t.foot = append(t.foot, line{s, word, fmt.Sprintf(": "+format, args...)})
 }
 
 // gap is the space between two columns.
@@ -98,7 +98,7 @@ func (t *Table) Write(w io.Writer) error {
 		}
 	}
 	for _, line := range t.foot {
-		text := p.Paint(line.mood, line.word) + line.text
+		text := p.Paint(line.style, line.word) + line.text
 		if p.Width > 0 {
 			text = p.Wrap(text, "")
 		}

@@ -174,15 +174,15 @@ func (p *printer) line(e *nodev1alpha1.FlowEvent) string {
 	if f == nil {
 		f = &nodev1alpha1.Flow{}
 	}
-	kind, mood := strings.ToLower(strings.TrimPrefix(e.Kind.String(), "EVENT_KIND_")), page.Plain
+	kind, style := strings.ToLower(strings.TrimPrefix(e.Kind.String(), "EVENT_KIND_")), page.Plain
 	if e.Kind == nodev1alpha1.EventKind_EVENT_KIND_REFUSED || e.Kind == nodev1alpha1.EventKind_EVENT_KIND_DROPPED {
-		mood = page.Bad
+		style = page.Bad
 	}
 	parts := []string{e.Time.AsTime().Local().Format("15:04:05.000")}
 	if p.nodes {
 		parts = append(parts, f.Node)
 	}
-	parts = append(parts, p.page.Paint(mood, fmt.Sprintf("%-8s", escape.Text(kind))), nodeclient.Protocol(f.Protocol),
+	parts = append(parts, p.page.Paint(style, fmt.Sprintf("%-8s", escape.Text(kind))), nodeclient.Protocol(f.Protocol),
 		peer(f.Client), "->", service(f))
 	if f.Endpoint != nil {
 		parts = append(parts, "->", peer(f.Endpoint))

@@ -360,7 +360,7 @@ func (p *planReport) needs() *page.Table {
 	case p.Short > 0:
 		t.Verdict(page.Bad, "TOO SMALL", "the table of %d entries lacks %d of the %d that this load needs.", p.Limit, p.Short, p.Entries)
 	case p.Limit > 0 && p.Table > p.Limit:
-		t.Verdict(page.Doubtful, "TIGHT", "the load fits into the table of %d entries, without the headroom.", p.Limit)
+		t.Verdict(page.Warning, "TIGHT", "the load fits into the table of %d entries, without the headroom.", p.Limit)
 	case p.Limit > 0:
 		t.Verdict(page.Good, "OK", "the load fits into the table of %d entries, with the headroom.", p.Limit)
 	}
@@ -410,7 +410,7 @@ func (l *liveReport) judge(t *page.Table) {
 		t.Verdict(page.Bad, "NEARLY FULL", "%s, and a burst of %d new connections fills it; %s. Raise nf_conntrack_max; 'spillway doctor' "+
 			"has the commands.", used, l.Limit-l.Entries, when)
 	case share >= capacity.CloseToFull:
-		t.Verdict(page.Doubtful, "CLOSE TO FULL", "%s; %s. Raise nf_conntrack_max before the next peak.", used, when)
+		t.Verdict(page.Warning, "CLOSE TO FULL", "%s; %s. Raise nf_conntrack_max before the next peak.", used, when)
 	default:
 		t.Verdict(page.Good, "OK", "%s; %s.", used, when)
 	}

@@ -46,7 +46,7 @@ func (r listResult) Write(w io.Writer) error {
 	case len(r.Services) == 0:
 		t.Foot("no Service is served on this node")
 	case troubled > 0:
-		t.Verdict(pages.Doubtful, counted(len(r.Services), "Service"), "%d with problems, which the details of a Service show", troubled)
+		t.Verdict(pages.Warning, counted(len(r.Services), "Service"), "%d with problems, which the details of a Service show", troubled)
 	default:
 		t.Foot("%s", counted(len(r.Services), "Service"))
 	}
@@ -55,7 +55,7 @@ func (r listResult) Write(w io.Writer) error {
 			t.Foot("and %d more", len(r.findings)-i)
 			break
 		}
-		t.Verdict(pages.Doubtful, "finding", "%s", escape.Text(title))
+		t.Verdict(pages.Warning, "finding", "%s", escape.Text(title))
 	}
 	if len(r.findings) > 0 {
 		t.Foot("spillway doctor explains what it found")
@@ -360,7 +360,7 @@ func (r oneResult) verdict(t *pages.Table, differences int) {
 	case served < len(r.Service.Ports):
 		t.Verdict(pages.Bad, "not served", "%d of %s", len(r.Service.Ports)-served, counted(len(r.Service.Ports), "port"))
 	case compared < served:
-		t.Verdict(pages.Doubtful, "written", "the agent has written what is wanted; it was not compared with the kernel")
+		t.Verdict(pages.Warning, "written", "the agent has written what is wanted; it was not compared with the kernel")
 	default:
 		t.Verdict(pages.Good, "as wanted", "the kernel holds what is wanted")
 	}

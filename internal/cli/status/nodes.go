@@ -146,7 +146,7 @@ func (all nodes) Write(w io.Writer) error {
 	case good == len(all.Nodes):
 		t.Verdict(page.Good, "serving", "all %d nodes, without a problem", good)
 	default:
-		t.Verdict(page.Doubtful, "look at", "%d of %d nodes", len(all.Nodes)-good, len(all.Nodes))
+		t.Verdict(page.Warning, "look at", "%d of %d nodes", len(all.Nodes)-good, len(all.Nodes))
 	}
 	return t.Write(w)
 }

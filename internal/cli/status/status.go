@@ -315,11 +315,11 @@ func (r result) verdict(t *page.Table) {
 	node := escape.Text(r.Node)
 	switch {
 	case r.Sync == nil:
-		t.Verdict(page.Doubtful, "unknown", "the agent of %s does not tell what it serves", node)
+		t.Verdict(page.Warning, "unknown", "the agent of %s does not tell what it serves", node)
 	case !r.Sync.Listed || r.Sync.LastSynced == nil:
 		t.Verdict(page.Bad, "not serving yet", "the kernel of %s has what an earlier agent wrote, or nothing", node)
 	case problems > 0 || attached < of:
-		t.Verdict(page.Doubtful, "serving", "%s, with %s", node, trouble(problems, of-attached))
+		t.Verdict(page.Warning, "serving", "%s, with %s", node, trouble(problems, of-attached))
 	default:
 		t.Verdict(page.Good, "serving", "%s, without a problem", node)
 	}

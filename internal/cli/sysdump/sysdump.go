@@ -225,11 +225,11 @@ func (r *result) Write(w io.Writer) error {
 	}
 	t.Foot("")
 	failed := len(r.Index.Failed())
-	mood, incomplete := page.Good, ""
+	style, incomplete := page.Good, ""
 	if failed > 0 {
-		mood, incomplete = page.Doubtful, fmt.Sprintf("; %d parts could not be read completely", failed)
+		style, incomplete = page.Warning, fmt.Sprintf("; %d parts could not be read completely", failed)
 	}
-	t.Verdict(mood, "written", "%s, %d KiB, %d files%s", escape.Text(r.File), (r.Bytes+1023)/1024, r.files(), incomplete)
+	t.Verdict(style, "written", "%s, %d KiB, %d files%s", escape.Text(r.File), (r.Bytes+1023)/1024, r.files(), incomplete)
 	t.Foot("")
 	t.Foot("Look at it before you send it. It has addresses, names of Pods, nodes and namespaces, and logs:")
 	if err := t.Write(p); err != nil {

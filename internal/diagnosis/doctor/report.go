@@ -88,8 +88,8 @@ func newPrinter(out io.Writer) *printer {
 	return w
 }
 
-// moods are the colors of the severities.
-var moods = map[Severity]page.Mood{Critical: page.Bad, Warning: page.Doubtful, Info: page.Strong}
+// styles are the colors of the severities.
+var styles = map[Severity]page.Style{Critical: page.Bad, Warning: page.Warning, Info: page.Strong}
 
 // Write prints the report as text.
 func (r *Report) Write(out io.Writer) error {
@@ -195,7 +195,7 @@ func (r *Report) writeSeverity(w *printer, s Severity) {
 	if r.count(s) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "%s\n\n", w.page.Paint(moods[s], strings.ToUpper(string(s))))
+	fmt.Fprintf(w, "%s\n\n", w.page.Paint(styles[s], strings.ToUpper(string(s))))
 	shown := map[string]int{}
 	rest := map[string][]string{}
 	var order []string

@@ -13,8 +13,8 @@ import (
 	"spillway.dev/spillway/internal/page"
 )
 
-// moods are the colors of states.
-var moods = map[State]page.Mood{Decided: page.Good, Refused: page.Bad, Doubt: page.Doubtful}
+// styles are the colors of states.
+var styles = map[State]page.Style{Decided: page.Good, Refused: page.Bad, Doubt: page.Warning}
 
 // labelWidth is the width of the column of names.
 const labelWidth = 18
@@ -23,9 +23,9 @@ const labelWidth = 18
 func (r *Report) Write(w io.Writer) error {
 	p := page.Of(w)
 	out := &strings.Builder{}
-	line := func(label string, m page.Mood, text string) {
+	line := func(label string, style page.Style, text string) {
 		text = p.Wrap(escape.Text(text), strings.Repeat(" ", labelWidth))
-		fmt.Fprintf(out, "%s%s%s\n", p.Paint(m, label), strings.Repeat(" ", max(labelWidth-len(label), 0)), text[labelWidth:])
+		fmt.Fprintf(out, "%s%s%s\n", p.Paint(style, label), strings.Repeat(" ", max(labelWidth-len(label), 0)), text[labelWidth:])
 	}
 	more := func(label string, text string) {
 		if text != "" {
@@ -34,22 +34,22 @@ func (r *Report) Write(w io.Writer) error {
 	}
 	line("connection", page.Strong, fmt.Sprintf("%s, %s port %d, to %s port %d", r.Source, r.ProtocolName, r.ClientPort,
 		r.Destination, r.DestinationPort))
-	mood := page.Good
+	style := page.Good
 	if r.Refused {
-		mood = page.Bad
+		style = page.Bad
 	}
-	line("decision", mood, cmp.Or(r.Decision, "none"))
+	line("decision", style, cmp.Or(r.Decision, "none"))
 	for i, s := range r.Steps {
 		if s.State == Doubt {
-			line("look at", page.Doubtful, fmt.Sprintf("step %d, %s: %s", i+1, s.Name, cmp.Or(s.Follows, s.Found)))
+			line("look at", page.Warning, fmt.Sprintf("step %d, %s: %s", i+1, s.Name, cmp.Or(s.Follows, s.Found)))
 		}
 	}
 	if r.Probe != nil {
-		line("probe", r.Probe.mood(), r.Probe.text())
+		line("probe", r.Probe.style(), r.Probe.text())
 	}
 	fmt.Fprintln(out)
 	for i, s := range r.Steps {
-		line(fmt.Sprintf("%2d %s", i+1, s.Name), cmp.Or(moods[s.State], page.Strong), cmp.Or(s.Found, "-"))
+		line(fmt.Sprintf("%2d %s", i+1, s.Name), cmp.Or(styles[s.State], page.Strong), cmp.Or(s.Found, "-"))
 		more("looked up: ", s.Lookup)
 		more("-> ", s.Follows)
 	}
@@ -66,7 +66,7 @@ func (r *Report) Write(w io.Writer) error {
 	return nil
 }
 
-func (p *Probe) mood() page.Mood {
+func (p *Probe) style() page.Style {
 	switch {
 	case p.Skipped != "":
 		return page.Strong
@@ -88,7 +88,7 @@ func (p *Probe) text() string {
 }
 
 // details prints what the probe left behind.
-func (p *Probe) details(line func(string, page.Mood, string)) {
+func (p *Probe) details(line func(string, page.Style, string)) {
 	line("probe: remote", page.Strong, cmp.Or(p.Remote, "-"))
 	if p.Flow != nil {
 		line("probe: flow", page.Strong, flowText(p.Flow))
