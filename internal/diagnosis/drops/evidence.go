@@ -47,18 +47,18 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 			break
 		}
 	}
-	grown := e.grown(raw.Cookie, d.Time)
-	d.Invalid = d.Invalid || raw.Flags&uint8(dropsDropFlagsDROP_NO_ENTRY) != 0 && grown.Invalid > 0
+	growth := e.growth(raw.Cookie, d.Time)
+	d.Invalid = d.Invalid || raw.Flags&uint8(dropsDropFlagsDROP_NO_ENTRY) != 0 && growth.Invalid > 0
 	switch {
 	case nft:
 		d.By = dropper[dropsDropPathPATH_NFT]
 	case xtables:
 		d.By = dropper[dropsDropPathPATH_XTABLES]
-	case grown.InsertFailed > 0:
-		grown.InsertFailed--
+	case growth.InsertFailed > 0:
+		growth.InsertFailed--
 		d.By, d.Meaning = dropper[dropsDropPathPATH_CONNTRACK_INSERT], explain(d, dropsDropPathPATH_CONNTRACK_INSERT)
-	case grown.Drop > 0:
-		grown.Drop--
+	case growth.Drop > 0:
+		growth.Drop--
 		d.By, d.Meaning = dropper[dropsDropPathPATH_CONNTRACK_FULL], explain(d, dropsDropPathPATH_CONNTRACK_FULL)
 	}
 	if d.By == "conntrack" {
@@ -83,21 +83,21 @@ func (e *evidence) netfilter(d *Drop, raw *dropsDrop) {
 // counterGrowth holds the last conntrack counters of a namespace, and their growth.
 type counterGrowth struct {
 	conntrack.Counters
-	grown conntrack.Counters
-	at    time.Time
+	growth conntrack.Counters
+	at     time.Time
 }
 
-// grown returns the growth of a namespace's conntrack counters before a drop. If drops
+// growth returns the growth of a namespace's conntrack counters before a drop. If drops
 // came faster than the counters could be read, all drops before a reading share the
 // growth. The caller subtracts its share.
-func (e *evidence) grown(cookie uint64, drop time.Time) *conntrack.Counters {
+func (e *evidence) growth(cookie uint64, drop time.Time) *conntrack.Counters {
 	n, known := e.places.known[cookie]
 	if e.counters == nil || !known {
 		return &conntrack.Counters{}
 	}
 	last := e.counters[cookie]
 	if last != nil && drop.Before(last.at) {
-		return &last.grown
+		return &last.growth
 	}
 	now, err := readCounters(n)
 	if err != nil {
@@ -105,14 +105,14 @@ func (e *evidence) grown(cookie uint64, drop time.Time) *conntrack.Counters {
 	}
 	t := &counterGrowth{Counters: now, at: time.Now()}
 	if last != nil {
-		t.grown = conntrack.Counters{
+		t.growth = conntrack.Counters{
 			Drop:         now.Drop - last.Drop,
 			InsertFailed: now.InsertFailed - last.InsertFailed,
 			Invalid:      now.Invalid - last.Invalid,
 		}
 	}
 	e.counters[cookie] = t
-	return &t.grown
+	return &t.growth
 }
 
 // begin reads the counters of all namespaces, so that the first drop can be compared.

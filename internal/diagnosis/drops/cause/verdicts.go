@@ -32,15 +32,15 @@ func (v *Verdicts) Explain(d *drops.Drop) {
 	if err != nil {
 		return
 	}
-	var grown []string
+	var increased []string
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		drops := strings.HasPrefix(name, "drop_") || strings.HasPrefix(name, "rejected_") || strings.HasPrefix(name, "answered_")
 		if drops && now[name] > v.last[name] {
-			grown = append(grown, name)
+			increased = append(increased, name)
 		}
 	}
 	v.last = now
-	if len(grown) > 0 {
-		d.By, d.Meaning = "spillway", "Spillway's eBPF dataplane did it; its counters that grew: "+strings.Join(grown, ", ")
+	if len(increased) > 0 {
+		d.By, d.Meaning = "spillway", "Spillway's eBPF dataplane did it; its counters that grew: "+strings.Join(increased, ", ")
 	}
 }
