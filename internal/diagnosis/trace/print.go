@@ -95,12 +95,12 @@ func (p *Probe) details(line func(string, page.Style, string)) {
 	} else {
 		line("probe: flow", page.Strong, "no entry: sockets translate by themselves, and bypassed packets need none")
 	}
-	var grown []string
+	var increased []string
 	for _, name := range slices.Sorted(maps.Keys(p.Counters)) {
-		grown = append(grown, fmt.Sprintf("%s +%d", name, p.Counters[name]))
+		increased = append(increased, fmt.Sprintf("%s +%d", name, p.Counters[name]))
 	}
-	if len(grown) > 0 {
-		line("probe: counters", page.Strong, strings.Join(grown, ", ")+" (with other packets of the node)")
+	if len(increased) > 0 {
+		line("probe: counters", page.Strong, strings.Join(increased, ", ")+" (with other packets of the node)")
 	}
 	for _, d := range p.Drops {
 		where := d.Namespace
