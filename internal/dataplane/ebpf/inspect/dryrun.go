@@ -300,7 +300,7 @@ func (d *DryRun) run(p DryRunPacket, frame []byte, key objects.TCTuple) (*DryRun
 	if err != nil {
 		return nil, fmt.Errorf("dry run of %s: %w", p.Hook, err)
 	}
-	r := &DryRunResult{Action: actionNames[int32(code)], Verdicts: d.grown(before)}
+	r := &DryRunResult{Action: actionNames[int32(code)], Verdicts: d.increased(before)}
 	if info, err := prog.Info(); err == nil {
 		r.Tag = info.Tag
 	}
@@ -323,8 +323,8 @@ func (d *DryRun) counts() map[string]uint64 {
 	return objects.SumVerdicts(d.tc.Maps[objects.TCMapVerdicts], d.verdicts)
 }
 
-// grown returns the counters that are higher than before.
-func (d *DryRun) grown(before map[string]uint64) []string {
+// increased returns the counters that are higher than before.
+func (d *DryRun) increased(before map[string]uint64) []string {
 	now := d.counts()
 	out := []string{}
 	for _, name := range d.verdicts {

@@ -141,7 +141,7 @@ func (s *SocketDryRun) Result() (to netip.AddrPort, verdicts []string, err error
 	if s.family == model.IPv6 {
 		addr = netip.AddrFrom16(r.Addr)
 	}
-	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(r.Port[:2])), s.d.grown(s.before), nil
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(r.Port[:2])), s.d.increased(s.before), nil
 }
 
 // Close detaches the programs.
