@@ -185,11 +185,11 @@ func (c *Counters) add(d Counters) {
 }
 
 // since returns the growth of the counters; 0 where a counter wrapped.
-func (c Counters) since(before Counters) (grown Counters) {
+func (c Counters) since(before Counters) (growth Counters) {
 	for kind := range uint16(16) {
-		if f := grown.field(kind); f != nil && *c.field(kind) > *before.field(kind) {
+		if f := growth.field(kind); f != nil && *c.field(kind) > *before.field(kind) {
 			*f = *c.field(kind) - *before.field(kind)
 		}
 	}
-	return grown
+	return growth
 }

@@ -254,11 +254,11 @@ func (d *decision) sizes() {
 	if wanted > d.Max {
 		buckets = max(buckets, d.wholeBuckets(wanted/4)) // chains of four at most, in a full table
 	}
-	grown := d.raise(sizeBuckets, d.Buckets, buckets, d.Buckets/8, fmt.Sprintf("all network namespaces need %.0f entries", d.growing))
+	raised := d.raise(sizeBuckets, d.Buckets, buckets, d.Buckets/8, fmt.Sprintf("all network namespaces need %.0f entries", d.growing))
 	if d.raise(sizeMax, d.Max, wanted, gain, why) {
 		d.max = wanted
 	}
-	if !grown {
+	if !raised {
 		buckets = d.Buckets
 	}
 	d.expectations(buckets)

@@ -220,15 +220,15 @@ func (r *Reconciler) Recheck() (at time.Time) {
 // new: clients may have sent packets there before.
 func (r *Reconciler) setNodeAddrs(addrs []netip.Addr) {
 	now := make(map[netip.Addr]struct{}, len(addrs))
-	grown := false
+	added := false
 	for _, a := range addrs {
 		now[a] = struct{}{}
 		if _, known := r.nodeAddrs[a]; !known {
-			grown = true
+			added = true
 		}
 	}
 	r.nodeAddrs = now
-	if !grown {
+	if !added {
 		return
 	}
 	for f := range r.owners {
