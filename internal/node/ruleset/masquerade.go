@@ -337,7 +337,7 @@ func (m *match) dest(w *walker, p *netipx.IPSet, not bool) {
 // require makes the rule match only if yes is not not.
 func (m *match) require(yes, not bool) { m.never = m.never || yes == not }
 
-func (m *match) doubt(why string) { m.unclear = cmp.Or(m.unclear, why) }
+func (m *match) setUnclear(why string) { m.unclear = cmp.Or(m.unclear, why) }
 
 // parse parses a rule.
 func (w *walker) parse(r *Rule) (m match) {

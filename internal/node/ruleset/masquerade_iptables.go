@@ -27,7 +27,7 @@ func (w *walker) parseIptables(r *Rule, m *match) {
 			set, ok := w.addresses(value)
 			switch {
 			case !ok:
-				m.doubt("its address is not understood")
+				m.setUnclear("its address is not understood")
 			case args[i] == "-s":
 				m.source(set, not)
 			default:
@@ -37,16 +37,16 @@ func (w *walker) parseIptables(r *Rule, m *match) {
 			yes, known := w.isExternal(value)
 			if m.require(yes, not); !known {
 				m.never = false
-				m.doubt("it depends on the output device")
+				m.setUnclear("it depends on the output device")
 			}
 		case "-i": // a pod's packet enters by no external device
 			if yes, _ := w.isExternal(value); yes {
 				m.require(false, not)
 			} else {
-				m.doubt("it depends on the input device")
+				m.setUnclear("it depends on the input device")
 			}
 		case "-p":
-			m.doubt("it depends on the protocol")
+			m.setUnclear("it depends on the protocol")
 		case "-m":
 			module = value
 		case "--comment":
@@ -54,7 +54,7 @@ func (w *walker) parseIptables(r *Rule, m *match) {
 			m.require(value == "UNICAST", not)
 		case "--mark":
 			if module != "mark" {
-				m.doubt("it depends on the connection's mark")
+				m.setUnclear("it depends on the connection's mark")
 				break
 			}
 			m.require(maskedIsZero(value), not)
@@ -65,7 +65,7 @@ func (w *walker) parseIptables(r *Rule, m *match) {
 			m.options(args[i+2:])
 			return
 		default:
-			m.doubt("its match " + args[i] + " is not understood")
+			m.setUnclear("its match " + args[i] + " is not understood")
 			if strings.HasPrefix(value, "-") || value == "!" {
 				not = false
 				continue // an option without a value
@@ -107,6 +107,6 @@ func (w *walker) targetOf(option, name string, m *match) {
 // options reads the options of a target.
 func (m *match) options(args []string) {
 	if m.verdict == "masquerade" && slices.Contains(args, "--to-ports") {
-		m.doubt("it gives ports of a range")
+		m.setUnclear("it gives ports of a range")
 	}
 }

@@ -83,7 +83,7 @@ func (p *nftRule) next() {
 				break
 			}
 		}
-		m.doubt("it depends on the input device")
+		m.setUnclear("it depends on the input device")
 	case p.follows("fib", "daddr", "type"), p.follows("fib", "saddr", "type"):
 		not := p.not()
 		m.require(p.take() == "unicast", not)
@@ -126,7 +126,7 @@ func (p *nftRule) address() {
 	set, ok := p.set(p.take())
 	switch {
 	case !ok || len(p.words) > 0 && p.words[0] == ".":
-		p.m.doubt("its addresses are not understood")
+		p.m.setUnclear("its addresses are not understood")
 		p.rest()
 	case field == "saddr":
 		p.m.source(set, not)
@@ -158,12 +158,12 @@ func (p *nftRule) set(word string) (*netipx.IPSet, bool) {
 func (p *nftRule) device(word string, not bool) {
 	names := words(word)
 	if len(names) != 1 || strings.HasPrefix(word, "@") {
-		p.m.doubt("it depends on output devices")
+		p.m.setUnclear("it depends on output devices")
 		return
 	}
 	yes, known := p.w.isExternal(names[0])
 	if !known {
-		p.m.doubt("it depends on the output device")
+		p.m.setUnclear("it depends on the output device")
 		return
 	}
 	p.m.require(yes, not)
@@ -172,7 +172,7 @@ func (p *nftRule) device(word string, not bool) {
 // mark takes "0x1", "!= 0x1", "& 0x1 == 0x1" or "and 0x1 != 0x1", of a mark of zero, or "set …".
 func (p *nftRule) mark() {
 	if p.follows("set") {
-		p.m.doubt("it sets a mark")
+		p.m.setUnclear("it sets a mark")
 		p.m.verdict, p.words = "other", nil
 		return
 	}
@@ -192,7 +192,7 @@ func (p *nftRule) verdict() {
 	case "masquerade":
 		m.verdict = word
 		if p.follows("to") {
-			m.doubt("it gives ports of a range")
+			m.setUnclear("it gives ports of a range")
 		}
 		p.words = nil
 	case "jump", "goto":
@@ -203,7 +203,7 @@ func (p *nftRule) verdict() {
 		p.rest()
 	case "continue":
 	default:
-		m.doubt("its words " + word + " are not understood")
+		m.setUnclear("its words " + word + " are not understood")
 		p.rest()
 	}
 }
