@@ -34,22 +34,22 @@ func (w *Writer) writeSettings(n *intent.Node) error {
 	s := w.settings(n)
 	s.SnatPorts, s.NetworkPorts = lists.snat, lists.network
 	w.written = &s
-	return w.beat()
+	return w.putSettings()
 }
 
-// beatInterval is well below SYN_AGENT_SECONDS of bpf/lib/xdp/syn_filter.h.
-const beatInterval = 10 * time.Second
+// agentSeenInterval is well below SYN_AGENT_SECONDS of bpf/lib/xdp/syn_filter.h.
+const agentSeenInterval = 10 * time.Second
 
-// beatLoop tells the XDP program that an agent runs.
-func (w *Writer) beatLoop(ctx context.Context) {
+// agentSeenLoop renews AgentSeen, by which the XDP program knows that an agent runs.
+func (w *Writer) agentSeenLoop(ctx context.Context) {
 	for w.cfg.UsesXDP() {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(beatInterval):
+		case <-time.After(agentSeenInterval):
 		}
 		w.mu.Lock()
-		err := w.beat()
+		err := w.putSettings()
 		w.mu.Unlock()
 		if err != nil {
 			w.cfg.Log.Error("Tell the XDP program that an agent runs", "err", err)
@@ -57,8 +57,8 @@ func (w *Writer) beatLoop(ctx context.Context) {
 	}
 }
 
-// beat writes the settings with the present time. The caller holds mu.
-func (w *Writer) beat() error {
+// putSettings writes the settings to the map, with the present time as that of the agent. The caller holds mu.
+func (w *Writer) putSettings() error {
 	if w.written == nil {
 		return nil
 	}

@@ -131,10 +131,10 @@ func (w *Writer) Close() {
 
 // Run keeps the settings and the cgroups of pods current until ctx is done.
 func (w *Writer) Run(ctx context.Context) {
-	var beats sync.WaitGroup
-	beats.Go(func() { w.beatLoop(ctx) })
+	var agentSeen sync.WaitGroup
+	agentSeen.Go(func() { w.agentSeenLoop(ctx) })
 	w.unhookLoop(ctx)
-	beats.Wait()
+	agentSeen.Wait()
 }
 
 // Current returns the node that was written last, nil if there was none.
