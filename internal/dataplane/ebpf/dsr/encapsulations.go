@@ -26,9 +26,9 @@ const (
 	// retryInterval is the time from a failed probe to the next, until failedProbes in a row.
 	retryInterval = time.Second
 	failedProbes  = 3
-	// doubtedProbes in a row without an answer to the option, and with one to datagrams, change the
+	// optionLostProbes in a row without an answer to the option, and with one to datagrams, change the
 	// way: routers may forward few packets with options at a time.
-	doubtedProbes = 2
+	optionLostProbes = 2
 	// probesAtOnce bounds what probes cost, in a cluster of any size. Each takes up to 2 s.
 	probesAtOnce = 64
 	// encapsulationKept is the time for which flows may go on to an endpoint that is gone.
@@ -61,13 +61,13 @@ type Encapsulations struct {
 
 // encapsulationState is what is known about one endpoint.
 type encapsulationState struct {
-	value    objects.TCDsrEncapsulation
-	written  bool // value is in the map
-	probing  bool
-	failures int // probes in a row without any answer
-	doubts   int // probes in a row whose option did not arrive, while value says that it does
-	next     time.Time
-	wanted   time.Time // the last time that a Service had this endpoint
+	value      objects.TCDsrEncapsulation
+	written    bool // value is in the map
+	probing    bool
+	failures   int // probes in a row without any answer
+	optionLost int // probes in a row whose option did not arrive, while value says that it does
+	next       time.Time
+	wanted     time.Time // the last time that a Service had this endpoint
 }
 
 // New reads what an earlier run has found out. It returns nil if there are no probes.
@@ -206,17 +206,17 @@ func (s *encapsulationState) learn(r dsrprobe.Result, is4 bool, now time.Time) {
 	var found objects.TCDsrEncapsulation
 	switch {
 	case r.Option:
-		s.failures, s.doubts = 0, 0
+		s.failures, s.optionLost = 0, 0
 		found.Kind = uint8(objects.TCDsrEncapsulationKindDSR_BY_OPTION)
 	case r.MTU >= leastCarried(is4):
 		s.failures = 0
 		if s.written && s.value.Kind == uint8(objects.TCDsrEncapsulationKindDSR_BY_OPTION) {
-			if s.doubts++; s.doubts < doubtedProbes {
+			if s.optionLost++; s.optionLost < optionLostProbes {
 				s.next = now.Add(retryInterval)
 				return
 			}
 		}
-		s.doubts = 0
+		s.optionLost = 0
 		found.Kind, found.Mtu = uint8(objects.TCDsrEncapsulationKindDSR_BY_GUE), uint16(r.MTU)
 	default:
 		if s.failures++; s.failures < failedProbes {
