@@ -20,9 +20,9 @@ const (
 
 // Lengths in bytes.
 const (
-	gueLen    = 4
-	bodyV6Len = 2 + optionV6Len // of the option, with type and length
-	claimLen  = 56
+	gueLen      = 4
+	bodyV6Len   = 2 + optionV6Len // of the option, with type and length
+	tagInputLen = 56
 )
 
 // minIPv6 is the length that each network of IPv6 forwards (RFC 8200, 5).
@@ -47,14 +47,14 @@ func (p path) is4() bool { return p.from.Addr().Is4() }
 // tag is that of bpf/lib/dsr/option.h for a probe: the Service has no address and port 0, and the
 // client is not named.
 func (p path) tag(key [16]byte) uint64 {
-	claim := make([]byte, claimLen)
-	copy(claim[16:], p.to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(claim[50:], p.to.Port())
-	claim[54], claim[55] = unix.IPPROTO_UDP, 6
+	input := make([]byte, tagInputLen)
+	copy(input[16:], p.to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(input[50:], p.to.Port())
+	input[54], input[55] = unix.IPPROTO_UDP, 6
 	if p.is4() {
-		claim[55] = 4
+		input[55] = 4
 	}
-	return siphash.Hash(binary.LittleEndian.Uint64(key[:]), binary.LittleEndian.Uint64(key[8:]), claim)
+	return siphash.Hash(binary.LittleEndian.Uint64(key[:]), binary.LittleEndian.Uint64(key[8:]), input)
 }
 
 // option returns the option, without the header around it in IPv6.
