@@ -108,7 +108,7 @@ type endpoint struct {
 	checked     time.Time // the last result; zero: none
 	answered    bool      // that result was Accepted
 	confirmed   bool      // a suspect that has not accepted the agent's connection
-	doubted     bool      // it did not, although it seemed to work
+	checkFailed bool      // it has not accepted the agent, without being a suspect
 	unreachable bool      // it has accepted a client's connection after that
 }
 
@@ -144,12 +144,12 @@ func (e *endpoint) result(now time.Time, a Answer) {
 	e.checked, e.answered = now, a == Accepted
 	switch {
 	case e.answered:
-		e.doubted, e.unreachable = false, false
+		e.checkFailed, e.unreachable = false, false
 		e.restart(now)
 	case a == Failed && e.suspect:
 		e.confirmed = true
 	case a == Failed && !e.ejected:
-		e.doubted = true
+		e.checkFailed = true
 	}
 }
 
@@ -173,8 +173,8 @@ func (e *endpoint) observe(now time.Time, o *Outcome) bool {
 	if o.Failed < e.failed || o.Accepted.After(e.since) {
 		e.failed, e.refused = 0, 0
 	}
-	if e.doubted && o.Accepted.After(e.checked) {
-		e.doubted, e.unreachable = false, true
+	if e.checkFailed && o.Accepted.After(e.checked) {
+		e.checkFailed, e.unreachable = false, true
 	}
 	why, since := e.verdict(now, o)
 	e.suspect = why != ""
@@ -211,7 +211,7 @@ func (e *endpoint) verdict(now time.Time, o *Outcome) (why string, since time.Ti
 func (e *endpoint) eject(now time.Time, why string) {
 	backOff := firstBackOff << min(e.times, 10)
 	e.ejected, e.At, e.Until, e.Why = true, now, now.Add(min(backOff, lastBackOff)), why
-	e.suspect, e.confirmed, e.doubted = false, false, false
+	e.suspect, e.confirmed, e.checkFailed = false, false, false
 	e.times++
 }
 
