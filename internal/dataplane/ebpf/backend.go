@@ -58,7 +58,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := upgrade.ClaimPins(cfg.BPFFS); err != nil {
+	if err := upgrade.SetPinOwner(cfg.BPFFS); err != nil {
 		return nil, err
 	}
 	b := &Backend{cfg: cfg}

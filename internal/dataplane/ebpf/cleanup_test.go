@@ -149,7 +149,7 @@ func TestCleanupUnmountsWhatAnAgentHasMounted(t *testing.T) {
 	second := first
 	second.BPFFS = filepath.Join(at, "second")
 	must.Do(t, kernel.EnsureBPFFS(second.BPFFS))
-	must.Do(t, upgrade.ClaimPins(second.BPFFS))
+	must.Do(t, upgrade.SetPinOwner(second.BPFFS))
 	runBackend(t, first, intent.State{}, nil)
 	for range 2 {
 		must.Do(t, upgrade.Cleanup(first))

@@ -35,7 +35,7 @@ func (n *packetNode) dryRun(t *testing.T, p inspect.DryRunPacket) *inspect.DryRu
 // ownPins makes the node's network namespace the owner of its pins until the test ends, as New does.
 func (n *packetNode) ownPins(t *testing.T) {
 	t.Helper()
-	n.onThread(t, func() error { return upgrade.ClaimPins(n.cfg.BPFFS) })
+	n.onThread(t, func() error { return upgrade.SetPinOwner(n.cfg.BPFFS) })
 	t.Cleanup(func() { must.Do(t, os.Remove(objects.OwnerPath(n.cfg.BPFFS))) })
 }
 

@@ -113,7 +113,7 @@ func migrate(specs []*ebpf.CollectionSpec, cfg *objects.Config) (older []previou
 		if pins, _ := os.ReadDir(objects.MapsDir(cfg.BPFFS)); len(pins) > 0 {
 			return older, false
 		}
-		err = adoptMaps(specs, older[len(older)-1], cfg)
+		err = migrateMaps(specs, older[len(older)-1], cfg)
 	}
 	if err != nil {
 		cfg.Log.Warn("Running flows are forgotten: maps cannot be migrated to this ABI version",
@@ -124,12 +124,12 @@ func migrate(specs []*ebpf.CollectionSpec, cfg *objects.Config) (older []previou
 	return older, true
 }
 
-// adoptMaps creates all maps or none, even if the agent is killed: a rename publishes
+// migrateMaps creates all maps or none, even if the agent is killed: a rename publishes
 // their directory.
-func adoptMaps(specs []*ebpf.CollectionSpec, older previousLayout, cfg *objects.Config) error {
+func migrateMaps(specs []*ebpf.CollectionSpec, older previousLayout, cfg *objects.Config) error {
 	stage := objects.MapsDir(cfg.BPFFS) + "-new"
 	_ = os.RemoveAll(stage)
-	err := adoptInto(stage, specs, older, cfg)
+	err := migrateInto(stage, specs, older, cfg)
 	if err == nil {
 		err = os.Rename(stage, objects.MapsDir(cfg.BPFFS))
 	}
@@ -139,7 +139,7 @@ func adoptMaps(specs []*ebpf.CollectionSpec, older previousLayout, cfg *objects.
 	return err
 }
 
-func adoptInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout, cfg *objects.Config) error {
+func migrateInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout, cfg *objects.Config) error {
 	if err := os.Mkdir(stage, 0o700); err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func adoptInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout,
 			if _, err := os.Stat(filepath.Join(stage, name)); err == nil || want.Pinning != ebpf.PinByName {
 				continue // created for the other object already, or not pinned
 			}
-			if err := older.adoptMap(stage, want, cfg); err != nil {
+			if err := older.migrateMap(stage, want, cfg); err != nil {
 				return fmt.Errorf("map %s: %w", name, err)
 			}
 		}
@@ -156,10 +156,10 @@ func adoptInto(stage string, specs []*ebpf.CollectionSpec, older previousLayout,
 	return nil
 }
 
-// adoptMap pins a map for this version: the older map itself if its layout is the same,
+// migrateMap pins a map for this version: the older map itself if its layout is the same,
 // otherwise a new map with its entries. A map that is new in this version is created
 // when the programs are loaded.
-func (f *previousLayout) adoptMap(stage string, want *ebpf.MapSpec, cfg *objects.Config) error {
+func (f *previousLayout) migrateMap(stage string, want *ebpf.MapSpec, cfg *objects.Config) error {
 	from, err := ebpf.LoadPinnedMap(filepath.Join(f.dir, want.Name), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -183,7 +183,7 @@ func (r *Rollback) mergeRanges() error {
 	return err
 }
 
-// pin pins all maps of the release before or none, as adoptMaps does.
+// pin pins all maps of the release before or none, as migrateMaps does.
 func (r *Rollback) pin() error {
 	dir := objects.LayoutDir(r.cfg.BPFFS, PreviousVersion)
 	stage := dir + "-new"

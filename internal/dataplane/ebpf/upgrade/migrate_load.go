@@ -118,10 +118,10 @@ func replaceable(name string) bool {
 	return false
 }
 
-// ClaimPins assigns the pins to this network namespace. Links cannot move: an agent of
+// SetPinOwner makes this network namespace the owner of the pins. Links cannot move: an agent of
 // another namespace with this directory would take live links for dead ones and remove
 // them.
-func ClaimPins(bpffs string) error {
+func SetPinOwner(bpffs string) error {
 	own, err := kernel.CurrentNetns()
 	if err != nil {
 		return fmt.Errorf("find out network namespace: %w", err)
