@@ -80,7 +80,7 @@ func (b *Backend) newAttacher() (*attach.Attacher, error) {
 	})
 }
 
-// noteFacts has the attacher decide again about addresses that pods claim.
+// noteFacts has the attacher decide again about addresses that pods announce.
 func (b *Backend) noteFacts() {
 	if b.attacher != nil {
 		b.attacher.NoteFacts()

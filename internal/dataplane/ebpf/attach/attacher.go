@@ -85,16 +85,16 @@ type Config struct {
 	// OnPods, if set, receives the pods of the node: all at the first Sync, then the
 	// changes.
 	OnPods func(PodChanges)
-	// Facts, if set, returns the cluster's data about an address that a pod claims.
+	// Facts, if set, returns the cluster's data about an address that a pod announces.
 	// NoteFacts requests another call.
 	Facts func(netip.Addr) Fact
 	// Owners are the pods of an earlier run. An interface that had an address then
-	// keeps it as long as the interface exists and claims the address.
+	// keeps it as long as the interface exists and announces the address.
 	Owners map[netip.Addr]Pod
-	// OnRefused, if set, receives once each claim that has been refused for
+	// OnRefused, if set, receives once each announcement that has been refused for
 	// ReportAfter.
 	OnRefused func(Refusal)
-	// ReportAfter is the time until OnRefused receives a refused claim; 0: 5 s.
+	// ReportAfter is the time until OnRefused receives a refused announcement; 0: 5 s.
 	ReportAfter time.Duration
 	// OnError, if set, receives each new error of an interface, and nil when the
 	// interface is served again. Errors of no interface have the name "".
@@ -156,7 +156,7 @@ type Attacher struct {
 	routeMTUs  map[RouteKey]uint32 // as last reported
 	routesTook time.Duration       // to read them
 
-	podsTold time.Time
+	podsReported time.Time
 }
 
 // New prepares an Attacher for the calling thread's network namespace. It works in that
@@ -321,7 +321,7 @@ func (a *Attacher) Mechanism() string {
 	return "clsact"
 }
 
-// Refused returns the currently refused claims, sorted by interface and address.
+// Refused returns the currently refused announcements, sorted by interface and address.
 func (a *Attacher) Refused() []Refusal {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -333,7 +333,7 @@ func (a *Attacher) Refused() []Refusal {
 }
 
 // NoteFacts says that Facts may return other data now. It does not wait: Run decides
-// the claims again. It may be called from a callback.
+// about the announcements again. It may be called from a callback.
 func (a *Attacher) NoteFacts() { a.events.noteFacts() }
 
 // Detach removes everything that an Attacher with this PinDir attached in this

@@ -25,11 +25,11 @@ type pathKey struct {
 // microseconds, so a node with hundreds of pods must not repeat them at each event.
 // Events of routes, rules or devices delete the entries that they concern.
 type pathTable struct {
-	h     *netlink.Handle
-	known map[pathKey]path
-	up    map[int]bool        // whether each device is up
-	addrs map[netip.Addr]bool // of the node, possible preferred sources of routes
-	asked int                 // queries to the kernel, for tests
+	h       *netlink.Handle
+	known   map[pathKey]path
+	up      map[int]bool        // whether each device is up
+	addrs   map[netip.Addr]bool // of the node, possible preferred sources of routes
+	queries int                 // queries to the kernel, for tests
 }
 
 func newPathTable(h *netlink.Handle) *pathTable {
@@ -50,7 +50,7 @@ func (t *pathTable) lookup(key pathKey) path {
 
 // ask asks the kernel for the matching entry of the routing tables.
 func (t *pathTable) ask(key pathKey) (path, error) {
-	t.asked++
+	t.queries++
 	list, err := t.h.RouteGetWithOptions(key.addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true, OifIndex: key.vrf})
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):

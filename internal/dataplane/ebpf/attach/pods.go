@@ -19,7 +19,7 @@ import (
 // Pod is the device and the MAC addresses for packets to a pod address of this node.
 type Pod struct {
 	// Ifindex is the index of the host end, in the agent's namespace. 0 says that
-	// several interfaces claim the address and none of the claims is accepted.
+	// several interfaces announce the address and none of the announcements is accepted.
 	Ifindex int
 	// PodMAC is the MAC of the pod's own interface; nil if it has none.
 	PodMAC net.HardwareAddr
@@ -51,7 +51,7 @@ type podPort struct {
 	addrs                       []podAddr
 	stale                       bool          // the pod's own side must be read
 	named                       [2]netip.Addr // by family, the address of the Pod that owns the interface
-	reports                     int           // number of reported refused claims
+	reports                     int           // number of reported refused announcements
 }
 
 // podAddr is an address of a pod's own interface.
@@ -70,14 +70,14 @@ type podTable struct {
 	reported map[netip.Addr]Pod
 	first    bool
 
-	facts   func(netip.Addr) Fact // nil: all addresses are Unknown
-	paths   *pathTable
-	vlans   map[int]int  // VLAN devices of bridges, with their bridge
-	ovs     map[int]bool // devices of Open vSwitch
-	learned []neighbor   // nil: not read yet
-	claims  claims
-	owners  map[netip.Addr]owner
-	refused map[refusalKey]*refusal
+	facts     func(netip.Addr) Fact // nil: all addresses are Unknown
+	paths     *pathTable
+	vlans     map[int]int  // VLAN devices of bridges, with their bridge
+	ovs       map[int]bool // devices of Open vSwitch
+	learned   []neighbor   // nil: not read yet
+	announced announcements
+	owners    map[netip.Addr]owner
+	refused   map[refusalKey]*refusal
 }
 
 // newPodTable returns a table in which owners, of an earlier run, have their addresses.
@@ -295,7 +295,7 @@ func (t *podTable) request(typ, flags int) *nl.NetlinkRequest {
 	return req
 }
 
-// changes decides about the claims and returns the differences to the last decision.
+// changes decides about the announcements and returns the differences to the last decision.
 func (t *podTable) changes() PodChanges {
 	now := t.decide(time.Now())
 	c := PodChanges{Full: t.first, Upserts: make(map[netip.Addr]Pod)}

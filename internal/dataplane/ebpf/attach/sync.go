@@ -73,7 +73,7 @@ func (a *Attacher) podPass() {
 	a.reportPods()
 }
 
-// reportRefusals reports claims to OnRefused, and returns when to call it again; 0
+// reportRefusals reports announcements to OnRefused, and returns when to call it again; 0
 // means after the next change.
 func (a *Attacher) reportRefusals() time.Duration {
 	a.mu.Lock()
@@ -164,7 +164,7 @@ func (a *Attacher) listDevices(links []netlink.Link, addrs map[int][]netlink.Add
 
 // reportPods reads pods with events and calls OnPods with the differences.
 func (a *Attacher) reportPods() {
-	a.podsTold = time.Now()
+	a.podsReported = time.Now()
 	d := a.pending
 	a.pending = dirty{}
 	routing := d.rules || len(d.paths) > 0
@@ -172,13 +172,13 @@ func (a *Attacher) reportPods() {
 		return
 	}
 	a.pods.paths.forget(d.paths, d.all || d.rules)
-	claims := a.pods.read(d.nsids, d.all) || d.all || d.links || d.neighs
-	if !claims && !d.facts && !routing {
+	reread := a.pods.read(d.nsids, d.all) || d.all || d.links || d.neighs
+	if !reread && !d.facts && !routing {
 		return // Events of namespaces without pods of this node.
 	}
-	a.pods.collect(claims)
+	a.pods.collect(reread)
 	// Before the query: a change of a route in between causes an event.
-	a.events.watchRoutes(a.pods.claimed())
+	a.events.watchRoutes(a.pods.announcedAddrs())
 	c := a.pods.changes()
 	a.events.watchNeighbors(a.pods.neighborWatch())
 	if a.cfg.OnPods != nil && (c.Full || len(c.Upserts)+len(c.Deletes) > 0) {
@@ -270,7 +270,7 @@ func externalFirst(ifaces []Interface) []Interface {
 
 // reportPodsMeanwhile reports pods during a long series of attachments.
 func (a *Attacher) reportPodsMeanwhile() {
-	if time.Since(a.podsTold) < podWait {
+	if time.Since(a.podsReported) < podWait {
 		return
 	}
 	a.pending.merge(a.events.flushNamespaces())

@@ -12,7 +12,7 @@ import (
 	"spillway.dev/spillway/internal/decisions/intent"
 )
 
-// podFacts is what the cluster says about addresses that pods claim.
+// podFacts is what the cluster says about addresses that pods announce.
 type podFacts struct {
 	node        *intent.Node
 	otherRanges prefixSet
@@ -42,7 +42,7 @@ func (w *Writer) Fact(a netip.Addr) attach.Fact {
 	return attach.Unknown
 }
 
-// setFacts makes fact use this node, and requests a new decision of claims if the facts
+// setFacts makes fact use this node, and requests a new decision about announcements if the facts
 // differ.
 func (w *Writer) setFacts(n *intent.Node) {
 	f := &podFacts{node: n}
@@ -66,7 +66,7 @@ func (w *Writer) noteFacts() {
 	}
 }
 
-// OnRefused reports a claim in the log and to Config.Refused.
+// OnRefused reports a refused address in the log and to Config.Refused.
 func (w *Writer) OnRefused(r attach.Refusal) {
 	w.cfg.Log.Warn("pod address refused: packets for it do not use this interface",
 		"address", r.Addr, "interface", r.Interface, "reason", r.Reason.String(), "moreIgnored", r.Last)

@@ -122,7 +122,7 @@ func (w *Writer) podEntry(a netip.Addr) (pod objects.TCPod) {
 	if known && w.node != nil && inAny(w.node.Egress.Sources, a) {
 		flags |= objects.TCPodFlagsPOD_LEAVES
 	}
-	if contested || known && unclaimed(w.node, a) {
+	if contested || known && mayBeSelected(w.node, a) {
 		flags |= objects.TCPodFlagsPOD_TRAVERSES_NETFILTER
 		flags &^= objects.TCPodFlagsPOD_DENY_RULE_ONLY
 	}
@@ -143,7 +143,7 @@ func (w *Writer) writeTraversing(before, n *intent.Node) error {
 	maps.Copy(changed, traversing)
 	w.traversing = traversing
 	for a := range w.pods {
-		if unclaimed(before, a) != unclaimed(n, a) || before == nil || inAny(before.Egress.Sources, a) != inAny(n.Egress.Sources, a) {
+		if mayBeSelected(before, a) != mayBeSelected(n, a) || before == nil || inAny(before.Egress.Sources, a) != inAny(n.Egress.Sources, a) {
 			changed[a] = traversing[a]
 		}
 	}
@@ -155,9 +155,9 @@ func inAny(ranges []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// unclaimed reports whether a pod's address may belong to a pod that a NetworkPolicy
+// mayBeSelected reports whether a pod's address may belong to a pod that a NetworkPolicy
 // selects but whose Pod object is unknown: the pod starts, or its object is deleted.
 // Without any Pod objects, as in manifests, that is every pod.
-func unclaimed(n *intent.Node, a netip.Addr) bool {
+func mayBeSelected(n *intent.Node, a netip.Addr) bool {
 	return n != nil && n.PoliciesExist && !hasAddr(n.KnownPods, a)
 }

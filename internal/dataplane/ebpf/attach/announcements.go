@@ -10,14 +10,14 @@ import (
 )
 
 // A pod can give its interface any address, and a virtual machine can send any neighbor
-// message. So an address behind a pod-side device is only a claim. It is accepted if
+// message. Both only announce the address. An announcement is accepted if
 //
 //   - the node's own routing leads to the address through that interface, or through the
 //     bridge that the interface is a port of;
 //   - the address is not the node's own, a Service's, another node's, or that of a pod
 //     on another node;
 //   - the interface does not already have the address that another Pod object names;
-//   - no other interface had the address before and still claims it.
+//   - no other interface had the address before and still announces it.
 
 // Fact is the cluster's data about an address.
 type Fact uint8
@@ -35,7 +35,7 @@ const (
 	OtherNodeRange      // it is in the podCIDR of another node
 )
 
-// Reason says why a claim is refused. It is a label of a metric.
+// Reason says why an announcement is refused. It is a label of a metric.
 type Reason string
 
 // The reasons.
@@ -91,13 +91,13 @@ var reasonOf = map[Fact]Reason{
 	NodeAddress: ReasonNodeAddress, ServiceAddress: ReasonServiceAddress, OtherNode: ReasonOtherNode, PodElsewhere: ReasonPodElsewhere,
 }
 
-// Refusal is an address that a pod-side device claims and does not get.
+// Refusal is an address that a pod-side device announces and does not get.
 type Refusal struct {
 	Addr      netip.Addr
 	Ifindex   int
 	Interface string
 	Reason    Reason
-	// Last says that OnRefused receives no further claims of this interface.
+	// Last says that OnRefused receives no further announcements of this interface.
 	Last bool
 }
 
@@ -109,16 +109,16 @@ const (
 	maxUnnamedOfNode = 8192
 	// maxAddrs is the maximum number of addresses read from a pod's interface.
 	maxAddrs = 1024
-	// maxReports is the maximum number of reported refused claims of one interface.
+	// maxReports is the maximum number of reported refused announcements of one interface.
 	maxReports = 16
-	// defaultReportAfter is the time until a refused claim is reported. A CNI gives the
+	// defaultReportAfter is the time until a refused announcement is reported. A CNI gives the
 	// pod its address before the node has the route, and the kubelet writes the Pod's
 	// address some seconds later.
 	defaultReportAfter = 5 * time.Second
 )
 
-// claim is an address behind one interface.
-type claim struct {
+// announcement is an address behind one interface.
+type announcement struct {
 	port *podPort
 	mac  net.HardwareAddr
 	// learned says that the address is from a neighbor table, not from the
@@ -129,12 +129,12 @@ type claim struct {
 	order int // position among the addresses of the interface
 }
 
-// claims are all claims of each address.
-type claims map[netip.Addr][]claim
+// announcements are all announcements of each address.
+type announcements map[netip.Addr][]announcement
 
-// has reports whether an interface claims the address.
-func (cs claims) has(a netip.Addr, ifindex int) bool {
-	return slices.ContainsFunc(cs[a], func(c claim) bool { return c.port.ifindex == ifindex })
+// has reports whether an interface announces the address.
+func (cs announcements) has(a netip.Addr, ifindex int) bool {
+	return slices.ContainsFunc(cs[a], func(c announcement) bool { return c.port.ifindex == ifindex })
 }
 
 // owner is the interface that an address was last accepted for.
@@ -150,7 +150,7 @@ type refusalKey struct {
 	ifindex int
 }
 
-// refusal is the state of a refused claim.
+// refusal is the state of a refused announcement.
 type refusal struct {
 	Refusal
 	since    time.Time
@@ -158,14 +158,14 @@ type refusal struct {
 	reported bool
 }
 
-// collect lists the claims of each address. It reads neighbor tables again only if
+// collect lists the announcements of each address. It reads neighbor tables again only if
 // reread is set.
 func (t *podTable) collect(reread bool) {
-	t.claims = make(claims, len(t.reported))
+	t.announced = make(announcements, len(t.reported))
 	for _, i := range slices.Sorted(maps.Keys(t.ports)) {
 		p := t.ports[i]
 		for n, a := range p.addrs {
-			t.claims[a.addr] = append(t.claims[a.addr], claim{port: p, mac: p.podMAC, quiet: a.dynamic, order: n})
+			t.announced[a.addr] = append(t.announced[a.addr], announcement{port: p, mac: p.podMAC, quiet: a.dynamic, order: n})
 		}
 	}
 	if reread || t.learned == nil {
@@ -174,7 +174,7 @@ func (t *podTable) collect(reread bool) {
 	learned := make(map[netip.Addr]bool)
 	for _, n := range t.learned {
 		if p := t.ports[n.ifindex]; p != nil && len(p.addrs) == 0 {
-			t.claims[n.addr] = append(t.claims[n.addr], claim{port: p, mac: n.mac, learned: true, quiet: n.addr.Is6()})
+			t.announced[n.addr] = append(t.announced[n.addr], announcement{port: p, mac: n.mac, learned: true, quiet: n.addr.Is6()})
 			learned[n.addr] = true
 		}
 	}
@@ -188,22 +188,22 @@ func (t *podTable) collect(reread bool) {
 		// One forged message can overwrite a neighbor entry, so a changed entry does
 		// not mean that the owner has given up the address.
 		believed := o.earlier || t.reported[a].Ifindex == o.ifindex
-		if o.learned && believed && learned[a] && !t.claims.has(a, o.ifindex) {
-			t.claims[a] = append(t.claims[a], claim{port: p, mac: o.mac, learned: true})
+		if o.learned && believed && learned[a] && !t.announced.has(a, o.ifindex) {
+			t.announced[a] = append(t.announced[a], announcement{port: p, mac: o.mac, learned: true})
 		}
 	}
 }
 
-// claimed returns the addresses that have a claim, sorted.
-func (t *podTable) claimed() []netip.Addr {
-	return slices.SortedFunc(maps.Keys(t.claims), netip.Addr.Compare)
+// announcedAddrs returns the addresses that an interface announces, sorted.
+func (t *podTable) announcedAddrs() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(t.announced), netip.Addr.Compare)
 }
 
-// decide returns the accepted claims. An entry without an interface marks an address
-// with conflicting claims, none of which is accepted.
+// decide returns the accepted announcements. An entry without an interface marks an address
+// with conflicting announcements, none of which is accepted.
 func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
-	pods := make(map[netip.Addr]Pod, len(t.claims))
-	owners := make(map[netip.Addr]owner, len(t.claims))
+	pods := make(map[netip.Addr]Pod, len(t.announced))
+	owners := make(map[netip.Addr]owner, len(t.announced))
 	refused := make(map[refusalKey]*refusal)
 	unnamed := make(map[int]int)
 	tooMany := func(p *podPort) bool {
@@ -212,8 +212,8 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 	}
 	for _, a := range t.byPrecedence() {
 		fact := t.fact(a)
-		var left []claim
-		refuse := func(c claim, r Reason) {
+		var left []announcement
+		refuse := func(c announcement, r Reason) {
 			key := refusalKey{a, c.port.ifindex}
 			e := &refusal{since: now}
 			if old := t.refused[key]; old != nil {
@@ -223,7 +223,7 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 			e.quiet = c.quiet && r == ReasonNoRoute
 			refused[key] = e
 		}
-		for _, c := range t.claims[a] {
+		for _, c := range t.announced[a] {
 			if r := t.objection(a, c.port, fact); r != "" {
 				refuse(c, r)
 			} else {
@@ -235,7 +235,7 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 			winner, lost = nil, ReasonTooMany
 		}
 		if lost == ReasonContested {
-			for i := range left { // each claimer pays for the entry
+			for i := range left { // each interface pays for the entry
 				if tooMany(left[i].port) {
 					lost = ReasonTooMany
 				}
@@ -274,17 +274,17 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 	return pods
 }
 
-// byPrecedence sorts claimed addresses: those with an owner come first, and then each
+// byPrecedence sorts announced addresses: those with an owner come first, and then each
 // interface's in the kernel's order, in which the CNI's address is first. An interface
 // belongs to the Pod whose address comes first.
 func (t *podTable) byPrecedence() []netip.Addr {
 	type rank struct{ unowned, ifindex, order int }
-	ranks := make(map[netip.Addr]rank, len(t.claims))
-	for a, claims := range t.claims {
-		r := rank{1, claims[0].port.ifindex, claims[0].order}
+	ranks := make(map[netip.Addr]rank, len(t.announced))
+	for a, list := range t.announced {
+		r := rank{1, list[0].port.ifindex, list[0].order}
 		if o, ok := t.owners[a]; ok {
 			r.unowned, r.ifindex, r.order = 0, o.ifindex, 0
-			for _, c := range claims {
+			for _, c := range list {
 				if c.port.ifindex == o.ifindex {
 					r.order = c.order
 				}
@@ -292,7 +292,7 @@ func (t *podTable) byPrecedence() []netip.Addr {
 		}
 		ranks[a] = r
 	}
-	return slices.SortedFunc(maps.Keys(t.claims), func(a, b netip.Addr) int {
+	return slices.SortedFunc(maps.Keys(t.announced), func(a, b netip.Addr) int {
 		x, y := ranks[a], ranks[b]
 		return cmp.Or(x.unowned-y.unowned, x.ifindex-y.ifindex, x.order-y.order, a.Compare(b))
 	})
@@ -306,7 +306,7 @@ func (t *podTable) fact(a netip.Addr) Fact {
 }
 
 // objection returns why an interface cannot have the address, regardless of other
-// claims, or "" if it can.
+// announcements, or "" if it can.
 func (t *podTable) objection(a netip.Addr, p *podPort, fact Fact) Reason {
 	if r, ok := reasonOf[fact]; ok {
 		return r
@@ -356,37 +356,37 @@ func (t *podTable) belongsToOther(p *podPort, a netip.Addr) bool {
 	return named.IsValid() && named != a && t.fact(named) == PodHere
 }
 
-// choose returns the claim to accept, nil for none, and the reason to refuse the
+// choose returns the announcement to accept, nil for none, and the reason to refuse the
 // others.
-func (t *podTable) choose(a netip.Addr, claims []claim, fact Fact) (*claim, Reason) {
-	if len(claims) == 0 {
+func (t *podTable) choose(a netip.Addr, list []announcement, fact Fact) (*announcement, Reason) {
+	if len(list) == 0 {
 		return nil, ""
 	}
 	if o, ok := t.owners[a]; ok {
-		for i := range claims {
-			if claims[i].port.ifindex == o.ifindex {
-				return &claims[i], ReasonInUse
+		for i := range list {
+			if list[i].port.ifindex == o.ifindex {
+				return &list[i], ReasonInUse
 			}
 		}
 		if t.remembers(a, o) {
 			return nil, ReasonContested
 		}
 	}
-	if len(claims) == 1 {
-		return &claims[0], ""
+	if len(list) == 1 {
+		return &list[0], ""
 	}
-	where := t.paths.lookup(pathKey{a, claims[0].port.vrf})
-	for i := range claims {
-		if _, host := t.leads(where, claims[i].port); host {
-			return &claims[i], ReasonInUse
+	where := t.paths.lookup(pathKey{a, list[0].port.vrf})
+	for i := range list {
+		if _, host := t.leads(where, list[i].port); host {
+			return &list[i], ReasonInUse
 		}
 	}
 	if fact != PodHere {
 		return nil, ReasonContested
 	}
-	best := &claims[0]
-	for i := range claims[1:] {
-		c := &claims[1+i]
+	best := &list[0]
+	for i := range list[1:] {
+		c := &list[1+i]
 		if cmp.Or(boolCompare(best.learned, c.learned), best.port.ifindex-c.port.ifindex) > 0 {
 			best = c
 		}
@@ -394,7 +394,7 @@ func (t *podTable) choose(a netip.Addr, claims []claim, fact Fact) (*claim, Reas
 	return best, ReasonInUse
 }
 
-// remembers reports whether an owner without a current claim still counts: a virtual
+// remembers reports whether an owner without a current announcement still counts: a virtual
 // machine whose neighbor entry the kernel has dropped. Otherwise a pod that fills the
 // neighbor table could take over its address.
 func (t *podTable) remembers(a netip.Addr, o owner) bool {
@@ -419,7 +419,7 @@ func familyIndex(a netip.Addr) int {
 	return 1
 }
 
-// report calls tell once for each claim that has been refused for that long, and
+// report calls tell once for each announcement that has been refused for that long, and
 // returns when to call report again, 0 for not until the next change.
 func (t *podTable) report(now time.Time, after time.Duration, tell func(Refusal)) (next time.Duration) {
 	for _, e := range t.sortedRefusals() {

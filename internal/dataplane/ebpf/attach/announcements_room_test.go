@@ -10,11 +10,11 @@ import (
 const mapOfPods = 1 << 14
 
 // The pods of one tenant, with NET_ADMIN, take all addresses that they may, alone and two at a time:
-// an entry of the map marks an address that two claim. Pods of others get theirs.
+// an entry of the map marks an address that two announce. Pods of others get theirs.
 func TestPodsCannotFillTheMap(t *testing.T) {
 	const pods = 250
 	table := &podTable{
-		ports: map[int]*podPort{}, paths: newPathTable(nil), claims: claims{},
+		ports: map[int]*podPort{}, paths: newPathTable(nil), announced: announcements{},
 		owners: map[netip.Addr]owner{}, learned: []neighbor{},
 	}
 	named := map[netip.Addr]bool{}
@@ -24,7 +24,7 @@ func TestPodsCannotFillTheMap(t *testing.T) {
 		}
 		return Unknown
 	}
-	claim := func(ifindex int, a netip.Addr) {
+	announce := func(ifindex int, a netip.Addr) {
 		p := table.ports[ifindex]
 		if p == nil {
 			p = &podPort{ifindex: ifindex, master: 1000}
@@ -39,13 +39,13 @@ func TestPodsCannotFillTheMap(t *testing.T) {
 	for i := range pods {
 		own := at(1<<20 + i)
 		named[own] = true
-		claim(1+i, own)
+		announce(1+i, own)
 		if i == pods-1 {
 			break // of another tenant
 		}
 		for j := range maxAddrs / 2 {
-			claim(1+i, at(i<<10|j))
-			claim(1+i, at(1<<24|i/2<<10|j)) // the next or the last one claims it as well
+			announce(1+i, at(i<<10|j))
+			announce(1+i, at(1<<24|i/2<<10|j)) // the next or the last one announces it as well
 		}
 	}
 	table.collect(false)

@@ -92,7 +92,7 @@ func (n *node) bridged(t *testing.T, name string, addrs ...string) *pod {
 }
 
 // want checks who has which address: "10.244.1.2 veth1". An address that several
-// claim and none has is "10.244.1.2 none". Refusals are "10.244.1.2 veth2 in_use".
+// announce and none has is "10.244.1.2 none". Refusals are "10.244.1.2 veth2 in_use".
 func (n *node) want(pods, refused string) error {
 	names := map[int]string{0: "none"}
 	links, err := netlink.LinkList()
@@ -440,7 +440,7 @@ func TestRestartKeepsOwners(t *testing.T) {
 	n.sync(t)
 	first := podsOf(n.a)
 	n.a.Close()
-	// While no agent runs, two others claim the address: one by ARP, the other is
+	// While no agent runs, two others announce the address: one by ARP, the other is
 	// the older interface by its index, which a pod cannot choose, but may have.
 	addVeth(t, "veth2", 1000)
 	setMaster(t, "veth2", "cni0")
@@ -453,7 +453,7 @@ func TestRestartKeepsOwners(t *testing.T) {
 		{"the owner is known", first, "10.244.1.2 veth1"},
 		{"the newer one is the owner", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: ifindex(t, "veth3")}}, "10.244.1.2 veth3"},
 		{"the owner is gone", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: 4711}}, "10.244.1.2 none"},
-		{"the owner claims it no more", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: ifindex(t, "eth0")}}, "10.244.1.2 none"},
+		{"the owner announces it no more", map[netip.Addr]Pod{addr("10.244.1.2"): {Ifindex: ifindex(t, "eth0")}}, "10.244.1.2 none"},
 		{"no owner is known", nil, "10.244.1.2 none"},
 	} {
 		n.a = newAttacher(t, Config{PinDir: mountBPF(t), OnPods: n.l.told, Facts: n.get, Owners: c.owners})
@@ -482,7 +482,7 @@ func TestPathsAreCached(t *testing.T) {
 	asked := func() int {
 		n.a.mu.Lock()
 		defer n.a.mu.Unlock()
-		return n.a.pods.paths.asked
+		return n.a.pods.paths.queries
 	}
 	before := asked()
 	run(t, n.a)
