@@ -84,23 +84,23 @@ func compareAges(a, b time.Time) int {
 	return cmp.Or(trueFirst(!a.IsZero(), !b.IsZero()), a.Compare(b))
 }
 
-// displaces reports whether the first requester takes the key from its holder: one of another
+// displaces reports whether the first requester takes the key from its owner: one of another
 // rank does, and a Service that is known to be older. A Service without a timestamp keeps its
 // key, whatever the name of a later Service. Where all have a timestamp, as from an API
-// server, the holder is always the first requester, so that the nodes of a cluster agree.
-func displaces(first, holder requester) bool {
-	if first.rank() != holder.rank() {
+// server, the owner is always the first requester, so that the nodes of a cluster agree.
+func displaces(first, owner requester) bool {
+	if first.rank() != owner.rank() {
 		return true
 	}
-	return !first.created().IsZero() && !holder.created().IsZero()
+	return !first.created().IsZero() && !owner.created().IsZero()
 }
 
-// addressTable holds the requesters of each key, the holder first. During a Delta a
-// changed key has no holder; resolve chooses it at the end, so that the order of objects
+// addressTable holds the requesters of each key, the owner first. During a Delta a
+// changed key has no owner; resolve chooses it at the end, so that the order of objects
 // makes no difference.
 type addressTable struct {
 	requesters map[addressKey][]requester
-	before     map[addressKey]PortID // changed keys and their previous holders
+	before     map[addressKey]PortID // changed keys and their previous owners
 }
 
 func newAddressTable() addressTable {
@@ -122,14 +122,14 @@ func (t *addressTable) remove(key addressKey, id PortID) {
 	t.requesters[key] = list
 }
 
-// remember stores the holder of a key that is about to change.
+// remember stores the owner of a key that is about to change.
 func (t *addressTable) remember(key addressKey) {
 	if _, ok := t.before[key]; !ok {
-		t.before[key] = t.holder(key)
+		t.before[key] = t.owner(key)
 	}
 }
 
-// resolve chooses a holder of every changed key, and returns which have another one now.
+// resolve chooses an owner of every changed key, and returns which have another one now.
 func (t *addressTable) resolve() (moves []Move) {
 	if len(t.before) == 0 {
 		return nil
@@ -138,12 +138,12 @@ func (t *addressTable) resolve() (moves []Move) {
 		list := t.requesters[key]
 		if len(list) > 1 {
 			slices.SortFunc(list, compareRequesters)
-			i := chooseHolder(list, had)
-			holder := list[i]
+			i := chooseOwner(list, had)
+			owner := list[i]
 			copy(list[1:], list[:i])
-			list[0] = holder
+			list[0] = owner
 		}
-		if now := t.holder(key); now != had && now != (PortID{}) && had != (PortID{}) {
+		if now := t.owner(key); now != had && now != (PortID{}) && had != (PortID{}) {
 			moves = append(moves, Move{had, now})
 		}
 	}
@@ -151,9 +151,9 @@ func (t *addressTable) resolve() (moves []Move) {
 	return moves
 }
 
-// chooseHolder returns the index of the requester that gets a key; had was served on it. A
+// chooseOwner returns the index of the requester that gets a key; had was served on it. A
 // Service may rename its port and keep the key. The requesters are sorted.
-func chooseHolder(sorted []requester, had PortID) int {
+func chooseOwner(sorted []requester, had PortID) int {
 	i := slices.IndexFunc(sorted, func(c requester) bool { return c.id() == had })
 	if i < 0 {
 		i = slices.IndexFunc(sorted, func(c requester) bool { return c.service.name == had.Service })
@@ -164,8 +164,8 @@ func chooseHolder(sorted []requester, had PortID) int {
 	return i
 }
 
-// holder returns the holder of a key; the zero PortID if no Service requests it.
-func (t *addressTable) holder(key addressKey) PortID {
+// owner returns the owner of a key; the zero PortID if no Service requests it.
+func (t *addressTable) owner(key addressKey) PortID {
 	if list := t.requesters[key]; len(list) > 0 {
 		return list[0].id()
 	}
@@ -173,11 +173,11 @@ func (t *addressTable) holder(key addressKey) PortID {
 }
 
 // conflict returns the Problem of a Service that did not get an address and port.
-func conflict(loser model.Name, c addressRequest, holder PortID) model.Problem {
-	what := fmt.Sprintf("%s is already taken by %s; change one of the two", c.key, model.OwnerText(holder.Service))
-	if holder.Service == loser {
+func conflict(loser model.Name, c addressRequest, owner PortID) model.Problem {
+	what := fmt.Sprintf("%s is already taken by %s; change one of the two", c.key, model.OwnerText(owner.Service))
+	if owner.Service == loser {
 		what = fmt.Sprintf("%s is already taken by port %s of the same Service; change one of the two",
-			c.key, portName(holder))
+			c.key, portName(owner))
 	}
 	return model.ServiceProblem(loser, c.field(), what)
 }

@@ -36,7 +36,7 @@ func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
 				nodePort(30001)(older) // so that something is left to both
 				nodePort(30002)(younger)
 			}
-			holders := func(tr *Tracker) string {
+			owners := func(tr *Tracker) string {
 				var out []string
 				for _, sp := range tr.State().Ports {
 					if row.taken != "" && strings.Contains(describe([]*ServicePort{sp}), "\n"+row.taken+" ") {
@@ -53,9 +53,9 @@ func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
 				What: row.what + " is already taken by Service ns/older; change one of the two"}
 
 			tr := newTracker(younger)
-			same(t, "holder while alone", holders(tr), "a-younger")
+			same(t, "owner while alone", owners(tr), "a-younger")
 			c := tr.Apply(delta(older))
-			same(t, "holder after the older came", holders(tr), "older")
+			same(t, "owner after the older came", owners(tr), "older")
 			if len(c.Problems) != 1 || c.Problems[0] != problem {
 				t.Errorf("problems %v, want %v", c.Problems, problem)
 			}
@@ -66,7 +66,7 @@ func TestTheOlderOfTwoServicesWinsAndTheOtherTakesOver(t *testing.T) {
 				t.Errorf("the same Service again changes %+v", again)
 			}
 			c = tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name("older"): nil}})
-			same(t, "holder after the older went", holders(tr), "a-younger")
+			same(t, "owner after the older went", owners(tr), "a-younger")
 			if c.Problems == nil || len(c.Problems) != 0 {
 				t.Errorf("problems %#v after the conflict, want an empty list", c.Problems)
 			}
@@ -105,22 +105,22 @@ func TestWhatIsServedStays(t *testing.T) {
 				"a": web(append(opts{called("a"), clusterIPs("10.96.0.2"), externalIPs(address)}, row.a...)...),
 			}
 			z, a := objects["z"], objects["a"]
-			same(t, "holder if both come at once", holderOf(newTracker(z, a), address), row.atOnce)
+			same(t, "owner if both come at once", ownerOf(newTracker(z, a), address), row.atOnce)
 			tr := newTracker(z)
 			tr.Apply(delta(a))
-			same(t, "holder", holderOf(tr, address), row.after)
+			same(t, "owner", ownerOf(tr, address), row.after)
 			tr.Apply(whole(delta(z, a)))
-			same(t, "holder after a whole world", holderOf(tr, address), row.after)
+			same(t, "owner after a whole world", ownerOf(tr, address), row.after)
 			for _, s := range objects {
 				edited := *s
 				edited.Affinity, edited.Ports = time.Hour, []model.ServicePort{{Name: "new", Protocol: model.TCP, Port: 80}}
 				tr.Apply(delta(&edited))
-				same(t, "holder after an edit of "+s.Name.Name, holderOf(tr, address), row.after)
+				same(t, "owner after an edit of "+s.Name.Name, ownerOf(tr, address), row.after)
 			}
 			tr.Apply(withoutService(row.after))
-			same(t, "holder after the holder went", holderOf(tr, address), map[string]string{"a": "z", "z": "a"}[row.after])
+			same(t, "owner after the owner went", ownerOf(tr, address), map[string]string{"a": "z", "z": "a"}[row.after])
 			tr.Apply(delta(objects[row.after]))
-			same(t, "holder after it came back", holderOf(tr, address), row.another)
+			same(t, "owner after it came back", ownerOf(tr, address), row.another)
 		})
 	}
 }
@@ -136,26 +136,26 @@ func TestALoadBalancerGetsAnAddressThatAnExternalIPNamedBefore(t *testing.T) {
 			assigned := web(called("young"), age, clusterIPs("10.96.0.8", "fd00::8"), loadBalancer(address))
 
 			tr := newTracker(thief, pending)
-			same(t, "holder before the assignment", holderOf(tr, address), "a-thief")
+			same(t, "owner before the assignment", ownerOf(tr, address), "a-thief")
 			c := tr.Apply(delta(assigned))
-			same(t, "holder", holderOf(tr, address), "young")
+			same(t, "owner", ownerOf(tr, address), "young")
 			if len(c.Moves) != 1 || c.Moves[0].From.Service != name("a-thief") || c.Moves[0].To.Service != name("young") {
 				t.Errorf("moves %v, want one from the thief", c.Moves)
 			}
 			wantProblem(t, "assigned", tr, "Service ns/a-thief: spec.externalIPs[0]: "+addressKey{Addr: addrs(address)[0], Protocol: model.TCP,
 				Port: 80}.String()+" is already taken by Service ns/young")
-			same(t, "holder at once", holderOf(newTracker(thief, assigned), address), "young")
+			same(t, "owner at once", ownerOf(newTracker(thief, assigned), address), "young")
 			late := newTracker(assigned)
 			late.Apply(delta(thief))
-			same(t, "holder if the thief comes later", holderOf(late, address), "young")
+			same(t, "owner if the thief comes later", ownerOf(late, address), "young")
 			tr.Apply(delta(pending))
-			same(t, "holder after the assignment", holderOf(tr, address), "a-thief")
+			same(t, "owner after the assignment", ownerOf(tr, address), "a-thief")
 		}
 	}
 }
 
-// holderOf names the Services that are served on an address.
-func holderOf(tr *Tracker, address string) string {
+// ownerOf names the Services that are served on an address.
+func ownerOf(tr *Tracker, address string) string {
 	var out []string
 	for _, sp := range tr.State().Ports {
 		if slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.Addr == addrs(address)[0] }) {
@@ -169,7 +169,7 @@ func TestAnOldServiceThatClaimsAnewComesLater(t *testing.T) {
 	tr := newTracker(web(called("a"), undated))
 	tr.Apply(delta(web(called("z"), undated, clusterIPs("10.96.0.2"), externalIPs("198.51.100.1"))))
 	tr.Apply(delta(web(called("a"), undated, externalIPs("198.51.100.1"))))
-	same(t, "holder", holderOf(tr, "198.51.100.1"), "z")
+	same(t, "owner", ownerOf(tr, "198.51.100.1"), "z")
 }
 
 func TestConflicts(t *testing.T) {

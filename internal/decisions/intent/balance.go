@@ -39,7 +39,7 @@ func (b Balance) ByLoad() bool { return b == LeastConnections || b == Latency }
 func (b Balance) ByClient() bool { return b == Maglev }
 
 // balanceOf reads the annotations of a Service about the choice of endpoints.
-func (c *Config) balanceOf(svc *model.Service, complain func(field, what string)) (Balance, *weightsAsked) {
+func (c *Config) balanceOf(svc *model.Service, complain func(field, what string)) (Balance, *weightsSpec) {
 	name, set := svc.Annotations[BalanceAnnotation]
 	switch name {
 	case weighted:

@@ -134,21 +134,21 @@ func (p *ServicePort) frontendsTo(route Route) (n int) {
 // mostEntries counts the entries that a Service, whose slices are of, asks for at most. It leaves
 // out shares of endpoints, which only a decision knows.
 func (t *Tracker) mostEntries(e *service, of []*store.Slice) (n entries) {
-	n = e.asked.entries
-	if e.asked.redirect != (model.Name{}) {
-		t.nearSlices = t.facts.SlicesOf(e.asked.redirect, t.nearSlices)
-		n[endpointEntries] += endpointsOf(t.nearSlices, e.asked.ports)
+	n = e.demand.entries
+	if e.demand.redirect != (model.Name{}) {
+		t.nearSlices = t.facts.SlicesOf(e.demand.redirect, t.nearSlices)
+		n[endpointEntries] += endpointsOf(t.nearSlices, e.demand.ports)
 	}
-	n[endpointEntries] += endpointsOf(of, e.asked.ports)
-	if e.asked.maglev && n[endpointEntries] > 0 {
-		n[slotEntries] = e.asked.ports * t.cfg.MaglevSize
+	n[endpointEntries] += endpointsOf(of, e.demand.ports)
+	if e.demand.maglev && n[endpointEntries] > 0 {
+		n[slotEntries] = e.demand.ports * t.cfg.MaglevSize
 	}
 	return n
 }
 
-// asked is what a Service asks for, whatever its endpoints are. It costs no more than the object: a
+// demand is what a Service asks for, whatever its endpoints are. It costs no more than the object: a
 // tenant's 256 ports times 254 addresses are counted, not listed.
-type asked struct {
+type demand struct {
 	created  time.Time
 	entries  entries // addresses and source ranges, times ports
 	ports    int     // times families
@@ -156,10 +156,10 @@ type asked struct {
 	redirect model.Name
 }
 
-// asks counts what the Service of a plan asks for.
-func (p *plan) asks(svc *model.Service) asked {
+// demand counts what the Service of a plan asks for.
+func (p *plan) demand(svc *model.Service) demand {
 	ports := len(svc.Ports) * len(p.families)
-	a := asked{created: svc.Created, ports: ports, maglev: p.balance == Maglev, redirect: p.redirect}
+	a := demand{created: svc.Created, ports: ports, maglev: p.balance == Maglev, redirect: p.redirect}
 	withRanges := map[model.Family]bool{}
 	for _, at := range p.addrs {
 		withRanges[model.FamilyOf(at.addr)] = withRanges[model.FamilyOf(at.addr)] || at.kind == LoadBalancerIP
@@ -216,8 +216,8 @@ func newBudget(c Capacity, entriesOf func(*service) *entries) budget {
 
 // set records what a Service asks for.
 func (b *budget) set(e *service, now entries) {
-	asked := b.entriesOf(e)
-	if b.capacity == (entries{}) || *asked == now {
+	demand := b.entriesOf(e)
+	if b.capacity == (entries{}) || *demand == now {
 		return
 	}
 	namespace := e.name.Namespace
@@ -227,22 +227,22 @@ func (b *budget) set(e *service, now entries) {
 		b.of[namespace] = sum
 	}
 	for _, n := range []*entries{sum, &b.total} {
-		n.add(*asked, -1)
+		n.add(*demand, -1)
 		n.add(now, 1)
 	}
 	if *sum == (entries{}) {
 		delete(b.of, namespace)
 	}
-	*asked = now
+	*demand = now
 	_, over := b.shares[namespace]
 	b.stale = b.stale || over
 }
 
 // hold adds what a Service asks for to held, unless that would be more than half of the capacity.
 // It reports whether it did.
-func (b *budget) hold(held *entries, asked entries) bool {
+func (b *budget) hold(held *entries, demand entries) bool {
 	sum := *held
-	sum.add(asked, 1)
+	sum.add(demand, 1)
 	for r, capacity := range b.capacity {
 		if capacity > 0 && sum[r] > capacity/2 {
 			return false
@@ -284,19 +284,19 @@ func (b *budget) divide(services map[model.Name]*service) (changed []*service) {
 // choose refuses the Services of a namespace that do not fit into its share, the youngest first.
 func (b *budget) choose(list []*service, share entries) {
 	slices.SortFunc(list, func(a, b *service) int {
-		return cmp.Or(compareAges(a.asked.created, b.asked.created), a.name.Compare(b.name))
+		return cmp.Or(compareAges(a.demand.created, b.demand.created), a.name.Compare(b.name))
 	})
 	var used entries
 next:
 	for _, e := range list {
-		asked := b.entriesOf(e)
+		demand := b.entriesOf(e)
 		for r := range share {
-			if b.capacity[r] > 0 && used[r]+asked[r] > share[r] {
+			if b.capacity[r] > 0 && used[r]+demand[r] > share[r] {
 				b.refused[e] = refusal{resource(r), share[r]}
 				continue next
 			}
 		}
-		used.add(*asked, 1)
+		used.add(*demand, 1)
 	}
 }
 
@@ -311,11 +311,11 @@ func (b *budget) divideShares() map[string]entries {
 		if b.total[r] <= capacity/2 { // no namespace has more than a half
 			continue
 		}
-		asked := make([]int, 0, len(b.of))
+		demands := make([]int, 0, len(b.of))
 		for _, sum := range b.of {
-			asked = append(asked, sum[r])
+			demands = append(demands, sum[r])
 		}
-		share := shareOf(capacity, asked)
+		share := shareOf(capacity, demands)
 		for namespace, sum := range b.of {
 			if sum[r] <= share {
 				continue
@@ -334,12 +334,12 @@ func (b *budget) divideShares() map[string]entries {
 
 // shareOf returns the number of entries that each namespace may have at most, so that as many
 // stay free. It sorts what they ask for.
-func shareOf(capacity int, asked []int) int {
-	slices.Sort(asked)
+func shareOf(capacity int, demands []int) int {
+	slices.Sort(demands)
 	left := capacity
-	for i, n := range asked {
+	for i, n := range demands {
 		// The others ask for as much or more.
-		if share := left / (len(asked) - i + 1); n > share {
+		if share := left / (len(demands) - i + 1); n > share {
 			return share
 		}
 		left -= n

@@ -247,8 +247,8 @@ func TestServicesThatDoNotFitRequestNoAddress(t *testing.T) {
 
 		// Without the one that fits, another does, and requests its addresses.
 		c.remove("greedy", "s0")
-		if holder := c.addresses.holder(addressKey{Addr: ejecting.ExternalIPs[0], Protocol: model.TCP, Port: 1000}); holder.Service.Name != "s1" {
-			t.Errorf("%s: %v has the address, want the oldest that fits", family, holder)
+		if owner := c.addresses.owner(addressKey{Addr: ejecting.ExternalIPs[0], Protocol: model.TCP, Port: 1000}); owner.Service.Name != "s1" {
+			t.Errorf("%s: %v has the address, want the oldest that fits", family, owner)
 		}
 		for i := range 20 {
 			c.remove("greedy", fmt.Sprint("s", i))
@@ -304,19 +304,19 @@ func TestShares(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 10000 {
 		capacity, sum, over := 1+r.IntN(1000), 0, false
-		asked := make([]int, r.IntN(8))
-		for i := range asked {
-			asked[i] = r.IntN(1 + r.IntN(2*capacity))
+		demands := make([]int, r.IntN(8))
+		for i := range demands {
+			demands[i] = r.IntN(1 + r.IntN(2*capacity))
 		}
-		share := shareOf(capacity, asked)
-		for _, n := range asked {
+		share := shareOf(capacity, demands)
+		for _, n := range demands {
 			sum += min(n, share)
 			over = over || n > share
 		}
 		if free := capacity - sum; free < share && over || !over && free != share {
-			t.Fatalf("of %d, %v ask, the share is %d, and %d stay free", capacity, asked, share, free)
-		} else if over && free > share+len(asked)+1 {
-			t.Fatalf("of %d, %v ask, the share is %d, and %d stay free although some lack", capacity, asked, share, free)
+			t.Fatalf("of %d, %v ask, the share is %d, and %d stay free", capacity, demands, share, free)
+		} else if over && free > share+len(demands)+1 {
+			t.Fatalf("of %d, %v ask, the share is %d, and %d stay free although some lack", capacity, demands, share, free)
 		}
 	}
 }

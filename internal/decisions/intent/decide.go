@@ -25,9 +25,9 @@ func (t *Tracker) decide(e *service, of []*store.Slice) ([]*ServicePort, HealthC
 		p := &e.plan.ports[i]
 		held := make([]addressRequest, 0, len(p.requests))
 		for _, c := range p.requests {
-			if holder := t.addresses.holder(c.key); holder != p.id {
+			if owner := t.addresses.owner(c.key); owner != p.id {
 				if len(problems) <= maxProblems { // capProblems drops the rest
-					problems = append(problems, conflict(e.name, c, holder))
+					problems = append(problems, conflict(e.name, c, owner))
 				}
 				continue
 			}
@@ -74,8 +74,8 @@ func (t *Tracker) decideHealth(e *service, healthy []netip.Addr, problems []mode
 	if c == nil {
 		return health, problems
 	}
-	if holder := t.addresses.holder(c.key); holder != healthCheckID(e.name) {
-		return health, append(problems, conflict(e.name, *c, holder))
+	if owner := t.addresses.owner(c.key); owner != healthCheckID(e.name) {
+		return health, append(problems, conflict(e.name, *c, owner))
 	}
 	health.Port = c.key.Port
 	health.Endpoints = countHealthy(healthy)

@@ -31,8 +31,8 @@ var Forwardings = []string{SNAT, Hybrid, DSR}
 
 // forwardingOf returns the way in effect on this node.
 func (c *Config) forwardingOf(svc *model.Service, by Balance, complain func(field, what string)) string {
-	way, asked := svc.Annotations[ForwardingAnnotation]
-	if !asked {
+	way, annotated := svc.Annotations[ForwardingAnnotation]
+	if !annotated {
 		way = cmp.Or(c.Forwarding, SNAT)
 	}
 	why := ""
@@ -49,7 +49,7 @@ func (c *Config) forwardingOf(svc *model.Service, by Balance, complain func(fiel
 	default:
 		return way
 	}
-	if asked && why != "" {
+	if annotated && why != "" {
 		complain(annotationField(ForwardingAnnotation), why)
 	}
 	return SNAT

@@ -22,7 +22,7 @@ type plan struct {
 	// synLimit is that of the TCP ports: see ServicePort.SYNLimit.
 	synLimit uint16
 	eject    bool // endpoints that do not accept connections
-	weights  *weightsAsked
+	weights  *weightsSpec
 	// slowStart is the time in which shares of endpoints grow; 0: at once.
 	slowStart time.Duration
 	redirect  model.Name // see LocalRedirectAnnotation; zero: none
@@ -151,7 +151,7 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 	known := make(map[netip.Addr]bool, len(external))
 	add := func(kind FrontendKind, addr netip.Addr, index int) {
 		addr = addr.Unmap()
-		if why := unfit(kind, addr); why != "" {
+		if why := whyInvalid(kind, addr); why != "" {
 			complain(fieldOf(kind, index), fmt.Sprintf("%s %s; remove it", addr, why))
 			return
 		}
@@ -184,9 +184,9 @@ func frontendAddrs(svc *model.Service, external []netip.Addr, families []model.F
 	return out
 }
 
-// unfit returns why an address cannot be a frontend; "" if it can. Users write
+// whyInvalid returns why an address cannot be a frontend; "" if it can. Users write
 // externalIPs, so the API server's validation rules apply.
-func unfit(kind FrontendKind, a netip.Addr) string {
+func whyInvalid(kind FrontendKind, a netip.Addr) string {
 	switch {
 	case !a.IsValid():
 		return "is not an address"

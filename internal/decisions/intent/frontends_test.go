@@ -231,7 +231,7 @@ func TestUnfitAddressesAreLeftOutAndReported(t *testing.T) {
 			}
 			for _, sp := range tr.State().Ports {
 				for _, f := range sp.Frontends {
-					if f.Addr.IsValid() && unfit(f.Kind, f.Addr) != "" {
+					if f.Addr.IsValid() && whyInvalid(f.Kind, f.Addr) != "" {
 						t.Errorf("%v is served", f.Addr)
 					}
 				}

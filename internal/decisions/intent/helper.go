@@ -66,16 +66,16 @@ func helpersOf(svc *model.Service, complain func(field, what string)) []Helper {
 	value, set := svc.Annotations[HelperAnnotation]
 	field := annotationField(HelperAnnotation)
 	if set {
-		asked, known := helperNamed(strings.TrimSpace(value))
+		h, known := helperNamed(strings.TrimSpace(value))
 		if known {
-			fits := asked == NoHelper
+			fits := h == NoHelper
 			for i := range svc.Ports {
-				if asked != NoHelper && svc.Ports[i].Protocol == asked.protocol() {
-					out[i], fits = asked, true
+				if h != NoHelper && svc.Ports[i].Protocol == h.protocol() {
+					out[i], fits = h, true
 				}
 			}
 			if !fits {
-				complain(field, fmt.Sprintf("%s needs a %s port, and the Service has none; add one or remove the annotation", asked, asked.protocol()))
+				complain(field, fmt.Sprintf("%s needs a %s port, and the Service has none; add one or remove the annotation", h, h.protocol()))
 			}
 			return out
 		}

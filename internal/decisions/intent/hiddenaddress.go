@@ -59,9 +59,9 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out
 	if t.own.has(c.key.Addr) && t.servesNodePorts(c.key.Addr) {
 		for _, wide := range nodePortsAt(c.key) {
 			// A port's own NodePort has the same endpoints.
-			if holder := t.addresses.holder(wide); holder != (PortID{}) && holder != id {
+			if owner := t.addresses.owner(wide); owner != (PortID{}) && owner != id {
 				report(fmt.Sprintf("%s is an address of this node, where it hides %s of %s; change one of the two",
-					c.key, wide, model.OwnerText(holder.Service)))
+					c.key, wide, model.OwnerText(owner.Service)))
 			}
 		}
 	}
@@ -80,7 +80,7 @@ func (t *Tracker) addressConflicts(e *service, id PortID, c addressRequest) (out
 }
 
 // hiddenBy describes what an externalIP would hide; "" for nothing that counts.
-func hiddenBy(at endpointClaim, pod string) string {
+func hiddenBy(at foundSlice, pod string) string {
 	switch {
 	case !at.believed:
 		return pod
@@ -104,8 +104,8 @@ func nodePortsAt(k addressKey) []addressKey {
 	return out
 }
 
-// endpointClaim is an EndpointSlice with an endpoint of an address and port.
-type endpointClaim struct {
+// foundSlice is an EndpointSlice with an endpoint of an address and port.
+type foundSlice struct {
 	slice    *model.EndpointSlice // nil: there is none
 	believed bool                 // of the same namespace, of a pod's address, or the API servers'
 }
@@ -113,13 +113,13 @@ type endpointClaim struct {
 // endpointAt returns the first slice of another Service, by name, with an endpoint of this
 // address and port. Slices of the Service's own namespace come first. A Service's own endpoint
 // (for example an ingress controller in the node's network) is reachable either way.
-func (t *Tracker) endpointAt(k addressKey, but model.Name, ofPod bool) (first endpointClaim) {
-	for _, s := range t.claimsAt(k.Addr) {
+func (t *Tracker) endpointAt(k addressKey, but model.Name, ofPod bool) (first foundSlice) {
+	for _, s := range t.slicesAt(k.Addr) {
 		if s.Service == but || !s.hasPort(k) {
 			continue
 		}
 		if ofPod || s.Service.Namespace == but.Namespace || ofAPIServers(s.EndpointSlice) {
-			return endpointClaim{s.EndpointSlice, true}
+			return foundSlice{s.EndpointSlice, true}
 		}
 		if first.slice == nil {
 			first.slice = s.EndpointSlice
@@ -128,14 +128,14 @@ func (t *Tracker) endpointAt(k addressKey, but model.Name, ofPod bool) (first en
 	return first
 }
 
-// claim is a slice with an endpoint of an address.
-type claim struct {
+// addrSlice is a slice with an endpoint of an address.
+type addrSlice struct {
 	*model.EndpointSlice
 	ports map[socket]struct{} // nil: few ports, searched linearly
 }
 
 // hasPort reports whether the endpoints of a slice have the port of a key.
-func (c *claim) hasPort(k addressKey) bool {
+func (c *addrSlice) hasPort(k addressKey) bool {
 	if c.ports != nil {
 		_, found := c.ports[socket{k.Protocol, k.Port}]
 		return found
@@ -143,51 +143,51 @@ func (c *claim) hasPort(k addressKey) bool {
 	return slices.ContainsFunc(c.Ports, func(p model.EndpointPort) bool { return p.Port == k.Port && p.Protocol == k.Protocol })
 }
 
-// claims are the slices at the addresses that one call of Changes asks for. It asks once for
+// addrSlices are the slices at the addresses that one call of Changes asks for. It asks once for
 // each port of each Service there.
-type claims struct {
-	at    map[netip.Addr][]claim
+type addrSlices struct {
+	at    map[netip.Addr][]addrSlice
 	ports map[*model.EndpointSlice]map[socket]struct{} // of slices with many
 }
 
-// Of the slices of a namespace at one address, no more than maxClaims count, with maxClaimedPorts
+// Of the slices of a namespace at one address, no more than maxSlicesAt count, with maxPortsAt
 // ports together: any number of slices may name the address of a Service, which asks them at each
 // of its ports.
 const (
-	maxClaims       = 64
-	maxClaimedPorts = 20000 // of one slice, as in the API server
+	maxSlicesAt = 64
+	maxPortsAt  = 20000 // of one slice, as in the API server
 )
 
-// claimsAt returns the slices with an endpoint of an address, sorted by Service and name: the
+// slicesAt returns the slices with an endpoint of an address, sorted by Service and name: the
 // first of each namespace, and those of the API servers.
-func (t *Tracker) claimsAt(a netip.Addr) []claim {
-	if list, known := t.claims.at[a]; known {
+func (t *Tracker) slicesAt(a netip.Addr) []addrSlice {
+	if list, known := t.addrSlices.at[a]; known {
 		return list
 	}
 	at := t.facts.SlicesAt(a)
 	slices.SortFunc(at, func(a, b *store.Slice) int {
 		return cmp.Or(a.Object.Service.Compare(b.Object.Service), a.Object.Name.Compare(b.Object.Name))
 	})
-	var list []claim
+	var list []addrSlice
 	namespace, count, ports := "", 0, 0
 	for _, s := range at {
 		if s.Object.Service.Namespace != namespace {
 			namespace, count, ports = s.Object.Service.Namespace, 0, 0
 		}
 		count, ports = count+1, ports+len(s.Object.Ports)
-		if count <= maxClaims && ports <= maxClaimedPorts || ofAPIServers(s.Object) {
-			list = append(list, claim{s.Object, t.claims.portsOf(s.Object)})
+		if count <= maxSlicesAt && ports <= maxPortsAt || ofAPIServers(s.Object) {
+			list = append(list, addrSlice{s.Object, t.addrSlices.portsOf(s.Object)})
 		}
 	}
-	if t.claims.at == nil {
-		t.claims.at = map[netip.Addr][]claim{}
+	if t.addrSlices.at == nil {
+		t.addrSlices.at = map[netip.Addr][]addrSlice{}
 	}
-	t.claims.at[a] = list
+	t.addrSlices.at[a] = list
 	return list
 }
 
 // portsOf returns the ports of a slice; nil if it has few.
-func (c *claims) portsOf(s *model.EndpointSlice) map[socket]struct{} {
+func (c *addrSlices) portsOf(s *model.EndpointSlice) map[socket]struct{} {
 	if len(s.Ports) < manyPorts {
 		return nil
 	}

@@ -40,13 +40,13 @@ func (t *Tracker) onHostPorts(name model.Name, before, now *model.Pod) {
 	}
 	if h == nil {
 		t.replan(e, nil, plan{})
-		e.asked = asked{}
+		e.demand = demand{}
 		delete(t.podsWithHostPorts, e)
 		return
 	}
 	e = t.serviceNamed(service)
 	t.replan(e, h.spec, h.plan)
-	e.asked = asked{ports: len(h.plan.ports), entries: entries{frontendEntries: len(h.plan.ports)}}
+	e.demand = demand{ports: len(h.plan.ports), entries: entries{frontendEntries: len(h.plan.ports)}}
 	t.podsWithHostPorts[e] = h.slices
 }
 
@@ -126,8 +126,8 @@ func (t *Tracker) hostPortConflicts(e *service, c addressRequest) (out []model.P
 				fmt.Sprintf("hostIP %s is not an address of this node, and is not served; use one that other machines reach, or none", c.key.Addr))},
 			false
 	}
-	if holder := t.nodePortHolder(c.key); holder != (PortID{}) {
-		return []model.Problem{conflict(e.name, c, holder)}, false
+	if owner := t.nodePortOwner(c.key); owner != (PortID{}) {
+		return []model.Problem{conflict(e.name, c, owner)}, false
 	}
 	for _, a := range addrs {
 		if !c.key.Addr.IsValid() && model.FamilyOf(a) != c.key.Family {
@@ -142,10 +142,10 @@ func (t *Tracker) hostPortConflicts(e *service, c addressRequest) (out []model.P
 	return nil, true
 }
 
-// nodePortHolder returns the Service that has the port of a host port as a NodePort or
+// nodePortOwner returns the Service that has the port of a host port as a NodePort or
 // healthCheckNodePort; the zero PortID for none. Its key is another one if the host port has a
 // hostIP, or if it is a healthCheckNodePort, and dataplanes would find that of the host port first.
-func (t *Tracker) nodePortHolder(k addressKey) PortID {
+func (t *Tracker) nodePortOwner(k addressKey) PortID {
 	if k.Addr.IsValid() && !t.servesNodePorts(k.Addr) {
 		return PortID{}
 	}
@@ -167,7 +167,7 @@ func (t *Tracker) appendHeld(held []addressRequest, c addressRequest) []addressR
 	}
 	for _, a := range t.own.addrs {
 		key := addressKey{Addr: a, Protocol: c.key.Protocol, Port: c.key.Port}
-		if model.FamilyOf(a) == c.key.Family && t.servesNodePorts(a) && t.addresses.holder(key) == (PortID{}) {
+		if model.FamilyOf(a) == c.key.Family && t.servesNodePorts(a) && t.addresses.owner(key) == (PortID{}) {
 			held = append(held, addressRequest{key: key, kind: ExternalIP, ofPod: true})
 		}
 	}

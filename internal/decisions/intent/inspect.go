@@ -86,14 +86,14 @@ func (h *lastFirst) Pop() any {
 // connection by one of them has its endpoint here.
 func (t *Tracker) PortAt(proto model.Protocol, at netip.AddrPort) PortID {
 	addr := at.Addr().Unmap()
-	if id := t.addresses.holder(addressKey{Addr: addr, Protocol: proto, Port: at.Port()}); id != (PortID{}) {
+	if id := t.addresses.owner(addressKey{Addr: addr, Protocol: proto, Port: at.Port()}); id != (PortID{}) {
 		return id
 	}
 	node := t.own.node
 	_, peer := slices.BinarySearchFunc(node.Peers, addr, netip.Addr.Compare)
 	if peer || slices.Contains(node.NodePortAddrs, addr) || addr.IsLoopback() &&
 		slices.Contains(node.LoopbackNodePorts, model.FamilyOf(addr)) {
-		return t.addresses.holder(addressKey{Family: model.FamilyOf(addr), Protocol: proto, Port: at.Port()})
+		return t.addresses.owner(addressKey{Family: model.FamilyOf(addr), Protocol: proto, Port: at.Port()})
 	}
 	return PortID{}
 }

@@ -115,16 +115,16 @@ func TestEachEndpointIsWeighedOnce(t *testing.T) {
 func TestSlicesAtAnAddressAreReadOnce(t *testing.T) {
 	_, slicePorts := manyPortsOf(manyPorts)
 	tr := newTracker(withPorts(sliceOf("many", at("192.0.2.1", there)), slicePorts...), sliceOf("few", at("192.0.2.1", there)))
-	first := tr.claimsAt(addr("192.0.2.1"))
+	first := tr.slicesAt(addr("192.0.2.1"))
 	if len(first) != 2 || first[0].ports != nil || len(first[1].ports) != manyPorts {
-		t.Fatalf("claims %+v", first)
+		t.Fatalf("slices %+v", first)
 	}
-	if again := tr.claimsAt(addr("192.0.2.1")); &again[0] != &first[0] {
+	if again := tr.slicesAt(addr("192.0.2.1")); &again[0] != &first[0] {
 		t.Error("the slices are read for each port")
 	}
 	tr.Apply(delta(ofService(sliceOf("new", at("192.0.2.1", there)), "other")))
-	if now := tr.claimsAt(addr("192.0.2.1")); len(now) != 3 {
-		t.Errorf("after a change: %d claims, want 3", len(now))
+	if now := tr.slicesAt(addr("192.0.2.1")); len(now) != 3 {
+		t.Errorf("after a change: %d slices, want 3", len(now))
 	}
 }
 
@@ -170,7 +170,7 @@ func TestSlicesAtAnAddressAreLimited(t *testing.T) {
 	api := sliceOf("kubernetes", at("192.0.2.1", there))
 	api.Name.Namespace, api.Service = "default", model.Name{Namespace: "default", Name: "kubernetes"}
 	d := delta(api, ofService(sliceOf("honest", at("192.0.2.1", there)), "zz"))
-	_, slicePorts := manyPortsOf(maxClaimedPorts / 4)
+	_, slicePorts := manyPortsOf(maxPortsAt / 4)
 	for i := range 1000 {
 		few := sliceOf(fmt.Sprint("few", i), at("192.0.2.1", there))
 		few.Name.Namespace, few.Service = "default", model.Name{Namespace: "default", Name: fmt.Sprint("a", i)}
@@ -182,10 +182,10 @@ func TestSlicesAtAnAddressAreLimited(t *testing.T) {
 	got := map[string]int{}
 	tr := New(Config{NodeName: here})
 	tr.Apply(d)
-	for _, c := range tr.claimsAt(addr("192.0.2.1")) {
+	for _, c := range tr.slicesAt(addr("192.0.2.1")) {
 		got[c.Service.Namespace]++
 	}
-	if want := map[string]int{"default": maxClaims + 1, "greedy": 4, "ns": 1}; !maps.Equal(got, want) {
+	if want := map[string]int{"default": maxSlicesAt + 1, "greedy": 4, "ns": 1}; !maps.Equal(got, want) {
 		t.Errorf("slices that count, by namespace: %v, want %v", got, want)
 	}
 }

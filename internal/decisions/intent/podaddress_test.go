@@ -58,7 +58,7 @@ func TestASliceOfAnotherNamespaceHidesNoExternalIP(t *testing.T) {
 		t.Run(row.what, func(t *testing.T) {
 			tr := newTracker(append(row.objects, node, &model.Node{Name: here}, row.service)...)
 			for _, a := range append(row.service.ExternalIPs, row.service.LoadBalancerIPs...) {
-				same(t, "holder of "+a.String(), holderOf(tr, a.String()), "web")
+				same(t, "owner of "+a.String(), ownerOf(tr, a.String()), "web")
 			}
 			wantProblem(t, row.what, tr, row.problem)
 			for _, p := range tr.Problems() {
@@ -115,11 +115,11 @@ func TestAnExternalIPThatIsAPodsIsNotServed(t *testing.T) {
 			tr := New(cfg)
 			tr.Apply(whole(delta(append(row.objects, node, thief(row.addr), &model.Node{Name: here})...)))
 			if row.problem == "" {
-				same(t, "holder", holderOf(tr, row.addr), "thief")
+				same(t, "owner", ownerOf(tr, row.addr), "thief")
 				wantProblem(t, row.what, tr)
 				return
 			}
-			same(t, "holder", holderOf(tr, row.addr), "")
+			same(t, "owner", ownerOf(tr, row.addr), "")
 			wantProblem(t, row.what, tr, "Service evil/thief: spec.externalIPs[0]: "+row.problem)
 			if !strings.Contains(describe(tr.State().Ports), "ClusterIP 10.96.0.9:5432") {
 				t.Error("the clusterIP is not served")
@@ -128,7 +128,7 @@ func TestAnExternalIPThatIsAPodsIsNotServed(t *testing.T) {
 	}
 	// A controller writes a LoadBalancer IP.
 	tr := newTracker(node, web(loadBalancer("10.1.0.7")))
-	same(t, "holder of a LoadBalancer IP", holderOf(tr, "10.1.0.7"), "web")
+	same(t, "owner of a LoadBalancer IP", ownerOf(tr, "10.1.0.7"), "web")
 }
 
 // TestAddressesOfPodsFollowTheFacts changes what makes 10.1.0.7 a pod's.
@@ -158,7 +158,7 @@ func TestAddressesOfPodsFollowTheFacts(t *testing.T) {
 		{"no Node in the cluster's range", delta(&model.Node{Name: here, Addresses: addrs("192.168.0.1")}), false},
 	} {
 		tr.Apply(step.delta)
-		if got := holderOf(tr, address) == "web"; got != step.served || (len(tr.Problems()) == 0) != step.served {
+		if got := ownerOf(tr, address) == "web"; got != step.served || (len(tr.Problems()) == 0) != step.served {
 			t.Errorf("%s: served %v, want %v; problems %v", step.what, got, step.served, tr.Problems())
 		}
 	}

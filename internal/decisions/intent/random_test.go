@@ -314,16 +314,16 @@ func checkSound(t *testing.T, s State) {
 	}
 }
 
-func (t *Tracker) holders() map[addressKey]PortID {
+func (t *Tracker) owners() map[addressKey]PortID {
 	out := map[addressKey]PortID{}
 	for key := range t.addresses.requesters {
-		out[key] = t.addresses.holder(key)
+		out[key] = t.addresses.owner(key)
 	}
 	return out
 }
 
-// checkHolders wants what docs/reference/sources.md promises of those that claim the same.
-func checkHolders(t *testing.T, tr *Tracker, world model.Delta, before, after map[addressKey]PortID) {
+// checkOwners wants what docs/reference/sources.md promises of those that claim the same.
+func checkOwners(t *testing.T, tr *Tracker, world model.Delta, before, after map[addressKey]PortID) {
 	t.Helper()
 	type rival struct {
 		rank    int // in the table of docs/reference/sources.md
@@ -367,18 +367,18 @@ func checkHolders(t *testing.T, tr *Tracker, world model.Delta, before, after ma
 	}
 	for key, rivals := range claims {
 		now := after[key].Service
-		holder, ok := rivals[now]
+		owner, ok := rivals[now]
 		if !ok {
 			t.Errorf("%v is held by %v, which does not claim it", key, now)
 		}
 		for name, r := range rivals {
-			dated := !r.created.IsZero() && !holder.created.IsZero()
+			dated := !r.created.IsZero() && !owner.created.IsZero()
 			switch {
-			case r.rank != holder.rank:
-				if r.rank < holder.rank {
-					t.Errorf("%v: rank %d of %v waits for rank %d of %v", key, r.rank, name, holder.rank, now)
+			case r.rank != owner.rank:
+				if r.rank < owner.rank {
+					t.Errorf("%v: rank %d of %v waits for rank %d of %v", key, r.rank, name, owner.rank, now)
 				}
-			case dated && r.created.Before(holder.created):
+			case dated && r.created.Before(owner.created):
 				t.Errorf("%v: %v waits for %v, which is younger", key, name, now)
 			case !dated && name == before[key].Service && name != now:
 				t.Errorf("%v: %v was served, and lost it to %v, which is not known to be older", key, name, now)
@@ -458,7 +458,7 @@ func live(t *testing.T, d dice, steps int) {
 	tr := New(cfg)
 	r := &replica{world: whole(delta()), ports: map[PortID]*ServicePort{}, health: map[model.Name]HealthCheck{}}
 	for step := range steps {
-		held := tr.holders()
+		held := tr.owners()
 		switch d.upTo(10) {
 		case 0:
 			r.addrs = some(d, nodeIPs...)
@@ -478,7 +478,7 @@ func live(t *testing.T, d dice, steps int) {
 			r.takeDelta(change)
 			r.takeChanges(t, tr.Apply(change))
 		}
-		checkHolders(t, tr, r.world, held, tr.holders())
+		checkOwners(t, tr, r.world, held, tr.owners())
 		served := map[model.Name]bool{}
 		for _, p := range tr.State().Ports {
 			served[p.ID.Service] = true

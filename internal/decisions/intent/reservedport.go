@@ -67,7 +67,7 @@ func (t *Tracker) reserved(k addressKey) string {
 	}) {
 		return "this agent"
 	}
-	for _, s := range t.claimsAt(k.Addr) {
+	for _, s := range t.slicesAt(k.Addr) {
 		if ofAPIServers(s.EndpointSlice) && s.hasPort(k) {
 			return "the API server"
 		}

@@ -16,8 +16,8 @@ const SYNFilterAnnotation = "spillway.dev/syn-filter"
 
 // synLimitOf returns the number of SYNs, or 0: all.
 func (c *Config) synLimitOf(svc *model.Service, complain func(field, what string)) uint16 {
-	text, asked := svc.Annotations[SYNFilterAnnotation]
-	if !asked {
+	text, annotated := svc.Annotations[SYNFilterAnnotation]
+	if !annotated {
 		return 0
 	}
 	field := annotationField(SYNFilterAnnotation)

@@ -48,7 +48,7 @@ type Tracker struct {
 	dirty      []*service     // to decide again
 	slices     []*store.Slice // buffers of one decision
 	nearSlices []*store.Slice
-	claims     claims // of one call of Changes
+	addrSlices addrSlices // of one call of Changes
 	// selectedPods says of pods whether a NetworkPolicy selects them, in one call of Changes.
 	selectedPods map[model.Name]bool
 	candidates   []candidate
@@ -62,10 +62,10 @@ type service struct {
 	spec *model.Service // nil while there is none that this agent serves
 	plan plan
 
-	// next is its spec with the next call of Changes; nil: deleted. asked is what that asks for at
+	// next is its spec with the next call of Changes; nil: deleted. demand is what that asks for at
 	// most. With portless it does not fit, and the plan has no ports.
 	next     *nextPlan
-	asked    asked
+	demand   demand
 	portless bool
 
 	ports   []*ServicePort // that are served, sorted by ID
@@ -186,21 +186,21 @@ func (t *Tracker) markEndpointDirty(a netip.Addr) {
 func (t *Tracker) Changes() Changes {
 	var c Changes
 	t.selectedPods = map[model.Name]bool{}
-	complained := t.checkNode()
+	problemsChanged := t.checkNode()
 	t.divideMost()
 	t.planDirty()
 	c.Moves = t.addresses.resolve()
 	if t.decideDirty(&c) {
-		complained = true
+		problemsChanged = true
 	}
 	clear(t.dirty)
-	t.dirty, t.claims = t.dirty[:0], claims{}
+	t.dirty, t.addrSlices = t.dirty[:0], addrSlices{}
 
 	slices.SortFunc(c.Upserts, comparePorts)
 	slices.SortFunc(c.Deletes, PortID.Compare)
 	slices.SortFunc(c.HealthChecks, compareHealthChecks)
 	slices.SortFunc(c.Moves, compareMoves)
-	if complained {
+	if problemsChanged {
 		c.Problems = t.collectProblems()
 	}
 	c.Node = t.changedNode()
@@ -222,15 +222,15 @@ type decidedService struct {
 // It adds to c what that changes, and reports whether Problems have changed. Until the budget is
 // divided, it holds the new ports of at most half of the capacity, and of one Service more: a
 // namespace may ask for any number that do not fit.
-func (t *Tracker) decideDirty(c *Changes) (complained bool) {
+func (t *Tracker) decideDirty(c *Changes) (problemsChanged bool) {
 	decided := make([]decidedService, 0, len(t.dirty))
 	var held entries
 	for _, e := range t.dirty {
 		before := e.starts
 		d := t.decideService(e)
-		asked := t.cfg.entriesOf(d.ports)
-		t.budget.set(e, asked)
-		if !t.budget.hold(&held, asked) {
+		demand := t.cfg.entriesOf(d.ports)
+		t.budget.set(e, demand)
+		if !t.budget.hold(&held, demand) {
 			d.ports, d.postponed, e.starts = nil, true, before
 		}
 		decided = append(decided, d)
@@ -243,14 +243,14 @@ func (t *Tracker) decideDirty(c *Changes) (complained bool) {
 			changed = append(changed, d.service)
 			continue
 		}
-		complained = t.settle(d, c) || complained
+		problemsChanged = t.commit(d, c) || problemsChanged
 		d.ports = nil
 	}
 	for _, e := range changed {
 		d := t.decideService(e)
-		complained = t.settle(&d, c) || complained
+		problemsChanged = t.commit(&d, c) || problemsChanged
 	}
-	return complained
+	return problemsChanged
 }
 
 // divideMost divides the budget of what Services ask for at most, and marks those dirty that it
@@ -283,9 +283,9 @@ func (t *Tracker) decideService(e *service) decidedService {
 	return d
 }
 
-// settle makes a decision the present one of its Service, and adds to c what that changes. It
+// commit makes a decision the present one of its Service, and adds to c what that changes. It
 // reports whether the Service's Problems have changed.
-func (t *Tracker) settle(d *decidedService, c *Changes) (complained bool) {
+func (t *Tracker) commit(d *decidedService, c *Changes) (problemsChanged bool) {
 	e := d.service
 	if problem, refused := t.budget.problem(e); refused {
 		d.ports, d.health.Endpoints, e.starts = nil, 0, nil
@@ -309,13 +309,13 @@ func (t *Tracker) settle(d *decidedService, c *Changes) (complained bool) {
 		if t.problemsOf[e.name] = d.problems; len(d.problems) == 0 {
 			delete(t.problemsOf, e.name)
 		}
-		complained = true
+		problemsChanged = true
 	}
 	e.dirty = false
 	if e.spec == nil && d.slices == 0 {
 		delete(t.services, e.name)
 	}
-	return complained
+	return problemsChanged
 }
 
 // slicesOf returns the slices of a Service, in a buffer for one decision.

@@ -20,10 +20,10 @@ func (t *Tracker) onService(name model.Name, _, svc *model.Service) {
 		return
 	}
 	e = t.serviceNamed(name)
-	e.next, e.asked = &nextPlan{spec: svc}, asked{}
+	e.next, e.demand = &nextPlan{spec: svc}, demand{}
 	if svc != nil {
 		e.next.plan = planService(svc, &t.cfg)
-		e.asked = e.next.plan.asks(svc)
+		e.demand = e.next.plan.demand(svc)
 	}
 	t.markDirty(e)
 }

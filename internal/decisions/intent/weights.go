@@ -39,13 +39,13 @@ func (r *weightRule) matches(c *candidate) bool {
 	return ok && c.ep.Pod.Name != ""
 }
 
-// weightsAsked is what the annotations of a Service say about weights. Nil: all endpoints
+// weightsSpec is what the annotations of a Service say about weights. Nil: all endpoints
 // have equal shares.
-type weightsAsked struct{ rules []weightRule }
+type weightsSpec struct{ rules []weightRule }
 
 // weightsOf reads the weights of a Service that is weighted.
-func weightsOf(svc *model.Service, complain func(field, what string)) *weightsAsked {
-	return &weightsAsked{rules: parseWeights(svc.Annotations[WeightsAnnotation], complain)}
+func weightsOf(svc *model.Service, complain func(field, what string)) *weightsSpec {
+	return &weightsSpec{rules: parseWeights(svc.Annotations[WeightsAnnotation], complain)}
 }
 
 func annotationField(name string) string { return fmt.Sprintf("metadata.annotations[%s]", name) }
@@ -95,7 +95,7 @@ func parseWeight(entry string) (rule weightRule, err error) {
 type weightsKnown map[*model.Endpoint]uint8
 
 // of returns the weight of an endpoint that has one of w.
-func (k *weightsKnown) of(w *weightsAsked, c *candidate) uint8 {
+func (k *weightsKnown) of(w *weightsSpec, c *candidate) uint8 {
 	if w == nil || len(w.rules) == 0 {
 		return w.of(c)
 	}
@@ -111,7 +111,7 @@ func (k *weightsKnown) of(w *weightsAsked, c *candidate) uint8 {
 }
 
 // of returns the weight of an endpoint: the Service's, else its slice's, else 1.
-func (w *weightsAsked) of(c *candidate) uint8 {
+func (w *weightsSpec) of(c *candidate) uint8 {
 	if w == nil {
 		return 1
 	}
