@@ -43,15 +43,15 @@ func stampOf(info fs.FileInfo) stamp {
 
 // file is the present and the last good content of one file.
 type file struct {
-	name     string
-	inode    inode // of the file last found at its path, read or not
-	stamp    stamp // zero if it could not be read, so the next scan retries
-	read     time.Time
-	sum      sum
-	docs     map[sum][]entry // by hash of the text: only changed documents are decoded again
-	claims   map[key]claim
-	broken   map[key]bool // objects that it names, but that are unusable
-	problems []model.Problem
+	name        string
+	inode       inode // of the file last found at its path, read or not
+	stamp       stamp // zero if it could not be read, so the next scan retries
+	read        time.Time
+	sum         sum
+	docs        map[sum][]entry // by hash of the text: only changed documents are decoded again
+	definitions map[key]definition
+	broken      map[key]bool // objects that it names, but that are unusable
+	problems    []model.Problem
 	// unread reports that the file could never be read as a whole, so that its content
 	// for an earlier agent is unknown. It is not set for kinds that policies do not
 	// depend on.
@@ -60,11 +60,11 @@ type file struct {
 
 // as returns the content of the file under a new name, where it has to be read again.
 func (f *file) as(name string) *file {
-	return &file{name: name, inode: f.inode, docs: f.docs, claims: f.claims, unread: f.unread}
+	return &file{name: name, inode: f.inode, docs: f.docs, definitions: f.definitions, unread: f.unread}
 }
 
-// claim is one file's definition of an object.
-type claim struct {
+// definition is one file's definition of an object.
+type definition struct {
 	object   any // nil: nothing to serve
 	document int
 	held     bool // the last good state; the present content is unusable
@@ -157,7 +157,7 @@ func cause(err error) string {
 
 // failed returns a file without usable content: its last good content stays.
 func failed(name string, prev *file, what string) *file {
-	f := &file{name: name, claims: map[key]claim{}, unread: prev == nil || prev.unread}
+	f := &file{name: name, definitions: map[key]definition{}, unread: prev == nil || prev.unread}
 	if prev != nil {
 		f.docs = prev.docs
 	}
@@ -169,7 +169,7 @@ func failed(name string, prev *file, what string) *file {
 // parse decodes a file. prev, which may be nil, has the documents that were decoded
 // before and the last good objects.
 func parse(name string, data []byte, prev *file) *file {
-	f := &file{name: name, docs: map[sum][]entry{}, claims: map[key]claim{}}
+	f := &file{name: name, docs: map[sum][]entry{}, definitions: map[key]definition{}}
 	isJSON := filepath.Ext(name) == ".json"
 	chunks := []chunk{{text: data}}
 	if !isJSON {
@@ -183,7 +183,7 @@ func parse(name string, data []byte, prev *file) *file {
 			f.report(e, i+1, c.line)
 			switch e.state {
 			case good:
-				f.claim(e, i+1)
+				f.define(e, i+1)
 			case bad:
 				lost.add(e.key)
 			}
@@ -213,8 +213,8 @@ func (f *file) entries(text []byte, isJSON bool, prev *file) []entry {
 	return entries
 }
 
-func (f *file) claim(e *entry, document int) {
-	if first, ok := f.claims[e.key]; ok {
+func (f *file) define(e *entry, document int) {
+	if first, ok := f.definitions[e.key]; ok {
 		f.problems = append(f.problems, model.Problem{
 			Object: e.key.object(), Where: where(f.name, document, e.key),
 			Field: "metadata.name",
@@ -222,7 +222,7 @@ func (f *file) claim(e *entry, document int) {
 		})
 		return
 	}
-	f.claims[e.key] = claim{object: e.object, document: document}
+	f.definitions[e.key] = definition{object: e.object, document: document}
 }
 
 // hold keeps the last good objects that an unusable entry may define.
@@ -230,9 +230,9 @@ func (f *file) hold(prev *file, lost unusable) {
 	if prev == nil {
 		return
 	}
-	for k, c := range prev.claims {
-		if _, ok := f.claims[k]; !ok && lost.holds(k) {
-			f.claims[k] = claim{object: c.object, document: c.document, held: true}
+	for k, d := range prev.definitions {
+		if _, ok := f.definitions[k]; !ok && lost.holds(k) {
+			f.definitions[k] = definition{object: d.object, document: d.document, held: true}
 		}
 	}
 }

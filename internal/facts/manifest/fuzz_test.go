@@ -35,15 +35,15 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("not one line: %q", s)
 			}
 		}
-		for k, c := range first.claims {
+		for k, c := range first.definitions {
 			if k.kind == "" || k.name.Name == "" || c.held {
-				t.Errorf("claim %+v of %+v", c, k)
+				t.Errorf("definition %+v of %+v", c, k)
 			}
 		}
 		second := parse(name, data, first)
-		if len(second.claims) != len(first.claims) || len(second.problems) != len(first.problems) {
-			t.Errorf("read again: %d claims, %d problems; first %d, %d",
-				len(second.claims), len(second.problems), len(first.claims), len(first.problems))
+		if len(second.definitions) != len(first.definitions) || len(second.problems) != len(first.problems) {
+			t.Errorf("read again: %d definitions, %d problems; first %d, %d",
+				len(second.definitions), len(second.problems), len(first.definitions), len(first.problems))
 		}
 	})
 }

@@ -308,7 +308,7 @@ func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
 	served := l.served[key{"Service", defaultName("a")}]
 	l.write("m.yaml", service("a", "10.0.0.1"), service("b", "10.0.0.3"))
 	l.expect("a=10.0.0.1 b=10.0.0.3")
-	if l.files["m.yaml"].claims[key{"Service", defaultName("a")}].object != served {
+	if l.files["m.yaml"].definitions[key{"Service", defaultName("a")}].object != served {
 		t.Error("an unchanged document was decoded")
 	}
 	// It seems unchanged, but it changed within the resolution of the clock.

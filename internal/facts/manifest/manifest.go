@@ -1,7 +1,7 @@
 // Package manifest reads Kubernetes objects from a directory of YAML and JSON
 // files, and watches it, for nodes that have no API server.
 //
-//	directory ──scan──> files ──decode──> claims ──elect──> model.Delta
+//	directory ──scan──> files ──decode──> definitions ──elect──> model.Delta
 //
 // The directory is flat, as kubelet's static one is: *.yaml, *.yml and *.json. Hidden
 // files and subdirectories are ignored. A YAML file may hold several documents, and each

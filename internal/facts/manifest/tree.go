@@ -157,7 +157,7 @@ func (t *tree) keepMissing(a absent, renamed map[string]string, next map[string]
 // files that define them.
 func (t *tree) follow(renamed map[string]string) {
 	for old, name := range renamed {
-		for k := range t.files[old].claims {
+		for k := range t.files[old].definitions {
 			if t.server[k] == old {
 				t.server[k] = name
 			}
@@ -189,9 +189,9 @@ func (t *tree) replace(next map[string]*file) {
 		if next[name] == old {
 			continue
 		}
-		for k := range old.claims {
-			if next[name] == nil || !sameClaim(next[name].claims, k, old.claims[k]) {
-				t.unclaim(k, name)
+		for k := range old.definitions {
+			if next[name] == nil || !sameDefinition(next[name].definitions, k, old.definitions[k]) {
+				t.removeFileOf(k, name)
 			}
 		}
 	}
@@ -199,45 +199,45 @@ func (t *tree) replace(next map[string]*file) {
 		if t.files[name] == f {
 			continue
 		}
-		t.log.Debug("Read manifest", "file", name, "objects", len(f.claims), "problems", len(f.problems))
-		for k, c := range f.claims {
-			if old := t.files[name]; old == nil || !sameClaim(old.claims, k, c) {
-				t.claim(k, name)
+		t.log.Debug("Read manifest", "file", name, "objects", len(f.definitions), "problems", len(f.problems))
+		for k, d := range f.definitions {
+			if old := t.files[name]; old == nil || !sameDefinition(old.definitions, k, d) {
+				t.addFileOf(k, name)
 			}
 		}
 	}
 	t.files = next
-	t.adopt()
+	t.holdMoved()
 	for k := range t.dirty {
 		t.chooseServer(k)
 	}
 }
 
-// adopt assigns the last good state of an object without a file to a file that names the
+// holdMoved assigns the last good state of an object without a file to a file that names the
 // object, but is unusable. The object was copied or moved, not deleted.
-func (t *tree) adopt() {
+func (t *tree) holdMoved() {
 	for _, name := range slices.Sorted(maps.Keys(t.files)) {
 		f := t.files[name]
 		for k := range f.broken {
 			object, served := t.served[k]
 			if served && t.dirty[k] && len(t.filesOf[k]) == 0 {
-				f.claims[k] = claim{object: object, held: true}
-				t.claim(k, name)
+				f.definitions[k] = definition{object: object, held: true}
+				t.addFileOf(k, name)
 			}
 		}
 	}
 }
 
-func sameClaim(claims map[key]claim, k key, c claim) bool {
-	other, ok := claims[k]
-	return ok && other.held == c.held && sameObject(other.object, c.object)
+func sameDefinition(definitions map[key]definition, k key, d definition) bool {
+	other, ok := definitions[k]
+	return ok && other.held == d.held && sameObject(other.object, d.object)
 }
 
 func sameObject(a, b any) bool {
 	return a == b || reflect.DeepEqual(a, b)
 }
 
-func (t *tree) claim(k key, name string) {
+func (t *tree) addFileOf(k key, name string) {
 	t.dirty[k] = true
 	names := t.filesOf[k]
 	if i, ok := slices.BinarySearch(names, name); !ok {
@@ -246,7 +246,7 @@ func (t *tree) claim(k key, name string) {
 	t.setFilesOf(k, names)
 }
 
-func (t *tree) unclaim(k key, name string) {
+func (t *tree) removeFileOf(k key, name string) {
 	t.dirty[k] = true
 	names := t.filesOf[k]
 	if i, ok := slices.BinarySearch(names, name); ok {
@@ -281,7 +281,7 @@ func (t *tree) chooseServer(k key) {
 	if slices.Contains(names, t.server[k]) {
 		return
 	}
-	usable := func(name string) bool { return !t.files[name].claims[k].held }
+	usable := func(name string) bool { return !t.files[name].definitions[k].held }
 	t.server[k] = names[max(0, slices.IndexFunc(names, usable))]
 }
 
@@ -291,7 +291,7 @@ func (t *tree) delta() model.Delta {
 	for k := range t.dirty {
 		var object any
 		if name, ok := t.server[k]; ok {
-			object = t.files[name].claims[k].object
+			object = t.files[name].definitions[k].object
 		}
 		if sameObject(t.served[k], object) {
 			continue
@@ -378,16 +378,16 @@ func (t *tree) conflicts() map[string][]model.Problem {
 			continue // most likely the object is being moved
 		}
 		what := "is also in " + server + ", whose version is served; remove one"
-		if t.files[server].claims[k].held {
+		if t.files[server].definitions[k].held {
 			what = "was in " + server + ", whose last valid state is served; fix or remove that file"
 		}
 		for _, name := range t.filesOf[k] {
-			c := t.files[name].claims[k]
-			if name == server || c.held { // another problem reports a held one
+			d := t.files[name].definitions[k]
+			if name == server || d.held { // another problem reports a held one
 				continue
 			}
 			out[name] = append(out[name], model.Problem{
-				Object: k.object(), Where: where(name, c.document, k),
+				Object: k.object(), Where: where(name, d.document, k),
 				Field: "metadata.name",
 				What:  what,
 			})
