@@ -145,11 +145,11 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer servers.close()
-	planes := a.cfg.Dataplanes(log)
-	planes.EBPF.Refused = in.refused
-	planes.Takeover = takeover.New(takeover.Config{Wanted: a.cfg.Takeover != "",
+	dataplanes := a.cfg.Dataplanes(log)
+	dataplanes.EBPF.Refused = in.refused
+	dataplanes.Takeover = takeover.New(takeover.Config{Wanted: a.cfg.Takeover != "",
 		Netfilter: proxymode.UsesNetfilter(a.cfg.ProxyMode), Log: log})
-	parts, err := a.open(ctx, planes, metrics, log)
+	parts, err := a.open(ctx, dataplanes, metrics, log)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	config.HealthChecks = checks
 	config.OnFirstSync = func(ctx context.Context) {
 		retire := proxymode.Retirement{Failed: metrics.CleanupFailed, Later: background.Go, Pause: 5 * time.Second}
-		background.Go(func() { a.unused(ctx, planes, parts.backends, retire); a.takeOver(ctx, planes.Takeover) })
+		background.Go(func() { a.unused(ctx, dataplanes, parts.backends, retire); a.takeOver(ctx, dataplanes.Takeover) })
 		background.Go(debug.FreeOSMemory) // what the start left: the runtime returns it over minutes
 	}
 	loop, err := reconcile.New(config)
@@ -211,14 +211,15 @@ type kernelParts struct {
 
 // open opens the parts of the kernel that the agent writes to. The caller must close
 // them, unless there is an error.
-func (a *agent) open(ctx context.Context, planes proxymode.Config, m *telemetry.Metrics, log *slog.Logger) (parts *kernelParts, err error) {
+func (a *agent) open(ctx context.Context, dataplanes proxymode.Config, m *telemetry.Metrics,
+	log *slog.Logger) (parts *kernelParts, err error) {
 	p := &kernelParts{closeEntries: func() {}}
 	defer func() {
 		if err != nil {
 			p.close(log)
 		}
 	}()
-	if p.backends, err = a.backends(ctx, planes, m.Register); err != nil {
+	if p.backends, err = a.backends(ctx, dataplanes, m.Register); err != nil {
 		return nil, err
 	}
 	if a.cfg.DropCapabilities {

@@ -80,9 +80,9 @@ func (c *ConntrackConfig) flowsFlag() string {
 // flows is the size of the flow table, or without a flag the size that memory may reduce.
 func (c *ConntrackConfig) flows() uint64 {
 	if !c.flowsGiven() {
-		return min(c.askedFlows(), maxDefaultFlows)
+		return min(c.requestedFlows(), maxDefaultFlows)
 	}
-	return max(c.askedFlows(), minFlows)
+	return max(c.requestedFlows(), minFlows)
 }
 
 // flowsGiven reports whether flags, or a file, request a size.
@@ -90,8 +90,8 @@ func (c *ConntrackConfig) flowsGiven() bool {
 	return c.MaxPerCore > 0 && (c.given["conntrack-max-per-core"] || c.given["conntrack-min"])
 }
 
-// askedFlows returns the size that the flags request, even if it is too small.
-func (c *ConntrackConfig) askedFlows() uint64 {
+// requestedFlows returns the size that the flags request, even if it is too small.
+func (c *ConntrackConfig) requestedFlows() uint64 {
 	if c.MaxPerCore == 0 {
 		return ebpf.DefaultFlowTableSize
 	}
@@ -100,12 +100,12 @@ func (c *ConntrackConfig) askedFlows() uint64 {
 
 // remark describes how the flow table differs from the requested one; "" if it does not.
 func (c *ConntrackConfig) remark() string {
-	asked := c.askedFlows()
-	if asked >= c.flows() {
+	requested := c.requestedFlows()
+	if requested >= c.flows() {
 		return ""
 	}
 	return fmt.Sprintf("--conntrack-max-per-core %d and --conntrack-min %d request a table of %d flows; it has %d, the minimum",
-		c.MaxPerCore, c.Min, asked, c.flows())
+		c.MaxPerCore, c.Min, requested, c.flows())
 }
 
 // timeouts returns the flows' timeouts. 0 keeps the default, as kube-proxy keeps the

@@ -38,7 +38,7 @@ var notServed = []setting{
 		return f.NFTables.MasqueradeBit != nil && *f.NFTables.MasqueradeBit != 14
 	}, nil, nil},
 	{"ipvs",
-		func(f *v1alpha1.KubeProxyConfiguration) bool { return ipvsAsked(f.IPVS) },
+		func(f *v1alpha1.KubeProxyConfiguration) bool { return hasIPVSOptions(f.IPVS) },
 		[]string{"ipvs-sync-period", "ipvs-min-sync-period", "ipvs-scheduler", "ipvs-exclude-cidrs", "ipvs-strict-arp", "ipvs-tcp-timeout",
 			"ipvs-tcpfin-timeout", "ipvs-udp-timeout"}, []string{"", "false"}},
 	{"winkernel", func(f *v1alpha1.KubeProxyConfiguration) bool {
@@ -56,20 +56,20 @@ var notServed = []setting{
 	{"logging.flushFrequency",
 		func(f *v1alpha1.KubeProxyConfiguration) bool { return f.Logging.FlushFrequency.Duration.Duration != 0 },
 		[]string{"log-flush-frequency"}, nil},
-	{"logging.options", loggingOptionsAsked, []string{
+	{"logging.options", hasLoggingOptions, []string{
 		"log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream", "log-json-info-buffer-size",
 	}, []string{"", "0", "false"}},
 	{"", nil, []string{"boot-id-file", "machine-id-file"}, nil}, // cAdvisor's, of kube-proxy before 1.36
 }
 
-// loggingOptionsAsked reports whether the section has values that kubeadm does not write.
-func loggingOptionsAsked(f *v1alpha1.KubeProxyConfiguration) bool {
+// hasLoggingOptions reports whether the section has values that kubeadm does not write.
+func hasLoggingOptions(f *v1alpha1.KubeProxyConfiguration) bool {
 	text, json := f.Logging.Options.Text, f.Logging.Options.JSON
 	return text.SplitStream || json.SplitStream || !text.InfoBufferSize.IsZero() || !json.InfoBufferSize.IsZero()
 }
 
-// ipvsAsked reports whether the section has values that kubeadm does not write.
-func ipvsAsked(i v1alpha1.KubeProxyIPVSConfiguration) bool {
+// hasIPVSOptions reports whether the section has values that kubeadm does not write.
+func hasIPVSOptions(i v1alpha1.KubeProxyIPVSConfiguration) bool {
 	if len(i.ExcludeCIDRs) == 0 {
 		i.ExcludeCIDRs = nil
 	}
