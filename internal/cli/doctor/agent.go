@@ -68,11 +68,11 @@ func (c *config) convert(f *nodev1alpha1.Finding) (doctor.Finding, bool) {
 // uses asks the agent of this node which Service ports have UDP addresses. Without an answer
 // there are none: askAgent reports an agent that fails.
 func (c *config) uses(ctx context.Context, addrs []netip.AddrPort) ([]doctor.AddressUse, error) {
-	asked := make([]nodeclient.Address, len(addrs))
+	requested := make([]nodeclient.Address, len(addrs))
 	for i, a := range addrs {
-		asked[i] = nodeclient.Address{Protocol: "udp", AddrPort: a}
+		requested[i] = nodeclient.Address{Protocol: "udp", AddrPort: a}
 	}
-	owners, err := nodeclient.NewNames(c.socket.Dialer()).Of(ctx, asked)
+	owners, err := nodeclient.NewNames(c.socket.Dialer()).Of(ctx, requested)
 	if err != nil {
 		return nil, nil
 	}
@@ -96,9 +96,9 @@ func (a *fromAgent) add(node *doctor.Node, findings []doctor.Finding) []doctor.F
 	return findings
 }
 
-// unasked says why the requested findings of the agent were not examined; nil if they were, or
+// notExamined says why the requested findings of the agent were not examined; nil if they were, or
 // if add has said it.
-func (a *fromAgent) unasked(node *doctor.Node, only []string) *doctor.Problem {
+func (a *fromAgent) notExamined(node *doctor.Node, only []string) *doctor.Problem {
 	ids := doctor.NeedAgent(only)
 	switch {
 	case len(ids) == 0 || node.Traffic != nil:

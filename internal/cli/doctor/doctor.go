@@ -124,7 +124,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	if node.Own() != nil {
 		findings = added.add(node, findings)
 	}
-	if p := added.unasked(node, c.only); p != nil {
+	if p := added.notExamined(node, c.only); p != nil {
 		node.Problems = append(node.Problems, *p)
 	}
 	report := doctor.NewReport(node, findings, c.only...)
