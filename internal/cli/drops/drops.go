@@ -210,7 +210,7 @@ func (c *config) follow(ctx context.Context, follower *drops.Follower, explain e
 	stderr io.Writer) error {
 	shown := 0
 	byReason := map[string]uint64{}
-	told := explained{}
+	seen := explained{}
 	checked := time.Now()
 	for c.count == 0 || shown < c.count {
 		if len(targets) > 0 && time.Since(checked) > drops.TargetCheck {
@@ -230,7 +230,7 @@ func (c *config) follow(ctx context.Context, follower *drops.Follower, explain e
 			return err
 		}
 		result := explain.drop(ctx, &d)
-		result.explained = told
+		result.explained = seen
 		if err := c.print(out, result); err != nil {
 			return err
 		}

@@ -87,7 +87,7 @@ func TestDropsPrintsPacketHopAndMeaning(t *testing.T) {
 
 // An explanation is printed again when another policy, for example, is the cause.
 func TestDropsExplainsACauseOnce(t *testing.T) {
-	told := explained{}
+	seen := explained{}
 	for i, row := range []struct {
 		reason, chain, meaning string
 		lines                  int
@@ -102,7 +102,7 @@ func TestDropsExplainsACauseOnce(t *testing.T) {
 	} {
 		d := drops.Drop{Reason: row.reason, Meaning: row.meaning, Place: drops.Place{Chain: row.chain}}
 		var out strings.Builder
-		if err := (dropResult{Drop: &d, explained: told}).Write(&out); err != nil {
+		if err := (dropResult{Drop: &d, explained: seen}).Write(&out); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Count(out.String(), "\n") != row.lines || strings.Contains(out.String(), row.meaning) != (row.lines == 3) {
@@ -110,7 +110,7 @@ func TestDropsExplainsACauseOnce(t *testing.T) {
 		}
 		// A program reads each line alone.
 		out.Reset()
-		if err := (&config{output: cli.JSON}).print(&out, dropResult{Drop: &d, explained: told}); err != nil ||
+		if err := (&config{output: cli.JSON}).print(&out, dropResult{Drop: &d, explained: seen}); err != nil ||
 			!strings.Contains(out.String(), row.meaning) {
 			t.Errorf("drop %d: %v, %s", i, err, &out)
 		}
