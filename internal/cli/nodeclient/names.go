@@ -79,11 +79,11 @@ const (
 // Names asks an agent for the owners of addresses, and remembers its answers for a while. One
 // goroutine at a time uses it.
 type Names struct {
-	agent  Dialer
-	client nodev1alpha1connect.NodeServiceClient
-	known  map[Address]cachedOwner
-	asked  time.Time // when the agent last did not answer
-	err    error     // of that request
+	agent    Dialer
+	client   nodev1alpha1connect.NodeServiceClient
+	known    map[Address]cachedOwner
+	failedAt time.Time // when the agent last did not answer
+	err      error     // of that request
 }
 
 type cachedOwner struct {
@@ -110,7 +110,7 @@ func (n *Names) Of(ctx context.Context, addrs []Address) ([]Owner, error) {
 // Probe returns the error of an agent that does not name addresses; nil if it does. It does not
 // ask again for some seconds after an error.
 func (n *Names) Probe(ctx context.Context) error {
-	if n.err == nil || time.Since(n.asked) > namesPause {
+	if n.err == nil || time.Since(n.failedAt) > namesPause {
 		n.ask(ctx, nil)
 	}
 	return n.err
@@ -118,7 +118,7 @@ func (n *Names) Probe(ctx context.Context) error {
 
 func (n *Names) learn(ctx context.Context, addrs []Address) {
 	now := time.Now()
-	if n.err != nil && now.Sub(n.asked) < namesPause {
+	if n.err != nil && now.Sub(n.failedAt) < namesPause {
 		return
 	}
 	var unknown []Address
@@ -156,7 +156,7 @@ func (n *Names) ask(ctx context.Context, addrs []Address) {
 		err = fmt.Errorf("it names %d of %d addresses", len(resp.Names), len(addrs))
 	}
 	if n.err = Error("name Services, which needs the agent", n.agent, err); n.err != nil {
-		n.asked = now
+		n.failedAt = now
 		return
 	}
 	for i, a := range addrs {

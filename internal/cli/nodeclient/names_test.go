@@ -80,7 +80,7 @@ func TestNamesAreAskedOnceAndRemembered(t *testing.T) {
 	if a.asked != 6 {
 		t.Errorf("an agent that did not answer was asked again at once, for %d addresses", a.asked)
 	}
-	n.asked, a.err = n.asked.Add(-2*namesPause), nil
+	n.failedAt, a.err = n.failedAt.Add(-2*namesPause), nil
 	check("")
 }
 
@@ -103,7 +103,7 @@ func TestAnOlderAgentHasNoNames(t *testing.T) {
 		t.Errorf("an older agent: %v", err)
 	}
 	if owners, err := n.Of(t.Context(), []Address{{}}); len(owners) != 1 || !owners[0].IsZero() || err == nil ||
-		time.Since(n.asked) > time.Hour {
+		time.Since(n.failedAt) > time.Hour {
 		t.Errorf("owners %v, %v", owners, err)
 	}
 }
