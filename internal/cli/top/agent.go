@@ -59,11 +59,11 @@ func addrPort(p *nodev1alpha1.Peer) netip.AddrPort {
 
 // Owners implements top.Agent.
 func (a *agent) Owners(ctx context.Context, addrs []top.Address) ([]top.Owner, error) {
-	asked := make([]nodeclient.Address, len(addrs))
+	requested := make([]nodeclient.Address, len(addrs))
 	for i, addr := range addrs {
-		asked[i] = nodeclient.Address(addr)
+		requested[i] = nodeclient.Address(addr)
 	}
-	list, err := a.names.Of(ctx, asked)
+	list, err := a.names.Of(ctx, requested)
 	owners := make([]top.Owner, len(list))
 	for i, o := range list {
 		owners[i] = top.Owner{Service: o.Service, EndpointOf: o.EndpointOf, Pod: o.Pod}
