@@ -80,7 +80,7 @@ func Drained(ctx context.Context, cfg objects.Config) error {
 		return err
 	}
 	timeouts := timeoutsOf(cfg)
-	begun, told, warned := time.Now(), false, false
+	begun, logged, warned := time.Now(), false, false
 	for {
 		start := time.Now()
 		open, unreserved, err := keepOpen(ctx, flows, &timeouts)
@@ -91,8 +91,8 @@ func Drained(ctx context.Context, cfg objects.Config) error {
 			warned = true
 			cfg.Log.Warn("Netfilter may give the ports of these connections to others", "connections", open, "reason", unreserved)
 		}
-		if !told {
-			told = true
+		if !logged {
+			logged = true
 			cfg.Log.Info("the eBPF programs stay until the connections end that they translate", "connections", open)
 		}
 		select {
