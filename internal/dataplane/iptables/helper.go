@@ -395,8 +395,8 @@ func (b *Backend) checkHelpers(ctx context.Context, ports []*intent.ServicePort,
 		if p.Helper == intent.NoHelper || f == nil {
 			continue
 		}
-		err, asked := lacks[ask{f, p.Helper}]
-		if !asked {
+		err, known := lacks[ask{f, p.Helper}]
+		if !known {
 			err = f.missingHelper(ctx, p.Helper, protocolName(p.ID.Protocol))
 			lacks[ask{f, p.Helper}] = err
 		}
