@@ -151,7 +151,7 @@ func (rs *ruleset) remember() {
 				rs.chains = append(rs.chains, c)
 				made[c.Name] = true
 			}
-			rules = append(rules, rs.askedFor(b).Map(b.timeouts[d].Name, nft.Reg).SetMeta(unix.NFT_META_PRIORITY, nft.Reg).Goto(c.Name))
+			rules = append(rules, rs.loadFrontend(b).Map(b.timeouts[d].Name, nft.Reg).SetMeta(unix.NFT_META_PRIORITY, nft.Reg).Goto(c.Name))
 		}
 	}
 	if rules == nil {

@@ -273,8 +273,8 @@ func (t *doNotTrackTable) counted(r *nft.Rule, policy, verdict string) *nft.Rule
 // the destination pod allows as a request needs no check as a reply. An egress rule of the
 // source pod may still deny it.
 func (t *doNotTrackTable) done(v *donottrack.Verdict, peer nft.End) func(*nft.Rule) *nft.Rule {
-	asked := peer == nft.Source && t.side(v) == donottrack.Ingress
-	if !asked || v.Track || t.hasEgress() {
+	request := peer == nft.Source && t.side(v) == donottrack.Ingress
+	if !request || v.Track || t.hasEgress() {
 		return (*nft.Rule).Return
 	}
 	return (*nft.Rule).Accept

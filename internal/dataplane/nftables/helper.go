@@ -179,8 +179,8 @@ func (b *Backend) missingHelper(ctx context.Context, kind intent.Helper) error {
 func (b *Backend) checkHelpers(ctx context.Context, ports []*intent.ServicePort, failed map[intent.PortID]error) []*intent.ServicePort {
 	out, lacks := ports, map[intent.Helper]error{}
 	for i, p := range ports {
-		err, asked := lacks[p.Helper]
-		if !asked {
+		err, known := lacks[p.Helper]
+		if !known {
 			err = b.missingHelper(ctx, p.Helper)
 			lacks[p.Helper] = err
 		}

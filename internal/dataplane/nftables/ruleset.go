@@ -221,26 +221,26 @@ func (rs *ruleset) masquerade() (out []*nft.Rule) {
 			Addr(c.family, nft.Source, nft.Reg).Addr(c.family, nft.Destination, nft.Reg+c.family.Regs()).In(c.hairpin.Name, nft.Reg)
 		out = append(out, hairpin.Masquerade())
 		if rs.all {
-			out = append(out, rs.asked(addr, addr.frontends).Masquerade(), rs.asked(port, port.frontends).Masquerade())
+			out = append(out, rs.frontendIn(addr, addr.frontends).Masquerade(), rs.frontendIn(port, port.frontends).Masquerade())
 			continue
 		}
 		for _, b := range []*base{addr, port} {
 			if rs.exists(b.masquerade) {
-				out = append(out, rs.asked(b, b.masquerade).Masquerade())
+				out = append(out, rs.frontendIn(b, b.masquerade).Masquerade())
 			}
 		}
 		for _, b := range []*base{addr, port} {
-			r := rs.asked(b, b.frontends)
+			r := rs.frontendIn(b, b.frontends)
 			r.Comment = "processes of the node"
 			out = append(out, r.Local(nft.Source, unix.NFT_CMP_EQ).Masquerade())
 		}
-		r := rs.asked(addr, addr.frontends)
+		r := rs.frontendIn(addr, addr.frontends)
 		r.Comment = "not from this node's pods"
 		if !rs.notFromPods(r, c.family) {
 			continue
 		}
 		if rs.exists(addr.external) {
-			out = append(out, rs.asked(addr, addr.external).Return())
+			out = append(out, rs.frontendIn(addr, addr.external).Return())
 		}
 		out = append(out, r.Masquerade())
 	}
@@ -249,7 +249,7 @@ func (rs *ruleset) masquerade() (out []*nft.Rule) {
 
 // notFromPods goes on with what is not from this node's pods, as
 // --detect-local-mode tells them. It reports false, and goes on with everything,
-// where they cannot be told.
+// where they cannot be recognized.
 func (rs *ruleset) notFromPods(r *nft.Rule, f *nft.IP) bool {
 	name := rs.local.Prefix
 	if rs.local.Interface != "" {
@@ -271,11 +271,13 @@ func (rs *ruleset) notFromPods(r *nft.Rule, f *nft.IP) bool {
 	return false
 }
 
-// asked goes on if the client asked for a frontend of the set.
-func (rs *ruleset) asked(b *base, s *set) *nft.Rule { return rs.askedFor(b).In(s.Name, nft.Reg) }
+// frontendIn matches packets whose client requested a frontend of the set.
+func (rs *ruleset) frontendIn(b *base, s *set) *nft.Rule {
+	return rs.loadFrontend(b).In(s.Name, nft.Reg)
+}
 
-// askedFor loads the frontend that the client asked for.
-func (rs *ruleset) askedFor(b *base) *nft.Rule {
+// loadFrontend loads the frontend that the client requested into registers.
+func (rs *ruleset) loadFrontend(b *base) *nft.Rule {
 	r := (&nft.Rule{}).Version(b.family).CtOriginal(b.family.CtDst, nft.Reg)
 	reg := uint32(nft.Reg)
 	if b.nodePort {
