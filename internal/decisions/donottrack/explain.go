@@ -125,7 +125,7 @@ func (t *Tracker) decide(side Side, local, peer netip.Addr, proto model.Protocol
 	}
 	v := t.verdicts.now[verdict]
 	for _, name := range v.Rules {
-		r := t.holding[name]
+		r := t.installed[name]
 		d.Policy, d.Field = r.Policy, fmt.Sprintf("spec.%s[%d]", r.Side, r.Index)
 		if why, matches := r.why(peer); matches {
 			d.Outcome, d.Why = Untracked, why

@@ -299,8 +299,8 @@ func (t *Tracker) ServicesWritten() Changes {
 		t.markNodePortsDirty(-1)
 	}
 	c := t.Changes()
-	if told := t.ReportRefusals(); told.Refusals != nil {
-		c.Refusals = told.Refusals
+	if report := t.ReportRefusals(); report.Refusals != nil {
+		c.Refusals = report.Refusals
 	}
 	return c
 }

@@ -252,7 +252,7 @@ func TestChangesLeadWhereTheWholeWorldDoes(t *testing.T) {
 			}
 		}
 		kept.take(t, tr.Apply(model.Delta{Full: true}))
-		if s := tr.State(); len(kept.Targets)+len(s.Rules)+len(s.Verdicts)+len(s.Members)+len(tr.used)+len(tr.holding)+len(tr.hasDenyRule) > 0 {
+		if s := tr.State(); len(kept.Targets)+len(s.Rules)+len(s.Verdicts)+len(s.Members)+len(tr.used)+len(tr.installed)+len(tr.hasDenyRule) > 0 {
 			t.Fatalf("seed %d: of nothing is left %+v, %v", seed, s, tr.used)
 		}
 	}

@@ -88,13 +88,13 @@ func (t *Tracker) addPeers(r *rule, pod *model.Pod, namespace *model.Namespace, 
 	}
 	for _, a := range pod.IPs {
 		a = a.Unmap()
-		told := t.holding[r.Name] == r
+		installed := t.installed[r.Name] == r
 		if r.peers[a] += by; r.peers[a] <= 0 {
 			delete(r.peers, a)
-			if told {
+			if installed {
 				t.members.remove(Member{r.Name, a})
 			}
-		} else if told {
+		} else if installed {
 			t.members.set(Member{r.Name, a}, true)
 		}
 		if r.Side == Egress && len(t.nat.at[a])+len(t.pendingRemoval.at[a]) > 0 {
@@ -167,11 +167,11 @@ func (t *Tracker) use(v *Verdict, rules []*rule) {
 
 // install replaces the rule of the same name.
 func (t *Tracker) install(r *rule) {
-	before := t.holding[r.Name]
+	before := t.installed[r.Name]
 	if before == r {
 		return
 	}
-	t.holding[r.Name] = r
+	t.installed[r.Name] = r
 	t.rules.set(r.Name, &r.Rule)
 	if before != nil {
 		for a := range before.peers {
@@ -191,10 +191,10 @@ func (t *Tracker) release(name string) {
 		if t.used["rule "+r]--; t.used["rule "+r] == 0 {
 			delete(t.used, "rule "+r)
 			t.rules.remove(r)
-			for a := range t.holding[r].peers {
+			for a := range t.installed[r].peers {
 				t.members.remove(Member{r, a})
 			}
-			delete(t.holding, r)
+			delete(t.installed, r)
 		}
 	}
 	if t.used[name]--; t.used[name] == 0 {

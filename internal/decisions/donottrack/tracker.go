@@ -22,7 +22,7 @@ type Tracker struct {
 	wantedOf       map[netip.Addr][]*policy
 	refusedOf      map[netip.Addr][]Refusal
 	used           map[string]int // number of targets of each Verdict and Rule
-	holding        map[string]*rule
+	installed      map[string]*rule
 	nat            natIndex
 	pendingRemoval natIndex // entries deleted from nat that the kernel may still have
 	outgoing       []*rule  // of all policies
@@ -58,7 +58,7 @@ func NewReader(cfg Config, facts *store.Store) *Tracker {
 	t := &Tracker{
 		cfg: cfg, facts: facts, policies: map[string]*policy{},
 		podsOnNode: map[model.Name]struct{}{}, targetsOf: map[netip.Addr][]Target{},
-		wantedOf: map[netip.Addr][]*policy{}, refusedOf: map[netip.Addr][]Refusal{}, used: map[string]int{}, holding: map[string]*rule{},
+		wantedOf: map[netip.Addr][]*policy{}, refusedOf: map[netip.Addr][]Refusal{}, used: map[string]int{}, installed: map[string]*rule{},
 		nat: newNATIndex(), pendingRemoval: newNATIndex(), dirty: map[netip.Addr]struct{}{}, hasDenyRule: map[netip.Addr]struct{}{},
 		allowsAny: map[Target]struct{}{}, resolved: map[netip.Addr]struct{}{},
 		rules: newChangeSet[string](sameRule), verdicts: newChangeSet[string](sameVerdict),

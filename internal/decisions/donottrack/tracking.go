@@ -92,7 +92,7 @@ func (t *Tracker) verdictAt(side Side, local netip.AddrPort, peer netip.Addr, pr
 		}
 		v := t.verdicts.now[t.targets.now[target]]
 		for _, name := range v.Rules {
-			switch covers := t.holding[name].covers(peer); {
+			switch covers := t.installed[name].covers(peer); {
 			case covers && v.Track:
 				return tracked
 			case covers:
