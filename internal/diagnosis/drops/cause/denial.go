@@ -35,11 +35,11 @@ func ExplainDenial(follower *drops.Follower, d *drops.Drop) {
 // setDenial writes a denial into a drop.
 func setDenial(d *drops.Drop, found nftables.Denial) {
 	by := "DoNotTrackPolicy " + found.Policy + " (deny: others) "
-	switch told := d.Table != ""; {
-	case found.Policy == "" && told:
+	switch tableKnown := d.Table != ""; {
+	case found.Policy == "" && tableKnown:
 		d.Meaning = "a DoNotTrackPolicy (deny: others) denied it, and none does any more: it is not known which"
 	case found.Policy == "":
-	case told || len(found.Before) == 0:
+	case tableKnown || len(found.Before) == 0:
 		d.Table, d.Chain = nftables.PolicyTable, found.Chain
 		d.Meaning = by + "denied it"
 	default:
