@@ -270,14 +270,14 @@ func (ns *Namespace) count(e *conntrack.Entry) {
 
 // findRemoved notes for each endpoint of an entry whether its Service still has it.
 func (ns *Namespace) findRemoved(ctx context.Context, uses func(context.Context, []netip.AddrPort) ([]AddressUse, error)) error {
-	var asked []*Endpoint
+	var sample []*Endpoint
 	var addrs []netip.AddrPort
 	for _, p := range ns.Endpoints {
-		if asked = append(asked, p); len(asked) == usesAtOnce/2 {
+		if sample = append(sample, p); len(sample) == usesAtOnce/2 {
 			break
 		}
 	}
-	for _, p := range asked {
+	for _, p := range sample {
 		addrs = append(addrs, p.Example.Orig.Dst, p.Example.Reply.Src)
 	}
 	if len(addrs) == 0 {
@@ -287,7 +287,7 @@ func (ns *Namespace) findRemoved(ctx context.Context, uses func(context.Context,
 	if err != nil || len(known) != len(addrs) {
 		return err
 	}
-	for i, p := range asked {
+	for i, p := range sample {
 		service, endpoint := known[2*i].Service, known[2*i+1].EndpointOf
 		if service != "" && len(endpoint) < MostEndpointOf && !slices.Contains(endpoint, service) {
 			p.RemovedFrom = service
