@@ -34,7 +34,7 @@ type Model struct {
 	chosen        int    // row
 	only          uint64 // namespace that the other views are of; 0: all
 	onlyName      string
-	asked         int // requested Samples; an answer to an earlier one is late
+	request       int // number of the last request; an answer to an earlier one is late
 
 	sample Sample
 	err    error
@@ -48,27 +48,27 @@ func NewModel(ctx context.Context, read func(context.Context, View, uint64) (Sam
 }
 
 type answered struct {
-	asked  int
-	sample Sample
-	err    error
+	request int
+	sample  Sample
+	err     error
 }
 
-type due struct{ asked int }
+type due struct{ request int }
 
 // Init implements tea.Model.
 func (m Model) Init() tea.Cmd { return m.ask() }
 
 func (m Model) ask() tea.Cmd {
-	ctx, read, view, only, asked := m.ctx, m.read, m.view, m.only, m.asked
+	ctx, read, view, only, request := m.ctx, m.read, m.view, m.only, m.request
 	return func() tea.Msg {
 		s, err := read(ctx, view, only)
-		return answered{asked, s, err}
+		return answered{request, s, err}
 	}
 }
 
 // anew requests a Sample for the current selection at once.
 func (m Model) anew() (tea.Model, tea.Cmd) {
-	m.asked++
+	m.request++
 	m.ready, m.chosen = false, 0
 	return m, m.ask()
 }
@@ -79,16 +79,16 @@ func (m Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
 	case answered:
-		if msg.asked != m.asked {
+		if msg.request != m.request {
 			return m, nil
 		}
 		if !m.paused {
 			m.sample, m.err, m.ready = msg.sample, msg.err, true
 		}
-		asked := m.asked
-		return m, tea.Tick(m.interval, func(time.Time) tea.Msg { return due{asked} })
+		request := m.request
+		return m, tea.Tick(m.interval, func(time.Time) tea.Msg { return due{request} })
 	case due:
-		if msg.asked == m.asked {
+		if msg.request == m.request {
 			return m, m.ask()
 		}
 	case tea.KeyPressMsg:

@@ -46,9 +46,9 @@ func press(t *testing.T, m Model, keys ...string) Model {
 		case "backspace":
 			msg = tea.KeyPressMsg{Code: tea.KeyBackspace}
 		}
-		before := m.asked
+		before := m.request
 		next, _ := m.Update(msg)
-		if m = next.(Model); m.asked != before {
+		if m = next.(Model); m.request != before {
 			m = answer(t, m)
 		}
 	}
