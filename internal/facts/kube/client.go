@@ -50,9 +50,9 @@ func Connect(a Access) (client kubernetes.Interface, server string, err error) {
 		return nil, "", fmt.Errorf("connect to API server: %w: %s", err, a.advice())
 	}
 	if a.Contact != nil {
-		asked := c.Discovery().RESTClient()
+		api := c.Discovery().RESTClient()
 		a.Contact.ask = func(ctx context.Context) error {
-			return asked.Get().AbsPath("/version").MaxRetries(0).Do(ctx).Error()
+			return api.Get().AbsPath("/version").MaxRetries(0).Do(ctx).Error()
 		}
 	}
 	return c, host(cfg.Host), nil

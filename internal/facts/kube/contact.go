@@ -94,8 +94,8 @@ func (c *Contact) run(ctx context.Context, changed func()) {
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if c.isQuiet() {
-			asked, done := context.WithTimeout(ctx, c.timeout)
-			err := c.ask(asked)
+			limited, done := context.WithTimeout(ctx, c.timeout)
+			err := c.ask(limited)
 			done()
 			if ctx.Err() == nil && err != nil && c.isQuiet() {
 				c.unanswered(err)
