@@ -60,10 +60,10 @@ func (o *owners) learn(addrs []netip.Addr) {
 		return
 	}
 	var unknown []netip.Addr
-	asked := map[netip.Addr]bool{}
+	seen := map[netip.Addr]bool{}
 	for _, a := range addrs {
-		if a.IsValid() && !asked[a] && now.Sub(o.known[a].at) > ownerFresh {
-			asked[a], unknown = true, append(unknown, a)
+		if a.IsValid() && !seen[a] && now.Sub(o.known[a].at) > ownerFresh {
+			seen[a], unknown = true, append(unknown, a)
 		}
 	}
 	if len(unknown) == 0 {
