@@ -15,7 +15,7 @@ import (
 // decisions need no lock and no copy, and cost nothing while no one asks. An answer has
 // pointers to values that do not change; the asker reads them in its own goroutine.
 //
-//	asker ──asked──> wait ──> intent.Tracker, backend syncs ──answer──> asker
+//	asker ──questions──> wait ──> intent.Tracker, backend syncs ──answer──> asker
 
 // ErrBusy is the cause of an error when the loop did not answer in time: it writes to the
 // kernel, or it does not run.
@@ -99,7 +99,7 @@ func (r *Reconciler) Names(ctx context.Context, addrs []Address) error {
 func (r *Reconciler) ask(ctx context.Context, answer func()) error {
 	done := make(chan struct{})
 	select {
-	case r.asked <- func() { defer close(done); answer() }:
+	case r.questions <- func() { defer close(done); answer() }:
 		<-done
 		return nil
 	case <-ctx.Done():

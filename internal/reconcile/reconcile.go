@@ -121,12 +121,12 @@ const healthCheckRetry = 5 * time.Second
 
 // Reconciler is the loop between sources and dataplanes. Make one with New.
 type Reconciler struct {
-	cfg     Config
-	log     *slog.Logger
-	metrics *telemetry.Metrics
-	queue   *queue
-	started time.Time
-	asked   chan func() // questions for Run's goroutine; see inspect.go
+	cfg       Config
+	log       *slog.Logger
+	metrics   *telemetry.Metrics
+	queue     *queue
+	started   time.Time
+	questions chan func() // questions for Run's goroutine; see inspect.go
 
 	// Only Run's goroutine uses the fields below.
 	syncs        []*backendSync
@@ -174,7 +174,7 @@ func New(cfg Config) (*Reconciler, error) {
 		metrics:     cfg.Metrics,
 		queue:       newQueue(),
 		started:     time.Now(),
-		asked:       make(chan func()),
+		questions:   make(chan func()),
 		assignments: map[intent.PortID]assignment{},
 		checks:      map[model.Name]intent.HealthCheck{},
 		entries:     entries{gone: map[intent.PortID]struct{}{}},
@@ -258,7 +258,7 @@ func (r *Reconciler) wait(ctx context.Context, due <-chan time.Time) bool {
 			return true
 		case <-due:
 			return true
-		case answer := <-r.asked:
+		case answer := <-r.questions:
 			answer()
 		}
 	}
