@@ -67,7 +67,7 @@ func (f *family) holdsChain(have *dump, name string) bool {
 func (d *dispatch) path(entries []entry) (names []string) {
 	for _, e := range entries {
 		names = append(names, d.root)
-		for n := d.top; n != nil; n = n.kids[digit(e.key, len(n.prefix))] {
+		for n := d.top; n != nil; n = n.children[digit(e.key, len(n.prefix))] {
 			names = append(names, d.chain(n.prefix))
 			if n.leaf() {
 				break

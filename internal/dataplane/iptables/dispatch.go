@@ -128,13 +128,13 @@ func (d *dispatch) rules(prefix string) ([]string, bool) {
 }
 
 func (d *dispatch) rulesOf(n *trieNode) []string {
-	out := make([]string, 0, max(len(n.entries), len(n.kids)))
+	out := make([]string, 0, max(len(n.entries), len(n.children)))
 	for i := range n.entries {
 		out = append(out, n.entries[i].rule)
 	}
-	for _, kid := range n.kids {
-		if kid != nil {
-			out = append(out, d.jump(kid))
+	for _, child := range n.children {
+		if child != nil {
+			out = append(out, d.jump(child))
 		}
 	}
 	return out

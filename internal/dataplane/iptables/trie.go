@@ -45,10 +45,10 @@ type trie struct {
 const topPrefix = "top"
 
 type trieNode struct {
-	prefix  string
-	count   int          // entries below
-	kids    [4]*trieNode // of an inner node
-	entries []entry      // of a leaf, sorted by key
+	prefix   string
+	count    int          // entries below
+	children [4]*trieNode // of an inner node
+	entries  []entry      // of a leaf, sorted by key
 }
 
 func (n *trieNode) leaf() bool { return n.entries != nil }
@@ -101,13 +101,13 @@ func (t *trie) insert(n *trieNode, slot string, e entry) *trieNode {
 	if shared := common(n.prefix, e.key); shared < len(n.prefix) {
 		above := &trieNode{prefix: e.key[:shared], count: n.count + 1}
 		t.markDirty(above.prefix)
-		above.kids[digit(n.prefix, shared)] = n
-		above.kids[digit(e.key, shared)] = t.insert(nil, e.key[:shared+1], e)
+		above.children[digit(n.prefix, shared)] = n
+		above.children[digit(e.key, shared)] = t.insert(nil, e.key[:shared+1], e)
 		return above
 	}
 	before := n.total()
 	at := digit(e.key, len(n.prefix))
-	t.setKid(n, at, t.insert(n.kids[at], e.key[:len(n.prefix)+1], e))
+	t.setChild(n, at, t.insert(n.children[at], e.key[:len(n.prefix)+1], e))
 	n.count += n.total() - before
 	return n
 }
@@ -132,12 +132,12 @@ func (t *trie) removeEntry(n *trieNode, slot, key string, owner any) *trieNode {
 		return n
 	}
 	at := digit(key, len(n.prefix))
-	t.setKid(n, at, t.removeEntry(n.kids[at], key[:len(n.prefix)+1], key, owner))
+	t.setChild(n, at, t.removeEntry(n.children[at], key[:len(n.prefix)+1], key, owner))
 	n.count = n.total()
 	if n.count <= leafSize {
 		return t.collapse(n, slot)
 	}
-	if only := n.onlyKid(); only != nil {
+	if only := n.onlyChild(); only != nil {
 		// It holds more than leafSize entries, so it is an inner node with a prefix of
 		// its own.
 		return only
@@ -145,12 +145,12 @@ func (t *trie) removeEntry(n *trieNode, slot, key string, owner any) *trieNode {
 	return n
 }
 
-// setKid sets a child of an inner node.
-func (t *trie) setKid(n *trieNode, at int, kid *trieNode) {
-	if !sameNode(n.kids[at], kid) {
+// setChild sets a child of an inner node.
+func (t *trie) setChild(n *trieNode, at int, child *trieNode) {
+	if !sameNode(n.children[at], child) {
 		t.markDirty(n.prefix)
 	}
-	n.kids[at] = kid
+	n.children[at] = child
 }
 
 // build creates the nodes at slot for entries, which are sorted by key.
@@ -168,7 +168,7 @@ func (t *trie) build(entries []entry, slot string) *trieNode {
 		if end < 0 {
 			end = len(entries)
 		}
-		n.kids[d] = t.build(entries[:end], entries[0].key[:shared+1])
+		n.children[d] = t.build(entries[:end], entries[0].key[:shared+1])
 		entries = entries[end:]
 	}
 	return n
@@ -193,7 +193,7 @@ func (t *trie) find(prefix string) *trieNode {
 		if n.leaf() || len(n.prefix) >= len(prefix) || !strings.HasPrefix(prefix, n.prefix) {
 			return nil
 		}
-		n = n.kids[digit(prefix, len(n.prefix))]
+		n = n.children[digit(prefix, len(n.prefix))]
 	}
 	return n
 }
@@ -204,31 +204,31 @@ func (n *trieNode) walk(f func(*trieNode)) {
 		return
 	}
 	f(n)
-	for _, kid := range n.kids {
-		kid.walk(f)
+	for _, child := range n.children {
+		child.walk(f)
 	}
 }
 
 func (n *trieNode) total() int {
 	sum := 0
-	for _, kid := range n.kids {
-		if kid != nil {
-			sum += kid.count
+	for _, child := range n.children {
+		if child != nil {
+			sum += child.count
 		}
 	}
 	return sum
 }
 
-// onlyKid returns the child of an inner node that has one child, else nil.
-func (n *trieNode) onlyKid() *trieNode {
+// onlyChild returns the child of an inner node that has one child, else nil.
+func (n *trieNode) onlyChild() *trieNode {
 	var only *trieNode
-	for _, kid := range n.kids {
+	for _, child := range n.children {
 		switch {
-		case kid == nil:
+		case child == nil:
 		case only != nil:
 			return nil
 		default:
-			only = kid
+			only = child
 		}
 	}
 	return only

@@ -107,9 +107,9 @@ func text(tree *trie, prefix string) string {
 	for _, e := range n.entries {
 		out = append(out, e.key+"="+e.rule)
 	}
-	for _, kid := range n.kids {
-		if kid != nil {
-			out = append(out, "to "+kid.prefix)
+	for _, child := range n.children {
+		if child != nil {
+			out = append(out, "to "+child.prefix)
 		}
 	}
 	return strings.Join(out, ";")
@@ -146,10 +146,10 @@ func TestNoWayThroughATreeIsLong(t *testing.T) {
 			longest = max(longest, walked+len(n.entries))
 			return
 		}
-		for _, kid := range n.kids {
-			if kid != nil {
+		for _, child := range n.children {
+			if child != nil {
 				walked++
-				down(kid, walked)
+				down(child, walked)
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func TestNoWayThroughATreeIsLong(t *testing.T) {
 	if longest > 40 || chains > 10000/8 {
 		t.Errorf("%d rules to the last Service of 10,000, in %d chains", longest, chains)
 	}
-	if i := slices.IndexFunc(tree.top.kids[:], func(n *trieNode) bool { return n != nil }); i < 0 {
+	if i := slices.IndexFunc(tree.top.children[:], func(n *trieNode) bool { return n != nil }); i < 0 {
 		t.Error("no tree at all")
 	}
 }
