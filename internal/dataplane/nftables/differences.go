@@ -31,7 +31,7 @@ func (b *Backend) Differences(ctx context.Context, id intent.PortID, limit int) 
 		return nil, err
 	}
 	var found []string
-	if !b.table.shapedAs(shape) {
+	if !b.table.matches(shape) {
 		found = append(found, fmt.Sprintf("table %s: its chains, rules or sets are not as they were written", b.nftTable))
 	}
 	r, err := renderPort(b.table.layout, p)

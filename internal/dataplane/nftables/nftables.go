@@ -255,7 +255,7 @@ func (b *Backend) unchanged(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if due || !b.table.shapedAs(shape) {
+	if due || !b.table.matches(shape) {
 		return false, b.readAll(ctx)
 	}
 	b.generation, b.state = shape.Generation, elementsUnread

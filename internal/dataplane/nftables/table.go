@@ -285,9 +285,9 @@ func (c *change) against(found *nft.Listing) bool {
 	return true
 }
 
-// shapedAs reports whether the kernel's table has the sets, chains and rules that were
+// matches reports whether the kernel's table has the sets, chains and rules that were
 // written, and no others.
-func (t *table) shapedAs(found *nft.Listing) bool {
+func (t *table) matches(found *nft.Listing) bool {
 	sets := 0
 	for name, exists := range t.exists {
 		if !exists {
