@@ -107,11 +107,11 @@ func removePins(bpffs string) error {
 	// A mount point stays, and so does a directory with foreign objects.
 	err := os.Remove(bpffs)
 	ours := errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) && kernel.IsOwnBPFFS(bpffs)
-	strangers := strangersIn(bpffs, ours)
+	leftovers := leftoversIn(bpffs, ours)
 	switch {
-	case len(strangers) > 0:
+	case len(leftovers) > 0:
 		err = fmt.Errorf("remove %s: it holds what is not Spillway's: %s: move it elsewhere, or delete it (rm -r), and clean up again",
-			bpffs, strings.Join(strangers, ", "))
+			bpffs, strings.Join(leftovers, ", "))
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EBUSY):
 		err = nil
 	}
@@ -162,10 +162,10 @@ func mapNames() (map[string]bool, error) {
 	return names, nil
 }
 
-// strangersIn lists what the cleanup has left in the directories of links and maps, and
+// leftoversIn lists what the cleanup has left in the directories of links and maps, and
 // with all in the instance's own directory. A directory of another instance, which
 // contains maps, does not count.
-func strangersIn(bpffs string, all bool) (found []string) {
+func leftoversIn(bpffs string, all bool) (found []string) {
 	inside := append([]string{filepath.Join(bpffs, "links"), filepath.Join(bpffs, "cgroup"),
 		filepath.Join(bpffs, "tailcalls")}, objects.Layouts(bpffs)...)
 	dirs := inside

@@ -29,7 +29,7 @@ func Open(cfg *objects.Config, features kernel.Features) (*objects.Objects, *Mig
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("create directory for pinned maps: %w", err)
 	}
-	if err := dropMisfits(tc, dir, cfg); err != nil {
+	if err := unpinIncompatible(tc, dir, cfg); err != nil {
 		return nil, nil, err
 	}
 	older = append(older, SetAside(dir, nil)...)
@@ -64,11 +64,11 @@ func startMigration(o *objects.Objects, older []previousLayout, made map[string]
 	return m
 }
 
-// dropMisfits unpins maps that do not have the wanted layout. The programs of the
+// unpinIncompatible unpins maps that do not have the wanted layout. The programs of the
 // earlier run keep using theirs until they are replaced. So that these stay consistent
 // until then, all maps of Services are replaced together. Maps that programs write and
 // that differ only in size are moved aside for the migrator.
-func dropMisfits(spec *ebpf.CollectionSpec, dir string, cfg *objects.Config) error {
+func unpinIncompatible(spec *ebpf.CollectionSpec, dir string, cfg *objects.Config) error {
 	drop := map[string]bool{}
 	var aside []string
 	for name, want := range spec.Maps {

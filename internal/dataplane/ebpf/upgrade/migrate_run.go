@@ -133,7 +133,7 @@ func (t *transfer) run() error {
 		}
 		// E2BIG: the map is smaller now, and the agent reports that.
 		err := t.to.Update(e.key, e.value, ebpf.UpdateNoExist)
-		if errors.Is(err, ebpf.ErrKeyExist) && t.wins(e) {
+		if errors.Is(err, ebpf.ErrKeyExist) && t.replaces(e) {
 			err = t.to.Update(e.key, e.value, ebpf.UpdateAny)
 		}
 		if err != nil && !errors.Is(err, ebpf.ErrKeyExist) && !errors.Is(err, unix.E2BIG) {
@@ -143,9 +143,9 @@ func (t *transfer) run() error {
 	})
 }
 
-// wins reports whether an older map's entry replaces the existing one. A killed agent
+// replaces reports whether an older map's entry replaces the existing one. A killed agent
 // may have left a copy that has aged since.
-func (t *transfer) wins(e Entry) bool {
+func (t *transfer) replaces(e Entry) bool {
 	older, ok := asFlow(t.to, e)
 	if !ok {
 		return !t.keep
