@@ -137,7 +137,7 @@ func (t *podTable) setPorts(devices []device, ifaces []Interface) {
 		p := t.ports[d.index]
 		if p == nil || p.nsid != d.nsid || p.peer != d.peer {
 			if p != nil {
-				t.disown(d.index)
+				t.deleteOwner(d.index)
 			}
 			p = &podPort{ifindex: d.index, nsid: d.nsid, peer: d.peer, stale: true}
 		}
@@ -150,8 +150,8 @@ func (t *podTable) setPorts(devices []device, ifaces []Interface) {
 	t.ports = ports
 }
 
-// disown deletes the addresses of an interface: another one has its index now.
-func (t *podTable) disown(ifindex int) {
+// deleteOwner deletes the addresses of an interface: another one has its index now.
+func (t *podTable) deleteOwner(ifindex int) {
 	for a, o := range t.owners {
 		if o.ifindex == ifindex {
 			delete(t.owners, a)
