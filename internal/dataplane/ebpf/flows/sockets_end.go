@@ -191,16 +191,16 @@ func sleep(ctx context.Context, d time.Duration) {
 // and with Config.EndSockets all connected sockets of such an endpoint. known is false if another
 // walk is necessary.
 func (t *Table) EndSockets(ctx context.Context) (known bool, err error) {
-	known, err = t.endThose(ctx, t.ends.handshakes, t.services.IfRemoved)
+	known, err = t.endListed(ctx, t.ends.handshakes, t.services.IfRemoved)
 	if err != nil || t.ends.sockets == nil {
 		return known, err
 	}
-	more, err := t.endThose(ctx, t.ends.sockets, t.services.IfGone)
+	more, err := t.endListed(ctx, t.ends.sockets, t.services.IfGone)
 	return known && more, err
 }
 
-// endThose ends the sockets that an iterator lists and whose endpoint is gone.
-func (t *Table) endThose(ctx context.Context, list *link.Iter,
+// endListed ends the sockets that an iterator lists and whose endpoint is gone.
+func (t *Table) endListed(ctx context.Context, list *link.Iter,
 	lookup func(use func(gone func(objects.TCFrontendKey) bool)) (known bool)) (known bool, err error) {
 	lost, all, err := listSockets(list)
 	if err != nil || len(lost) == 0 {
