@@ -103,7 +103,7 @@ func (t *Takeover) Run(ctx context.Context) {
 		if t.Wanted {
 			t.check(ctx)
 		}
-		kept := t.tendNAT(ctx)
+		kept := t.releaseUnusedNAT(ctx)
 		switch {
 		case !t.Wanted && !kept:
 			wait = math.MaxInt64
@@ -188,9 +188,9 @@ func (t *Takeover) remove(ctx context.Context, left kubeproxy.Installed) {
 	t.say(slog.LevelInfo, "took over from kube-proxy", "removed", left.String())
 }
 
-// tendNAT releases NAT's hooks when no connection needs them any more, and reports
+// releaseUnusedNAT releases NAT's hooks when no connection needs them any more, and reports
 // whether they are still needed.
-func (t *Takeover) tendNAT(ctx context.Context) (kept bool) {
+func (t *Takeover) releaseUnusedNAT(ctx context.Context) (kept bool) {
 	kept, err := kubeproxy.NATKept()
 	if err == nil && kept && !t.pending.Load() {
 		kept, err = t.releaseNAT(ctx)

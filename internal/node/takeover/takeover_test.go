@@ -21,7 +21,7 @@ func TestTheLogSaysWhyNATIsReleased(t *testing.T) {
 		if err := kubeproxy.KeepNAT(); err != nil {
 			t.Fatal(err)
 		}
-		if to.tendNAT(t.Context()) {
+		if to.releaseUnusedNAT(t.Context()) {
 			t.Error("the hooks are kept without a connection")
 		}
 		if kept, err := kubeproxy.NATKept(); kept || err != nil {
