@@ -39,7 +39,7 @@ func (s *Server) taken(ctx context.Context) (list []doctor.TakenPort, err error)
 			protocol = model.UDP
 		}
 		for _, a := range addrs {
-			if len(names) < mostTaken && hears(l.Addr.Addr(), a) {
+			if len(names) < mostTaken && receives(l.Addr.Addr(), a) {
 				names = append(names, reconcile.Address{Protocol: protocol, AddrPort: netip.AddrPortFrom(a, l.Addr.Port()),
 					EndpointOfMax: maxEndpointOf})
 			}
@@ -61,8 +61,8 @@ func (s *Server) taken(ctx context.Context) (list []doctor.TakenPort, err error)
 	return list[:min(len(list), mostTraffic)], nil
 }
 
-// hears reports whether a socket at an address gets packets to one of the node's.
-func hears(socket, node netip.Addr) bool {
+// receives reports whether a socket at an address gets packets to one of the node's.
+func receives(socket, node netip.Addr) bool {
 	if socket = socket.Unmap(); socket.IsUnspecified() {
 		return socket.Is6() || node.Is4()
 	}
