@@ -30,7 +30,7 @@ type input struct {
 	apiServer netip.AddrPort
 	tell      func([]model.Problem)
 	event     func(note string) // about the node; nil: not reported
-	// refused receives a text for each address that a pod claims and does not get. nil:
+	// refused receives a text for each address that a pod announces and does not get. nil:
 	// only the log has it.
 	refused func(note string)
 	// policies receives the policies that do not apply on this node; nil: not reported.
