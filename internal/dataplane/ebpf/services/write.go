@@ -665,7 +665,7 @@ func (t *portTable) endMemberships(c *change) {
 	}
 }
 
-// unwanted returns which endpoints the port no longer has; nil: none. It is asked in their order.
+// unwanted returns which endpoints the port no longer has; nil: none. Call the result in their order.
 func unwanted(c *change) func(*backendEntry) bool {
 	want, next := servedBy(c.want), 0
 	if len(c.have.entries.backends) == len(want) {
