@@ -554,6 +554,7 @@ enum settings_flags {
 	SETTING_LOOPBACK_V4 = 1 << 12,	 /* they serve NodePorts on 127.0.0.0/8 */
 	SETTING_LOOPBACK_V6 = 1 << 13,	 /* and on ::1 */
 	SETTING_EGRESS = 1 << 14, /* new connections of pods to the outside: egress/leave.h */
+	SETTING_EGRESS_KEPT = 1 << 15, /* there may be flows of egress to RANGE_KEEP */
 };
 
 /*

@@ -24,7 +24,7 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 	spec := topology.DefaultSpec("e2e-egress")
 	spec.Masquerade = true
 	e := startSpec(t, spec)
-	e.askOutside(t)
+	e.askOutside(t, "")
 	off, auto := map[string][]string{}, map[string][]string{"": {"--egress", "auto"}}
 	for _, step := range []struct {
 		mode  string
@@ -48,7 +48,31 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 		e.wantNodesAddress(t, what)
 		e.askMore(t, 5)
 	}
+	e.leaveDestination(t)
 	e.endStreams(t)
+}
+
+// leaveDestination: a rule appears that may translate packets to the destination, so new connections to it are left to
+// netfilter, and go away again. Connections that have the node's address from the programs go on.
+func (e *env) leaveDestination(t *testing.T) {
+	t.Helper()
+	rules := func(operation string) {
+		for command, addr := range map[string]netip.Addr{"iptables": e.Addr("client0", false), "ip6tables": e.Addr("client0", true)} {
+			e.Output(t, "a", command, "-t", "nat", operation, "PREROUTING", "-p", "udp", "--dport", "53", "-d", addr.String(), "-j", "REDIRECT")
+		}
+	}
+	grows := func() bool {
+		before := e.egressCreated(t)
+		e.askMore(t, 3) // also new connections
+		return e.egressCreated(t) > before
+	}
+	e.askOutside(t, "later ") // netfilter has the connections that began before the first agent
+	e.askMore(t, 2)
+	rules("-I")
+	await.True(t, "new connections are left to netfilter", func() bool { return !grows() })
+	e.askMore(t, 5)
+	rules("-D")
+	await.True(t, "new connections get the node's address from the programs again", grows)
 }
 
 // outside is the address of client0's server.
@@ -57,12 +81,12 @@ func (e *env) outside(combo flows.Combo) netip.AddrPort {
 }
 
 // askOutside starts streams of a pod to the outside.
-func (e *env) askOutside(t *testing.T) {
+func (e *env) askOutside(t *testing.T, prefix string) {
 	t.Helper()
 	p := e.MustProbe(t, "a1")
 	for _, combo := range flows.AllCombos {
 		for _, proto := range []string{combo.Protocol(), "new-" + combo.Protocol()} {
-			st := stream{fmt.Sprintf("%s stream to the outside, %s", proto, combo), p}
+			st := stream{fmt.Sprintf("%s%s stream to the outside, %s", prefix, proto, combo), p}
 			_, err := p.Do(t.Context(), probe.Request{
 				Op: probe.Stream, Name: st.name, Proto: proto, Dst: e.outside(combo).String(), PauseMS: 20,
 			})

@@ -47,7 +47,9 @@ static __always_inline bool egress_may_leave(const struct packet *p)
 
 	if (!s || !(s->flags & SETTING_EGRESS || feature_seen(FEATURE_EGRESS)))
 		return false;
-	return !range_contains(RANGE_KEEP, &p->tuple.daddr, p->tuple.family);
+	/* A connection goes on although its destination was left to netfilter since. */
+	return s->flags & SETTING_EGRESS_KEPT ||
+	       !range_contains(RANGE_KEEP, &p->tuple.daddr, p->tuple.family);
 }
 
 /*

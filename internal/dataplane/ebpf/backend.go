@@ -79,6 +79,7 @@ func (b *Backend) makeParts() {
 	b.node = node.New(&b.cfg, b.objects, b.services.HasAddr, b.noteFacts)
 	b.flows = flows.New(&b.cfg, b.objects, b.services)
 	b.node.OnSourcesLost(b.flows.ForgetSources)
+	b.node.OnKept(b.flows.WatchEgressTo)
 	b.services.OnChanges(b.noteFacts, b.flows.EndpointsRemoved)
 }
 

@@ -81,6 +81,30 @@ func TestEgressUseIsUnknownWhereItIsOff(t *testing.T) {
 	}
 }
 
+// TestFlowsToKeptDestinationsAreWatched: none is called once, after a sweep without such a flow.
+func TestFlowsToKeptDestinationsAreWatched(t *testing.T) {
+	b := newTable(t, objects.Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024})
+	putEgress(t, b, model.TCP, "10.244.0.5", "192.0.2.1", "198.51.100.7:443", 2000)
+	putEgress(t, b, model.TCP, "10.244.0.5", "192.0.2.1", "203.0.113.7:443", 2001) // to another one
+	calls := 0
+	b.WatchEgressTo([]netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, func() { calls++ })
+	must.Do(t, b.Sweep(t.Context()))
+	if calls != 0 {
+		t.Fatal("none was called although a flow goes on")
+	}
+	for k := range objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, b.m(objects.TCMapFlows)) {
+		if k.Daddr == objects.ToAddr(netip.MustParseAddr("198.51.100.7")) {
+			must.Do(t, b.m(objects.TCMapFlows).Delete(k))
+		}
+	}
+	for range 2 {
+		must.Do(t, b.Sweep(t.Context()))
+	}
+	if calls != 1 {
+		t.Errorf("none was called %d times, want 1", calls)
+	}
+}
+
 // BenchmarkSweep is one look at a table of Services' connections, and at one of pods' connections to the
 // outside, half of them to one destination.
 func BenchmarkSweep(b *testing.B) {

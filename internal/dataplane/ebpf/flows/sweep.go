@@ -43,6 +43,7 @@ func (t *Table) Sweep(ctx context.Context) error {
 	clients.created, clients.swept = objects.FlowsCreated(t.m(objects.TCMapVerdicts)), t.counts.swept.Load()
 	tidy := filter.BeginTidy()
 	ends, active, loads, egress := t.beginEnds(), map[uint32]uint64{}, t.loads.begin(), newEgressCounts()
+	kept, goOn := t.kept.Load(), false
 	err := objects.EachFlow(ctx, t.m(objects.TCMapFlows), func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
 		if tidy && f.Service != objects.ServiceEgress {
 			filter.Keep(objects.FlowMember(k, f))
@@ -57,6 +58,7 @@ func (t *Table) Sweep(ctx context.Context) error {
 				active[f.Service]++
 			}
 			egress.count(k, f)
+			goOn = goOn || kept.has(k, f)
 			if model.Protocol(k.Proto) == model.TCP {
 				tcp++
 				clients.count(k, f)
@@ -81,6 +83,9 @@ func (t *Table) Sweep(ctx context.Context) error {
 	t.counts.tcp.Store(tcp)
 	t.counts.udp.Store(udp)
 	t.egress.Store(egress)
+	if kept != nil && !goOn && t.kept.CompareAndSwap(kept, nil) {
+		kept.none()
+	}
 	ends.finish()
 	if err := loads.finish(); err != nil {
 		return err

@@ -25,6 +25,7 @@ type Table struct {
 	events   eventQueue
 	active   activeFlows
 	egress   atomic.Pointer[egressCounts] // of the last sweep
+	kept     atomic.Pointer[keptFlows]    // nil: nothing waits for their end
 }
 
 // Services is what a Table needs to know about Service ports.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -50,6 +51,40 @@ func (w *Writer) addClusterRanges(n *intent.Node) error {
 		w.clusterRanges[key] = true
 	}
 	return objects.FirstOf(errs)
+}
+
+// keepEgressFlows has the programs look up flows of egress to destinations that are left to netfilter from
+// now on. It runs before addClusterRanges, and lasts until there is no such flow.
+func (w *Writer) keepEgressFlows(before, n *intent.Node) error {
+	grown := slices.ContainsFunc(n.Egress.Keep, func(p netip.Prefix) bool { return !w.clusterRanges[objects.RangeKey(objects.RangeKeep, p)] })
+	if w.watchFlowsTo == nil || !grown && (before != nil || !w.egressKept) {
+		return nil
+	}
+	w.egressKept = true
+	w.watchFlowsTo(n.Egress.Keep, w.egressFlowsEnded)
+	m := w.m(objects.TCMapNodeSettings)
+	var s objects.TCSettings
+	if err := m.Lookup(uint32(0), &s); err != nil {
+		return fmt.Errorf("read settings: %w", err)
+	}
+	s.Flags |= uint32(objects.TCSettingsFlagsSETTING_EGRESS_KEPT)
+	if err := m.Put(uint32(0), &s); err != nil {
+		return fmt.Errorf("write settings: %w", err)
+	}
+	return nil
+}
+
+// egressFlowsEnded ends what keepEgressFlows has begun.
+func (w *Writer) egressFlowsEnded() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.egressKept = false
+	if w.node == nil {
+		return
+	}
+	if err := w.writeSettings(w.node); err != nil {
+		w.cfg.Log.Error("Write settings", "err", err)
+	}
 }
 
 // removeClusterRanges removes old entries. It runs after writeSettings.

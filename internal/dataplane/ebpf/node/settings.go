@@ -107,6 +107,9 @@ func (w *Writer) settings(n *intent.Node) objects.TCSettings {
 	if n.Egress.Any() {
 		flags |= objects.TCSettingsFlagsSETTING_EGRESS
 	}
+	if w.egressKept {
+		flags |= objects.TCSettingsFlagsSETTING_EGRESS_KEPT
+	}
 	if len(n.UnhookedPods) > 0 {
 		flags |= objects.TCSettingsFlagsSETTING_HOOKS_EXCEPT
 	}

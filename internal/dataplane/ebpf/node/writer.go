@@ -27,6 +27,7 @@ type Writer struct {
 	factsChanged  func() // called when Fact may answer differently; nil: not needed
 	isServiceAddr func(netip.Addr) bool
 	sourcesLost   func(map[netip.Addr]bool) error // see OnSourcesLost
+	watchFlowsTo  func([]netip.Prefix, func())    // see OnKept
 	facts         atomic.Pointer[podFacts]        // nil before the first node
 	ipsec         *kernel.XfrmWatch               // watches IPsec policies
 	stopNAT       func()                          // stops Config.WatchNAT
@@ -46,6 +47,7 @@ type Writer struct {
 	routesLeftOut bool                // route_mtus has no room for all routes
 	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
 	draining      bool                // an earlier run drained, and no Services are written yet: see EndDraining
+	egressKept    bool                // SETTING_EGRESS_KEPT
 }
 
 // New returns a Writer that has not read the maps yet. It calls factsChanged, if not nil, when Fact may
@@ -60,6 +62,10 @@ func New(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr)
 // OnSourcesLost has f called with the addresses that the external devices no longer have.
 func (w *Writer) OnSourcesLost(f func(lost map[netip.Addr]bool) error) { w.sourcesLost = f }
 
+// OnKept has watch called with the destinations that egress leaves to netfilter, when they have grown. watch
+// calls none when there is no flow of egress to them.
+func (w *Writer) OnKept(watch func(to []netip.Prefix, none func())) { w.watchFlowsTo = watch }
+
 // Read reads what an earlier run has written. untracking says that untracked_ports has entries.
 func (w *Writer) Read(untracking bool) (err error) {
 	if w.pods, err = readPods(w.m(objects.TCMapPods)); err != nil {
@@ -70,6 +76,7 @@ func (w *Writer) Read(untracking bool) (err error) {
 		return fmt.Errorf("read settings: %w", err)
 	}
 	w.draining = s.Flags&uint32(objects.TCSettingsFlagsSETTING_DRAINS) != 0
+	w.egressKept = s.Flags&uint32(objects.TCSettingsFlagsSETTING_EGRESS_KEPT) != 0
 	w.clusterRanges, err = objects.ReadClusterRanges(w.m(objects.TCMapClusterRanges))
 	w.untracking = untracking
 	return err
@@ -83,7 +90,7 @@ func (w *Writer) Write(n *intent.Node) error {
 	before := w.node
 	w.node = n
 	w.setFacts(n)
-	errs := []error{w.addClusterRanges(n), w.writeTraversing(before, n)}
+	errs := []error{w.keepEgressFlows(before, n), w.addClusterRanges(n), w.writeTraversing(before, n)}
 	if before == nil || !slices.Equal(before.UnhookedPods, n.UnhookedPods) {
 		w.askUnhook()
 		_, err := w.writeUnhooked()

@@ -417,6 +417,7 @@ const (
 	TCSettingsFlagsSETTING_LOOPBACK_V4    TCSettingsFlags = 4096
 	TCSettingsFlagsSETTING_LOOPBACK_V6    TCSettingsFlags = 8192
 	TCSettingsFlagsSETTING_EGRESS         TCSettingsFlags = 16384
+	TCSettingsFlagsSETTING_EGRESS_KEPT    TCSettingsFlags = 32768
 )
 
 type TCSlotKey struct {
