@@ -23,27 +23,31 @@ static __always_inline bool egress_of_netfilter(struct __sk_buff *skb, const str
 	return conntrack_continues(skb, t);
 }
 
-/* Does the next hop lead to other machines by a device whose packets from_network sees? */
+/*
+ * Does the next hop lead to other machines by a device whose packets from_network sees? An unknown
+ * neighbor is the stack's: it tells the pod if nobody has the address.
+ */
 static __always_inline bool next_hop_leads_out(const struct next_hop *hop)
 {
 	__u32 ifindex = hop->ifindex;
 
-	return hop->kind == NEXT_HOP_NEIGH && bpf_map_lookup_elem(&uplinks, &ifindex);
+	return hop->kind == NEXT_HOP_NEIGH && hop->neighbor_known &&
+	       bpf_map_lookup_elem(&uplinks, &ifindex);
 }
 
 /*
- * Finds the route by this source. Returns GO_ON, REFUSE if the packet must be answered, or
- * WITHOUT_FLOW where the stack knows what to do: it has no route, or the packet stays here.
+ * Finds the route by this source. Returns GO_ON, or WITHOUT_FLOW where the stack knows what to do: it
+ * has no route, the packet stays here, or the node must answer it, with its own address.
  */
 static __always_inline enum step egress_route(struct __sk_buff *skb, struct scratch *m,
 					      const struct addr *saddr)
 {
 	if (plan_route(skb, m, saddr, &m->pair.flow.daddr))
-		return m->next_hop.kind == NEXT_HOP_NO_ROUTE ? WITHOUT_FLOW : REFUSE;
+		return WITHOUT_FLOW;
 	return next_hop_leads_out(&m->next_hop) ? GO_ON : WITHOUT_FLOW;
 }
 
-/* Plans the flow: fills pair.flow and next_hop. Returns GO_ON, REFUSE or WITHOUT_FLOW. */
+/* Plans the flow: fills pair.flow and next_hop. Returns GO_ON or WITHOUT_FLOW. */
 static __always_inline enum step egress_plan(struct __sk_buff *skb, struct scratch *m,
 					     const struct settings *s)
 {
@@ -85,14 +89,8 @@ __noinline int serve_leaving(struct __sk_buff *skb, struct settings *s)
 		return NEXT;
 	if (egress_of_netfilter(skb, &m->packet.tuple))
 		return pass(PASS_CONNTRACK);
-	switch (egress_plan(skb, m, s)) {
-	case GO_ON:
-		break;
-	case REFUSE:
-		return refuse(skb, m);
-	default:
+	if (egress_plan(skb, m, s) != GO_ON)
 		return pass(PASS_OTHER);
-	}
 	feature_mark(FEATURE_EGRESS);
 	if (flow_create(skb, m, false, s) == DROP)
 		return drop_reported(s, SERVICE_EGRESS,

@@ -30,6 +30,7 @@ func TestPacketEgress(t *testing.T) {
 	}
 	t.Run("Connection", func(t *testing.T) { eachFamily(t, n, n.egressConnection) })
 	t.Run("MTU", func(t *testing.T) { eachFamily(t, n, n.egressMTU) })
+	t.Run("OfStack", func(t *testing.T) { eachFamily(t, n, n.egressOfStack) })
 }
 
 // leaving has the pods of this node leave with its address until the test ends.
@@ -282,8 +283,19 @@ func (n *packetNode) egressMTU(t *testing.T, p *plan) {
 	n.leaving(t)
 	n.setRouteMTUs(t, "eth0", map[string]uint32{p.all: mtuRoute})
 	f := n.lengthen(frame{proto: protoUDP, src: ap(p.pod1, 40000), dst: ap(p.client, 443)}, mtuRoute+1)
+	n.untouched(t, "the first packet, which the stack answers", inPod1, f.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+	n.leave(t, p, protoUDP, 40000)
 	r := n.send(t, inPod1, f)
 	n.wantAnswer(t, inPod1, f, r, objects.TCVerdictANSWERED_TOO_BIG)
+}
+
+// egressOfStack: the stack answers the pod with the node's address where a packet cannot go on.
+func (n *packetNode) egressOfStack(t *testing.T, p *plan) {
+	n.leaving(t)
+	expired := frame{proto: protoTCP, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: "S", ttl: 1}
+	n.untouched(t, "a packet whose TTL ends", inPod1, expired.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+	nobody := frame{proto: protoTCP, src: ap(p.pod1, 40000), dst: ap(p.eth0.Next().Next().Next(), 443), flags: "S"}
+	n.untouched(t, "a neighbor that nobody has seen", inPod1, nobody.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 }
 
 // TestEgressAddressLost: flows with an address that the node loses end, and others go on.

@@ -78,6 +78,7 @@ func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
 		way, found := Way{}, false
 		if mode == Auto {
 			way, found = wayOf(f.Rules.Ways, v6, n)
+			way.Leaves = minus(way.Leaves, linkLocal[v6])
 		} else if f.Err == "" || f.File != nil {
 			var why string
 			if way, why = f.File.way(v6, n); why != "" {
@@ -161,6 +162,18 @@ func (w Way) keeps(v6 bool, translated []netip.Prefix) []netip.Prefix {
 			b.AddPrefix(p)
 		}
 	}
+	set, _ := b.IPSet() // fails only for an invalid prefix
+	return set.Prefixes()
+}
+
+// minus returns ranges without one of them. Clouds have their metadata servers at link-local addresses, and
+// firewall rules of the host protect them from pods: netfilter must see these packets.
+func minus(ranges []netip.Prefix, without netip.Prefix) []netip.Prefix {
+	var b netipx.IPSetBuilder
+	for _, p := range ranges {
+		b.AddPrefix(p)
+	}
+	b.RemovePrefix(without)
 	set, _ := b.IPSet() // fails only for an invalid prefix
 	return set.Prefixes()
 }
