@@ -137,6 +137,7 @@ type Reconciler struct {
 	entries      entries
 	handshakes   handshakes
 	node         intent.Node
+	egressMode   egress.Mode
 	haveFull     bool // the source's first Full delta is in
 	haveAddrs    bool // the node's addresses are in
 	lastStart    time.Time
@@ -340,6 +341,7 @@ func (r *Reconciler) drainQueue() {
 		r.enqueue(r.cfg.Tracker.SetNodeAddrs(*pending.addrs))
 	}
 	if pending.egress != nil {
+		r.egressMode = pending.egress.mode
 		r.enqueue(r.cfg.Tracker.SetEgress(pending.egress.mode, pending.egress.facts))
 	}
 	if pending.delta != nil {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -32,6 +33,9 @@ type Status struct {
 	Listed bool
 	// NodeLeaving says that this node is being deleted or no longer exists.
 	NodeLeaving bool
+	// EgressMode is the value of --egress, and Egress what it leads to.
+	EgressMode egress.Mode
+	Egress     egress.Plan
 }
 
 // Status returns the state of the loop. Any goroutine may call it; it does not wait for a
@@ -78,6 +82,7 @@ func (r *Reconciler) publish() {
 	r.status.Problems = r.problems.known
 	r.status.Listed = r.haveFull
 	r.status.NodeLeaving = r.haveFull && r.node.Leaving
+	r.status.EgressMode, r.status.Egress = r.egressMode, r.node.Egress
 	r.mu.Unlock()
 
 	services, endpoints := r.queue.sizes()

@@ -194,7 +194,9 @@ type StatusResponse struct {
 	// Problems that the list leaves out because there are too many.
 	MoreProblems uint32 `protobuf:"varint,15,opt,name=more_problems,json=moreProblems,proto3" json:"more_problems,omitempty"`
 	// Addresses of endpoints on other nodes behind Services with DSR, by encapsulation.
-	DsrEndpoints  []*DSREndpoints `protobuf:"bytes,16,rep,name=dsr_endpoints,json=dsrEndpoints,proto3" json:"dsr_endpoints,omitempty"`
+	DsrEndpoints []*DSREndpoints `protobuf:"bytes,16,rep,name=dsr_endpoints,json=dsrEndpoints,proto3" json:"dsr_endpoints,omitempty"`
+	// Connections of Pods to the outside that get the node's address; unset: off.
+	Egress        *Egress `protobuf:"bytes,17,opt,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -341,6 +343,85 @@ func (x *StatusResponse) GetDsrEndpoints() []*DSREndpoints {
 	return nil
 }
 
+func (x *StatusResponse) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+// Egress is which connections of this node's Pods to the outside get the node's address from a dataplane.
+type Egress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mode  string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"` // of --egress: auto or on
+	// Ranges of the Pods concerned; none: of no Pod.
+	Sources []string `protobuf:"bytes,2,rep,name=sources,proto3" json:"sources,omitempty"`
+	// Number of ranges of destinations that are left to netfilter.
+	Kept uint32 `protobuf:"varint,3,opt,name=kept,proto3" json:"kept,omitempty"`
+	// Open connections at the last look at the flow table; unset: not known, or not with this dataplane.
+	Connections   *uint64 `protobuf:"varint,4,opt,name=connections,proto3,oneof" json:"connections,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Egress) Reset() {
+	*x = Egress{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Egress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Egress) ProtoMessage() {}
+
+func (x *Egress) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Egress.ProtoReflect.Descriptor instead.
+func (*Egress) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Egress) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Egress) GetSources() []string {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *Egress) GetKept() uint32 {
+	if x != nil {
+		return x.Kept
+	}
+	return 0
+}
+
+func (x *Egress) GetConnections() uint64 {
+	if x != nil && x.Connections != nil {
+		return *x.Connections
+	}
+	return 0
+}
+
 // DSREndpoints are addresses of endpoints on other nodes with the same encapsulation.
 type DSREndpoints struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -353,7 +434,7 @@ type DSREndpoints struct {
 
 func (x *DSREndpoints) Reset() {
 	*x = DSREndpoints{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -365,7 +446,7 @@ func (x *DSREndpoints) String() string {
 func (*DSREndpoints) ProtoMessage() {}
 
 func (x *DSREndpoints) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[2]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -378,7 +459,7 @@ func (x *DSREndpoints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DSREndpoints.ProtoReflect.Descriptor instead.
 func (*DSREndpoints) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{2}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *DSREndpoints) GetEncapsulation() string {
@@ -419,7 +500,7 @@ type Sync struct {
 
 func (x *Sync) Reset() {
 	*x = Sync{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[3]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +512,7 @@ func (x *Sync) String() string {
 func (*Sync) ProtoMessage() {}
 
 func (x *Sync) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[3]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +525,7 @@ func (x *Sync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sync.ProtoReflect.Descriptor instead.
 func (*Sync) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{3}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Sync) GetListed() bool {
@@ -500,7 +581,7 @@ type Dataplane struct {
 
 func (x *Dataplane) Reset() {
 	*x = Dataplane{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[4]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +593,7 @@ func (x *Dataplane) String() string {
 func (*Dataplane) ProtoMessage() {}
 
 func (x *Dataplane) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[4]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +606,7 @@ func (x *Dataplane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dataplane.ProtoReflect.Descriptor instead.
 func (*Dataplane) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{4}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Dataplane) GetName() string {
@@ -560,7 +641,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[5]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -572,7 +653,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[5]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -585,7 +666,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{5}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Problem) GetWhere() string {
@@ -614,7 +695,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[6]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +707,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[6]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +720,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{6}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Table) GetName() string {
@@ -676,7 +757,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[7]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +769,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[7]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +782,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{7}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Hook) GetPlace() string {
@@ -743,7 +824,7 @@ type Feature struct {
 
 func (x *Feature) Reset() {
 	*x = Feature{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[8]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +836,7 @@ func (x *Feature) String() string {
 func (*Feature) ProtoMessage() {}
 
 func (x *Feature) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[8]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +849,7 @@ func (x *Feature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Feature.ProtoReflect.Descriptor instead.
 func (*Feature) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{8}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Feature) GetName() string {
@@ -809,7 +890,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[9]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +902,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[9]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +915,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{9}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Events) GetEnabled() bool {
@@ -883,7 +964,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[10]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -895,7 +976,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[10]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -908,7 +989,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{10}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListServicesRequest) GetNamespace() string {
@@ -942,7 +1023,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[11]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1035,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[11]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1048,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{11}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -995,7 +1076,7 @@ type GetServiceRequest struct {
 
 func (x *GetServiceRequest) Reset() {
 	*x = GetServiceRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[12]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1088,7 @@ func (x *GetServiceRequest) String() string {
 func (*GetServiceRequest) ProtoMessage() {}
 
 func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[12]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1101,7 @@ func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{12}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetServiceRequest) GetNamespace() string {
@@ -1053,7 +1134,7 @@ type GetServiceResponse struct {
 
 func (x *GetServiceResponse) Reset() {
 	*x = GetServiceResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[13]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1146,7 @@ func (x *GetServiceResponse) String() string {
 func (*GetServiceResponse) ProtoMessage() {}
 
 func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[13]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1159,7 @@ func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceResponse.ProtoReflect.Descriptor instead.
 func (*GetServiceResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{13}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetServiceResponse) GetService() *Service {
@@ -1101,7 +1182,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[14]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1194,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[14]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +1207,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{14}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Service) GetNamespace() string {
@@ -1199,7 +1280,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[15]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1292,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[15]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1305,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{15}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ServicePort) GetName() string {
@@ -1372,7 +1453,7 @@ type Frontend struct {
 
 func (x *Frontend) Reset() {
 	*x = Frontend{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[16]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1465,7 @@ func (x *Frontend) String() string {
 func (*Frontend) ProtoMessage() {}
 
 func (x *Frontend) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[16]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1478,7 @@ func (x *Frontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Frontend.ProtoReflect.Descriptor instead.
 func (*Frontend) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{16}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Frontend) GetKind() string {
@@ -1453,7 +1534,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1465,7 +1546,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[17]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1478,7 +1559,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{17}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Endpoint) GetAddress() string {
@@ -1583,7 +1664,7 @@ type EndpointFlows struct {
 
 func (x *EndpointFlows) Reset() {
 	*x = EndpointFlows{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1676,7 @@ func (x *EndpointFlows) String() string {
 func (*EndpointFlows) ProtoMessage() {}
 
 func (x *EndpointFlows) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[18]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1689,7 @@ func (x *EndpointFlows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointFlows.ProtoReflect.Descriptor instead.
 func (*EndpointFlows) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{18}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EndpointFlows) GetAnswered() uint64 {
@@ -1645,7 +1726,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1738,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[19]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1751,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{19}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Counters) GetConnections() uint64 {
@@ -1751,7 +1832,7 @@ type FlowFilter struct {
 
 func (x *FlowFilter) Reset() {
 	*x = FlowFilter{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +1844,7 @@ func (x *FlowFilter) String() string {
 func (*FlowFilter) ProtoMessage() {}
 
 func (x *FlowFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[20]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +1857,7 @@ func (x *FlowFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowFilter.ProtoReflect.Descriptor instead.
 func (*FlowFilter) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{20}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FlowFilter) GetNamespace() string {
@@ -1832,7 +1913,7 @@ type ListFlowsRequest struct {
 
 func (x *ListFlowsRequest) Reset() {
 	*x = ListFlowsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1925,7 @@ func (x *ListFlowsRequest) String() string {
 func (*ListFlowsRequest) ProtoMessage() {}
 
 func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[21]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1938,7 @@ func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsRequest.ProtoReflect.Descriptor instead.
 func (*ListFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{21}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListFlowsRequest) GetFilter() *FlowFilter {
@@ -1891,7 +1972,7 @@ type ListFlowsResponse struct {
 
 func (x *ListFlowsResponse) Reset() {
 	*x = ListFlowsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1903,7 +1984,7 @@ func (x *ListFlowsResponse) String() string {
 func (*ListFlowsResponse) ProtoMessage() {}
 
 func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[22]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1916,7 +1997,7 @@ func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsResponse.ProtoReflect.Descriptor instead.
 func (*ListFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{22}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListFlowsResponse) GetFlows() []*Flow {
@@ -1944,7 +2025,7 @@ type WatchFlowsRequest struct {
 
 func (x *WatchFlowsRequest) Reset() {
 	*x = WatchFlowsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1956,7 +2037,7 @@ func (x *WatchFlowsRequest) String() string {
 func (*WatchFlowsRequest) ProtoMessage() {}
 
 func (x *WatchFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[23]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2050,7 @@ func (x *WatchFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFlowsRequest.ProtoReflect.Descriptor instead.
 func (*WatchFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{23}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WatchFlowsRequest) GetFilter() *FlowFilter {
@@ -1997,7 +2078,7 @@ type WatchFlowsResponse struct {
 
 func (x *WatchFlowsResponse) Reset() {
 	*x = WatchFlowsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2090,7 @@ func (x *WatchFlowsResponse) String() string {
 func (*WatchFlowsResponse) ProtoMessage() {}
 
 func (x *WatchFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[24]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2103,7 @@ func (x *WatchFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFlowsResponse.ProtoReflect.Descriptor instead.
 func (*WatchFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{24}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WatchFlowsResponse) GetEvents() []*FlowEvent {
@@ -2052,7 +2133,7 @@ type FlowEvent struct {
 
 func (x *FlowEvent) Reset() {
 	*x = FlowEvent{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2064,7 +2145,7 @@ func (x *FlowEvent) String() string {
 func (*FlowEvent) ProtoMessage() {}
 
 func (x *FlowEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[25]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2077,7 +2158,7 @@ func (x *FlowEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEvent.ProtoReflect.Descriptor instead.
 func (*FlowEvent) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{25}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FlowEvent) GetKind() EventKind {
@@ -2120,7 +2201,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2213,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2226,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{26}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Peer) GetAddress() string {
@@ -2214,7 +2295,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2307,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2320,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{27}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Flow) GetNode() string {
@@ -2411,7 +2492,7 @@ type DropsRequest struct {
 
 func (x *DropsRequest) Reset() {
 	*x = DropsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2504,7 @@ func (x *DropsRequest) String() string {
 func (*DropsRequest) ProtoMessage() {}
 
 func (x *DropsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2517,7 @@ func (x *DropsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropsRequest.ProtoReflect.Descriptor instead.
 func (*DropsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{28}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
 }
 
 type DropsResponse struct {
@@ -2448,7 +2529,7 @@ type DropsResponse struct {
 
 func (x *DropsResponse) Reset() {
 	*x = DropsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2541,7 @@ func (x *DropsResponse) String() string {
 func (*DropsResponse) ProtoMessage() {}
 
 func (x *DropsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2554,7 @@ func (x *DropsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropsResponse.ProtoReflect.Descriptor instead.
 func (*DropsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DropsResponse) GetDrops() []*Drop {
@@ -2497,7 +2578,7 @@ type Drop struct {
 
 func (x *Drop) Reset() {
 	*x = Drop{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2590,7 @@ func (x *Drop) String() string {
 func (*Drop) ProtoMessage() {}
 
 func (x *Drop) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2603,7 @@ func (x *Drop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drop.ProtoReflect.Descriptor instead.
 func (*Drop) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Drop) GetReason() string {
@@ -2569,7 +2650,7 @@ type NamesRequest struct {
 
 func (x *NamesRequest) Reset() {
 	*x = NamesRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2581,7 +2662,7 @@ func (x *NamesRequest) String() string {
 func (*NamesRequest) ProtoMessage() {}
 
 func (x *NamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2594,7 +2675,7 @@ func (x *NamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamesRequest.ProtoReflect.Descriptor instead.
 func (*NamesRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NamesRequest) GetAddresses() []*Address {
@@ -2615,7 +2696,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2627,7 +2708,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2640,7 +2721,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Address) GetProtocol() Protocol {
@@ -2673,7 +2754,7 @@ type NamesResponse struct {
 
 func (x *NamesResponse) Reset() {
 	*x = NamesResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2766,7 @@ func (x *NamesResponse) String() string {
 func (*NamesResponse) ProtoMessage() {}
 
 func (x *NamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2779,7 @@ func (x *NamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamesResponse.ProtoReflect.Descriptor instead.
 func (*NamesResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NamesResponse) GetNames() []*AddressNames {
@@ -2722,7 +2803,7 @@ type AddressNames struct {
 
 func (x *AddressNames) Reset() {
 	*x = AddressNames{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +2815,7 @@ func (x *AddressNames) String() string {
 func (*AddressNames) ProtoMessage() {}
 
 func (x *AddressNames) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +2828,7 @@ func (x *AddressNames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressNames.ProtoReflect.Descriptor instead.
 func (*AddressNames) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AddressNames) GetService() *ServicePortName {
@@ -2791,7 +2872,7 @@ type ServicePortName struct {
 
 func (x *ServicePortName) Reset() {
 	*x = ServicePortName{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2884,7 @@ func (x *ServicePortName) String() string {
 func (*ServicePortName) ProtoMessage() {}
 
 func (x *ServicePortName) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2897,7 @@ func (x *ServicePortName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePortName.ProtoReflect.Descriptor instead.
 func (*ServicePortName) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ServicePortName) GetNamespace() string {
@@ -2862,7 +2943,7 @@ type FindingsRequest struct {
 
 func (x *FindingsRequest) Reset() {
 	*x = FindingsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2874,7 +2955,7 @@ func (x *FindingsRequest) String() string {
 func (*FindingsRequest) ProtoMessage() {}
 
 func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +2968,7 @@ func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
 func (*FindingsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{37}
 }
 
 type FindingsResponse struct {
@@ -2900,7 +2981,7 @@ type FindingsResponse struct {
 
 func (x *FindingsResponse) Reset() {
 	*x = FindingsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2912,7 +2993,7 @@ func (x *FindingsResponse) String() string {
 func (*FindingsResponse) ProtoMessage() {}
 
 func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2925,7 +3006,7 @@ func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
 func (*FindingsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{37}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FindingsResponse) GetFindings() []*Finding {
@@ -2958,7 +3039,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2970,7 +3051,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2983,7 +3064,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{38}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Finding) GetId() string {
@@ -3047,7 +3128,7 @@ var File_spillway_node_v1alpha1_node_proto protoreflect.FileDescriptor
 const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\n" +
 	"!spillway/node/v1alpha1/node.proto\x12\x16spillway.node.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xf5\x05\n" +
+	"\rStatusRequest\"\xad\x06\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
@@ -3068,7 +3149,14 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\bfeatures\x18\r \x03(\v2\x1f.spillway.node.v1alpha1.FeatureR\bfeatures\x126\n" +
 	"\x06events\x18\x0e \x01(\v2\x1e.spillway.node.v1alpha1.EventsR\x06events\x12#\n" +
 	"\rmore_problems\x18\x0f \x01(\rR\fmoreProblems\x12I\n" +
-	"\rdsr_endpoints\x18\x10 \x03(\v2$.spillway.node.v1alpha1.DSREndpointsR\fdsrEndpoints\"\\\n" +
+	"\rdsr_endpoints\x18\x10 \x03(\v2$.spillway.node.v1alpha1.DSREndpointsR\fdsrEndpoints\x126\n" +
+	"\x06egress\x18\x11 \x01(\v2\x1e.spillway.node.v1alpha1.EgressR\x06egress\"\x81\x01\n" +
+	"\x06Egress\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x18\n" +
+	"\asources\x18\x02 \x03(\tR\asources\x12\x12\n" +
+	"\x04kept\x18\x03 \x01(\rR\x04kept\x12%\n" +
+	"\vconnections\x18\x04 \x01(\x04H\x00R\vconnections\x88\x01\x01B\x0e\n" +
+	"\f_connections\"\\\n" +
 	"\fDSREndpoints\x12$\n" +
 	"\rencapsulation\x18\x01 \x01(\tR\rencapsulation\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x10\n" +
@@ -3321,123 +3409,125 @@ func file_spillway_node_v1alpha1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_spillway_node_v1alpha1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(Protocol)(0),                 // 0: spillway.node.v1alpha1.Protocol
 	(EventKind)(0),                // 1: spillway.node.v1alpha1.EventKind
 	(*StatusRequest)(nil),         // 2: spillway.node.v1alpha1.StatusRequest
 	(*StatusResponse)(nil),        // 3: spillway.node.v1alpha1.StatusResponse
-	(*DSREndpoints)(nil),          // 4: spillway.node.v1alpha1.DSREndpoints
-	(*Sync)(nil),                  // 5: spillway.node.v1alpha1.Sync
-	(*Dataplane)(nil),             // 6: spillway.node.v1alpha1.Dataplane
-	(*Problem)(nil),               // 7: spillway.node.v1alpha1.Problem
-	(*Table)(nil),                 // 8: spillway.node.v1alpha1.Table
-	(*Hook)(nil),                  // 9: spillway.node.v1alpha1.Hook
-	(*Feature)(nil),               // 10: spillway.node.v1alpha1.Feature
-	(*Events)(nil),                // 11: spillway.node.v1alpha1.Events
-	(*ListServicesRequest)(nil),   // 12: spillway.node.v1alpha1.ListServicesRequest
-	(*ListServicesResponse)(nil),  // 13: spillway.node.v1alpha1.ListServicesResponse
-	(*GetServiceRequest)(nil),     // 14: spillway.node.v1alpha1.GetServiceRequest
-	(*GetServiceResponse)(nil),    // 15: spillway.node.v1alpha1.GetServiceResponse
-	(*Service)(nil),               // 16: spillway.node.v1alpha1.Service
-	(*ServicePort)(nil),           // 17: spillway.node.v1alpha1.ServicePort
-	(*Frontend)(nil),              // 18: spillway.node.v1alpha1.Frontend
-	(*Endpoint)(nil),              // 19: spillway.node.v1alpha1.Endpoint
-	(*EndpointFlows)(nil),         // 20: spillway.node.v1alpha1.EndpointFlows
-	(*Counters)(nil),              // 21: spillway.node.v1alpha1.Counters
-	(*FlowFilter)(nil),            // 22: spillway.node.v1alpha1.FlowFilter
-	(*ListFlowsRequest)(nil),      // 23: spillway.node.v1alpha1.ListFlowsRequest
-	(*ListFlowsResponse)(nil),     // 24: spillway.node.v1alpha1.ListFlowsResponse
-	(*WatchFlowsRequest)(nil),     // 25: spillway.node.v1alpha1.WatchFlowsRequest
-	(*WatchFlowsResponse)(nil),    // 26: spillway.node.v1alpha1.WatchFlowsResponse
-	(*FlowEvent)(nil),             // 27: spillway.node.v1alpha1.FlowEvent
-	(*Peer)(nil),                  // 28: spillway.node.v1alpha1.Peer
-	(*Flow)(nil),                  // 29: spillway.node.v1alpha1.Flow
-	(*DropsRequest)(nil),          // 30: spillway.node.v1alpha1.DropsRequest
-	(*DropsResponse)(nil),         // 31: spillway.node.v1alpha1.DropsResponse
-	(*Drop)(nil),                  // 32: spillway.node.v1alpha1.Drop
-	(*NamesRequest)(nil),          // 33: spillway.node.v1alpha1.NamesRequest
-	(*Address)(nil),               // 34: spillway.node.v1alpha1.Address
-	(*NamesResponse)(nil),         // 35: spillway.node.v1alpha1.NamesResponse
-	(*AddressNames)(nil),          // 36: spillway.node.v1alpha1.AddressNames
-	(*ServicePortName)(nil),       // 37: spillway.node.v1alpha1.ServicePortName
-	(*FindingsRequest)(nil),       // 38: spillway.node.v1alpha1.FindingsRequest
-	(*FindingsResponse)(nil),      // 39: spillway.node.v1alpha1.FindingsResponse
-	(*Finding)(nil),               // 40: spillway.node.v1alpha1.Finding
-	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
+	(*Egress)(nil),                // 4: spillway.node.v1alpha1.Egress
+	(*DSREndpoints)(nil),          // 5: spillway.node.v1alpha1.DSREndpoints
+	(*Sync)(nil),                  // 6: spillway.node.v1alpha1.Sync
+	(*Dataplane)(nil),             // 7: spillway.node.v1alpha1.Dataplane
+	(*Problem)(nil),               // 8: spillway.node.v1alpha1.Problem
+	(*Table)(nil),                 // 9: spillway.node.v1alpha1.Table
+	(*Hook)(nil),                  // 10: spillway.node.v1alpha1.Hook
+	(*Feature)(nil),               // 11: spillway.node.v1alpha1.Feature
+	(*Events)(nil),                // 12: spillway.node.v1alpha1.Events
+	(*ListServicesRequest)(nil),   // 13: spillway.node.v1alpha1.ListServicesRequest
+	(*ListServicesResponse)(nil),  // 14: spillway.node.v1alpha1.ListServicesResponse
+	(*GetServiceRequest)(nil),     // 15: spillway.node.v1alpha1.GetServiceRequest
+	(*GetServiceResponse)(nil),    // 16: spillway.node.v1alpha1.GetServiceResponse
+	(*Service)(nil),               // 17: spillway.node.v1alpha1.Service
+	(*ServicePort)(nil),           // 18: spillway.node.v1alpha1.ServicePort
+	(*Frontend)(nil),              // 19: spillway.node.v1alpha1.Frontend
+	(*Endpoint)(nil),              // 20: spillway.node.v1alpha1.Endpoint
+	(*EndpointFlows)(nil),         // 21: spillway.node.v1alpha1.EndpointFlows
+	(*Counters)(nil),              // 22: spillway.node.v1alpha1.Counters
+	(*FlowFilter)(nil),            // 23: spillway.node.v1alpha1.FlowFilter
+	(*ListFlowsRequest)(nil),      // 24: spillway.node.v1alpha1.ListFlowsRequest
+	(*ListFlowsResponse)(nil),     // 25: spillway.node.v1alpha1.ListFlowsResponse
+	(*WatchFlowsRequest)(nil),     // 26: spillway.node.v1alpha1.WatchFlowsRequest
+	(*WatchFlowsResponse)(nil),    // 27: spillway.node.v1alpha1.WatchFlowsResponse
+	(*FlowEvent)(nil),             // 28: spillway.node.v1alpha1.FlowEvent
+	(*Peer)(nil),                  // 29: spillway.node.v1alpha1.Peer
+	(*Flow)(nil),                  // 30: spillway.node.v1alpha1.Flow
+	(*DropsRequest)(nil),          // 31: spillway.node.v1alpha1.DropsRequest
+	(*DropsResponse)(nil),         // 32: spillway.node.v1alpha1.DropsResponse
+	(*Drop)(nil),                  // 33: spillway.node.v1alpha1.Drop
+	(*NamesRequest)(nil),          // 34: spillway.node.v1alpha1.NamesRequest
+	(*Address)(nil),               // 35: spillway.node.v1alpha1.Address
+	(*NamesResponse)(nil),         // 36: spillway.node.v1alpha1.NamesResponse
+	(*AddressNames)(nil),          // 37: spillway.node.v1alpha1.AddressNames
+	(*ServicePortName)(nil),       // 38: spillway.node.v1alpha1.ServicePortName
+	(*FindingsRequest)(nil),       // 39: spillway.node.v1alpha1.FindingsRequest
+	(*FindingsResponse)(nil),      // 40: spillway.node.v1alpha1.FindingsResponse
+	(*Finding)(nil),               // 41: spillway.node.v1alpha1.Finding
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 43: google.protobuf.Duration
 }
 var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
-	41, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
-	41, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	5,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
-	6,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
-	7,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	8,  // 5: spillway.node.v1alpha1.StatusResponse.tables:type_name -> spillway.node.v1alpha1.Table
-	9,  // 6: spillway.node.v1alpha1.StatusResponse.hooks:type_name -> spillway.node.v1alpha1.Hook
-	10, // 7: spillway.node.v1alpha1.StatusResponse.features:type_name -> spillway.node.v1alpha1.Feature
-	11, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
-	4,  // 9: spillway.node.v1alpha1.StatusResponse.dsr_endpoints:type_name -> spillway.node.v1alpha1.DSREndpoints
-	41, // 10: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
-	41, // 11: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
-	16, // 12: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
-	16, // 13: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
-	17, // 14: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
-	7,  // 15: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
-	0,  // 16: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	18, // 17: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
-	19, // 18: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
-	42, // 19: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
-	21, // 20: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
-	20, // 21: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
-	1,  // 22: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
-	22, // 23: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	29, // 24: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
-	22, // 25: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	41, // 26: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
-	27, // 27: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
-	1,  // 28: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
-	41, // 29: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
-	29, // 30: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
-	0,  // 31: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	28, // 32: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
-	28, // 33: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
-	28, // 34: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
-	41, // 35: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
-	41, // 36: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
-	42, // 37: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
-	42, // 38: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
-	28, // 39: spillway.node.v1alpha1.Flow.source:type_name -> spillway.node.v1alpha1.Peer
-	32, // 40: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
-	34, // 41: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
-	0,  // 42: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	36, // 43: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
-	37, // 44: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
-	37, // 45: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
-	0,  // 46: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	40, // 47: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	7,  // 48: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	2,  // 49: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	12, // 50: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	14, // 51: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	23, // 52: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	25, // 53: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	30, // 54: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	33, // 55: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
-	38, // 56: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 57: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	13, // 58: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	15, // 59: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	24, // 60: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	26, // 61: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	31, // 62: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	35, // 63: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
-	39, // 64: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	57, // [57:65] is the sub-list for method output_type
-	49, // [49:57] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	42, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	42, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
+	7,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
+	8,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	9,  // 5: spillway.node.v1alpha1.StatusResponse.tables:type_name -> spillway.node.v1alpha1.Table
+	10, // 6: spillway.node.v1alpha1.StatusResponse.hooks:type_name -> spillway.node.v1alpha1.Hook
+	11, // 7: spillway.node.v1alpha1.StatusResponse.features:type_name -> spillway.node.v1alpha1.Feature
+	12, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
+	5,  // 9: spillway.node.v1alpha1.StatusResponse.dsr_endpoints:type_name -> spillway.node.v1alpha1.DSREndpoints
+	4,  // 10: spillway.node.v1alpha1.StatusResponse.egress:type_name -> spillway.node.v1alpha1.Egress
+	42, // 11: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
+	42, // 12: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
+	17, // 13: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
+	17, // 14: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
+	18, // 15: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
+	8,  // 16: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
+	0,  // 17: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	19, // 18: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
+	20, // 19: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
+	43, // 20: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
+	22, // 21: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
+	21, // 22: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
+	1,  // 23: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
+	23, // 24: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	30, // 25: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
+	23, // 26: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	42, // 27: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
+	28, // 28: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
+	1,  // 29: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
+	42, // 30: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
+	30, // 31: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
+	0,  // 32: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	29, // 33: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
+	29, // 34: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
+	29, // 35: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
+	42, // 36: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
+	42, // 37: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
+	43, // 38: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
+	43, // 39: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
+	29, // 40: spillway.node.v1alpha1.Flow.source:type_name -> spillway.node.v1alpha1.Peer
+	33, // 41: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
+	35, // 42: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
+	0,  // 43: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	37, // 44: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
+	38, // 45: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
+	38, // 46: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
+	0,  // 47: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	41, // 48: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	8,  // 49: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	2,  // 50: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	13, // 51: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	15, // 52: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	24, // 53: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	26, // 54: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	31, // 55: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	34, // 56: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	39, // 57: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 58: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	14, // 59: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	16, // 60: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	25, // 61: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	27, // 62: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	32, // 63: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	36, // 64: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	40, // 65: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	58, // [58:66] is the sub-list for method output_type
+	50, // [50:58] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }
@@ -3445,13 +3535,14 @@ func file_spillway_node_v1alpha1_node_proto_init() {
 	if File_spillway_node_v1alpha1_node_proto != nil {
 		return
 	}
+	file_spillway_node_v1alpha1_node_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spillway_node_v1alpha1_node_proto_rawDesc), len(file_spillway_node_v1alpha1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -138,8 +138,33 @@ func (r result) summary() *page.Table {
 		row("Hooks", fmt.Sprintf("%d of %d attached", attached, of))
 	}
 	row("DSR", dsrEndpoints(r.DsrEndpoints))
+	row("Egress", egress(r.Egress))
 	row("Flow events", events(r.Events))
 	return t
+}
+
+// shownSources is how many ranges of pods the line of egress has.
+const shownSources = 4
+
+// egress says which connections of pods to the outside get the node's address from the dataplane.
+func egress(e *nodev1alpha1.Egress) string {
+	switch {
+	case e == nil:
+		return ""
+	case len(e.Sources) == 0 && e.Mode == "auto":
+		return "auto: no rule masquerades pods of this node, so netfilter has them all"
+	case len(e.Sources) == 0:
+		return e.Mode + ": netfilter has all connections of pods"
+	}
+	text := strings.Join(e.Sources[:min(len(e.Sources), shownSources)], ", ")
+	if more := len(e.Sources) - shownSources; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	text = fmt.Sprintf("%s: pods of %s, but to %d ranges", e.Mode, text, e.Kept)
+	if e.Connections != nil {
+		text += fmt.Sprintf("; %d connections", *e.Connections)
+	}
+	return text
 }
 
 func (r result) agent() string {

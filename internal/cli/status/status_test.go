@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
@@ -40,6 +41,23 @@ func serving() *nodev1alpha1.StatusResponse {
 		DsrEndpoints: []*nodev1alpha1.DSREndpoints{
 			{Encapsulation: "option", Count: 12}, {Encapsulation: "gue", Count: 3, Mtu: 1430}, {Encapsulation: "none", Count: 1}, {Encapsulation: "unknown", Count: 2},
 		},
+		Egress: &nodev1alpha1.Egress{Mode: "auto", Sources: []string{"10.244.1.0/24", "fd44:0:0:1::/64"}, Kept: 14, Connections: proto.Uint64(1203)},
+	}
+}
+
+func TestEgressSaysWhatItDoes(t *testing.T) {
+	many := []string{"10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24", "10.0.3.0/24", "10.0.4.0/24"}
+	for want, e := range map[string]*nodev1alpha1.Egress{
+		"": nil,
+		"auto: no rule masquerades pods of this node, so netfilter has them all":                     {Mode: "auto", Kept: 2},
+		"on: netfilter has all connections of pods":                                                  {Mode: "on"},
+		"on: pods of 10.0.0.0/24, 10.0.1.0/24, 10.0.2.0/24, 10.0.3.0/24 and 1 more, but to 3 ranges": {Mode: "on", Sources: many, Kept: 3},
+		"auto: pods of 10.0.0.0/24, but to 3 ranges; 0 connections": {
+			Mode: "auto", Sources: many[:1], Kept: 3, Connections: proto.Uint64(0)},
+	} {
+		if got := egress(e); got != want {
+			t.Errorf("%v: %q, want %q", e, got, want)
+		}
 	}
 }
 

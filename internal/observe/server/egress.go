@@ -3,10 +3,13 @@ package server
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"time"
 
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/reconcile"
@@ -41,6 +44,25 @@ func (s *Server) egressUse() (*egressUse, error) {
 type egressUse struct {
 	*dataplane.EgressUse
 	refused growth
+}
+
+// describeEgress describes egress for the status; nil: it is off.
+func (s *Server) describeEgress(st reconcile.Status) *nodev1alpha1.Egress {
+	if st.EgressMode == "" || st.EgressMode == egress.Off {
+		return nil
+	}
+	out := &nodev1alpha1.Egress{Mode: string(st.EgressMode), Kept: count(len(st.Egress.Keep))}
+	for _, p := range st.Egress.Sources {
+		out.Sources = append(out.Sources, p.String())
+	}
+	use, err := s.egressUse()
+	if err != nil {
+		s.log.Debug("counting egress failed", slog.Any("err", err))
+	}
+	if use != nil {
+		out.Connections = &use.Connections
+	}
+	return out
 }
 
 // egressPorts returns the busiest destinations with the names of their pods.

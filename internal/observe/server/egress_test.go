@@ -2,12 +2,15 @@ package server
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/reconcile"
 )
 
 // egressPlane has pods' connections to the outside. It had refused none at the first reading.
@@ -61,5 +64,25 @@ func TestPortsOfEgressAreFound(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestStatusDescribesEgress(t *testing.T) {
+	sources := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	for _, row := range []struct {
+		mode egress.Mode
+		plan egress.Plan
+		want string
+	}{
+		{"", egress.Plan{}, "<nil>"},
+		{egress.Off, egress.Plan{}, "<nil>"},
+		{egress.Auto, egress.Plan{}, `mode:"auto"  connections:7`},
+		{egress.On, egress.Plan{Sources: sources, Keep: sources}, `mode:"on"  sources:"10.1.0.0/16"  kept:1  connections:7`},
+	} {
+		s := &Server{cfg: Config{Backends: []dataplane.Backend{&egressPlane{use: dataplane.EgressUse{Connections: 7}}}}, log: slog.New(slog.DiscardHandler)}
+		got := fmt.Sprint(s.describeEgress(reconcile.Status{EgressMode: row.mode, Egress: row.plan}))
+		if strings.Join(strings.Fields(got), " ") != strings.Join(strings.Fields(row.want), " ") {
+			t.Errorf("%s, %v: %s, want %s", row.mode, row.plan, got, row.want)
+		}
 	}
 }

@@ -51,6 +51,7 @@ func (s service) Status(context.Context, *nodev1alpha1.StatusRequest) (*nodev1al
 		resp.Problems = append(resp.Problems, problem(p))
 	}
 	s.describeKernel(resp)
+	resp.Egress = s.describeEgress(st)
 	if s.cfg.Events != nil {
 		resp.Events = s.cfg.Events.Counts()
 	}
