@@ -215,7 +215,7 @@ func (c *fromCluster) events(ctx context.Context, w io.Writer) error {
 	for _, l := range slices.Backward(found.lines()) {
 		events = append(events, l.text)
 	}
-	return errors.Join(json.NewEncoder(w).Encode(events), err)
+	return errors.Join(writeJSON(w, events), err)
 }
 
 // counts writes numbers. The server knows how many EndpointSlices remain after the first.
