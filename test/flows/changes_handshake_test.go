@@ -42,7 +42,7 @@ type shake struct {
 }
 
 func runHandshakes(t *testing.T, h *harness.Harness, c flows.HandshakeChange) {
-	file := h.Load(t, c.Objects[0]...)
+	file := h.Load(t, c.Before...)
 	defer func() {
 		if err := file.Remove(); err != nil {
 			t.Error(err)
@@ -52,10 +52,8 @@ func runHandshakes(t *testing.T, h *harness.Harness, c flows.HandshakeChange) {
 	defer answerSYNs(t, h, c.Old)
 	list := beginShakes(t, h, file, c)
 	await.NoError(t, func() error { return heardFrom(t, h, c.Old, len(list.all)) })
-	for _, objects := range c.Objects[1:] {
-		file.MustWrite(t, objects...)
-		file.MustWait(t)
-	}
+	file.MustWrite(t, c.After...)
+	file.MustWait(t)
 	if c.Stays() {
 		forgetSYNs(t, h, c.Old)
 		var err error

@@ -39,7 +39,7 @@ type socketChange struct {
 	name      string
 	at        TargetKind // of the address, see liveTarget
 	filesOnly string
-	shakes    int  // how many states follow while a handshake waits; 0 is 1
+	shake     int  // the state that follows at once while a handshake waits; 0 is 1
 	shared    bool // after the change, the endpoint is still one of another port
 	states    []state
 }
@@ -129,12 +129,13 @@ func liveTargets(at TargetKind, from string) []Target {
 // HandshakeChange is a change of objects while TCP handshakes wait for their endpoint's answer.
 type HandshakeChange struct {
 	Name      string
-	FilesOnly string     // as in Case
-	Objects   [][]Object // the state in which the handshakes begin, and those that follow
-	Flows     []Flow     // the clients
-	Old       string     // the pod that does not answer on HandshakePort
-	New       string     // the server that the next SYN gets; "" is none
-	Shared    bool       // Old is still an endpoint of another port
+	FilesOnly string   // as in Case
+	Before    []Object // the handshakes begin
+	After     []Object
+	Flows     []Flow // the clients
+	Old       string // the pod that does not answer on HandshakePort
+	New       string // the server that the next SYN gets; "" is none
+	Shared    bool   // Old is still an endpoint of another port
 }
 
 // Stays reports whether the next SYN goes where the first one went.
@@ -175,17 +176,14 @@ func onHandshakePort(server string) string {
 	return fmt.Sprint(pod, ":", HandshakePort)
 }
 
-// HandshakeChanges are all changes, up to their last state that says what handshakes get.
+// HandshakeChanges are all changes, each in one step: a SYN between two would get what a new connection gets there.
 func HandshakeChanges() []HandshakeChange {
 	var list []HandshakeChange
 	for _, change := range socketChanges() {
-		first, last := change.states[0], state{}
+		first, last := change.states[0], change.states[max(change.shake, 1)]
 		h := HandshakeChange{
 			Name: change.name, FilesOnly: change.filesOnly, Old: first.tcp, Shared: change.shared,
-			Objects: [][]Object{onHandshakePorts(first.objects)},
-		}
-		for _, last = range change.states[1 : 1+max(change.shakes, 1)] {
-			h.Objects = append(h.Objects, onHandshakePorts(last.objects))
+			Before: onHandshakePorts(first.objects), After: onHandshakePorts(last.objects),
 		}
 		staying := h
 		staying.Name += ", through node " + last.stays
@@ -307,7 +305,7 @@ func addressChanges() []socketChange {
 			{name: "back", objects: []Object{np("web", "", "b0"), other}, udp: "b0", tcp: "a0"},
 		}},
 		{name: "the Service is deleted, and made again with another name", at: ToClusterIP,
-			filesOnly: "its addresses are given by the API server", shakes: 2, states: []state{
+			filesOnly: "its addresses are given by the API server", shake: 2, states: []state{
 				{objects: []Object{np("web", "", "a0")}, udp: "a0", tcp: "a0"},
 				{name: "deleted", objects: gone("web"), udp: "", tcp: "a0"},
 				{name: "made again", objects: []Object{again}, of: "again", udp: "c0", tcp: "a0", shake: "c0"},
