@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"spillway.dev/spillway/internal/diagnosis/trace"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
@@ -50,6 +51,19 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 	}
 	e.leaveDestination(t)
 	e.endStreams(t)
+	e.traceOutside(t)
+}
+
+// traceOutside: trace explains a pod's connection to the outside, and tries it.
+func (e *env) traceOutside(t *testing.T) {
+	t.Helper()
+	for _, combo := range flows.TCP {
+		r := e.trace(t, "a1", e.outside(combo).String())
+		want := "leaves the cluster as " + netip.AddrPortFrom(e.Addr("a", combo.IPv6()), 0).String()
+		if !strings.HasPrefix(r.Decision, strings.TrimSuffix(want, "0")) || r.Refused || r.Probe.Result != "connected" || step(r, "egress").State != trace.Passed {
+			t.Errorf("%s: %+v, probe %+v; want %q", combo, r, r.Probe, want)
+		}
+	}
 }
 
 // leaveDestination: a rule appears that may translate packets to the destination, so new connections to it are left to

@@ -20,6 +20,7 @@ const (
 	stepFilter    = "port filter"
 	stepFlow      = "existing flow"
 	stepFrontend  = "frontend"
+	stepEgress    = "egress"
 	stepSource    = "source address"
 	stepNetfilter = "netfilter"
 	stepRanges    = "source ranges"
@@ -36,7 +37,7 @@ const (
 
 // order is the order of the steps of a packet (bpf/lib/tc.h, bpf/lib/serve.h).
 var order = []string{
-	stepProgram, stepPacket, stepFilter, stepFlow, stepFrontend, stepSource, stepNetfilter, stepRanges,
+	stepProgram, stepPacket, stepFilter, stepFlow, stepEgress, stepFrontend, stepSource, stepNetfilter, stepRanges,
 	stepPolicy, stepEndpoint, stepSNAT, stepIPsec, stepPort, stepBypass, stepNextHop,
 }
 

@@ -87,6 +87,7 @@ func (t *tracer) packetSteps(ctx context.Context, dst netip.AddrPort) error {
 	t.Verdicts = append(t.Verdicts, p.result.Verdicts...)
 	p.verdict, p.decides = decisive(p.result.Verdicts)
 	p.findFrontend()
+	p.serves = p.serves || p.leaves()
 	if p.decides.step == "" {
 		if p.decides.step = p.unservedStep(); p.decides.step == stepBypass {
 			p.decides.text = "not forwarded past netfilter: the stack handles the packet unchanged"
@@ -96,7 +97,7 @@ func (t *tracer) packetSteps(ctx context.Context, dst netip.AddrPort) error {
 		stepProgram: p.programStep, stepPacket: p.parseStep, stepFilter: p.filterStep, stepFlow: p.flowStep,
 		stepFrontend: p.frontendStep, stepSource: p.sourceStep, stepNetfilter: p.netfilterStep, stepRanges: p.rangesStep,
 		stepPolicy: p.policyStep, stepEndpoint: p.endpointStep, stepSNAT: p.snatStep, stepIPsec: p.ipsecStep,
-		stepPort: p.portStep, stepBypass: p.bypassStep, stepNextHop: p.nextHopStep,
+		stepEgress: p.egressStep, stepPort: p.portStep, stepBypass: p.bypassStep, stepNextHop: p.nextHopStep,
 	}
 	attached := true
 	for _, name := range order {
@@ -128,6 +129,8 @@ func (p *packet) conclude(attached bool) {
 		p.Decision = "no program of Spillway sees the packet on " + p.client.device + ": the stack handles it unchanged"
 	case p.decides.state == Refused:
 		p.Refused, p.Decision = true, p.decides.text+" ("+p.verdict+")"
+	case p.leaves() && p.result.Flow != nil:
+		p.Decision = fmt.Sprintf("leaves the cluster as %s: %s (%s)", p.result.Flow.Src, p.decides.text, p.verdict)
 	case p.result.Flow != nil:
 		p.Endpoint = p.result.Flow.Dst.String()
 		p.Decision = fmt.Sprintf("to endpoint %s: %s (%s)%s", p.Endpoint, p.decides.text, p.verdict, replies(p.result.Flow))
@@ -151,6 +154,20 @@ func (p *packet) unservedStep() string {
 		return stepFrontend
 	}
 	return stepBypass
+}
+
+// leaves reports whether the packet is of a pod's connection to the outside, with the node's address.
+func (p *packet) leaves() bool {
+	return slices.Contains(p.result.Verdicts, "egress_created") || p.result.Flow != nil && p.result.Flow.Leaves()
+}
+
+func (p *packet) egressStep() (Step, bool) {
+	s := Step{Lookup: fmt.Sprintf("pods[%s], cluster_ranges[%s]", p.From.Addr, p.dst.Addr()),
+		Found: "the pod's connections leave with the node's address, and no range keeps this destination"}
+	if f := p.result.Flow; f != nil {
+		s.Follows = "the packet leaves from " + f.Src.Addr().String()
+	}
+	return s, p.leaves() && !p.known()
 }
 
 func (p *packet) isEndpoint(at netip.AddrPort) bool {
@@ -247,6 +264,9 @@ func (p *packet) filterStep() (Step, bool) {
 	if !p.inFilter() {
 		s.Found = "not a member: no Service, endpoint, flow or policy has it"
 	}
+	if p.leaves() {
+		s.Follows = "it may leave the cluster (--egress)"
+	}
 	return s, true
 }
 
@@ -283,7 +303,7 @@ func (p *packet) frontendStep() (Step, bool) {
 	s := Step{Lookup: fmt.Sprintf("frontends[%s]", p.key(p.dst))}
 	own, nodePorts := p.view.NodeAddr(p.dst.Addr())
 	switch {
-	case p.known():
+	case p.known() || p.leaves():
 		return s, false
 	case p.frontend == nil && own && !nodePorts:
 		s.Found = "none; the address is this node's, without NodePorts"
@@ -582,7 +602,7 @@ func (p *packet) ipsecStep() (Step, bool) {
 
 func (p *packet) portStep() (Step, bool) {
 	f, settings := p.result.Flow, p.view.Settings()
-	if !p.serviceStep() {
+	if !p.serviceStep() && (!p.leaves() || p.known()) {
 		return Step{}, false
 	}
 	s := Step{Lookup: fmt.Sprintf("snat_ports[%d ports, %d to %d], flows", settings.SNATPorts, settings.First, settings.Last)}
@@ -607,7 +627,7 @@ func (p *packet) portStep() (Step, bool) {
 }
 
 func (p *packet) bypassStep() (Step, bool) {
-	if p.serviceStep() || p.known() {
+	if p.serviceStep() || p.known() || p.leaves() {
 		return Step{}, false
 	}
 	settings := p.view.Settings()
