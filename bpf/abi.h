@@ -729,7 +729,7 @@ enum verdict {
 	PASS_FRAGMENT,	      /* later fragment without a first one: left to the stack */
 	TRANSLATED_DIRECT,    /* rewritten and redirected */
 	TRANSLATED_STACK,     /* rewritten, and passed to the stack */
-	TRANSLATED_EGRESS,    /* reply rewritten at egress, after the stack */
+	TRANSLATED_FROM_STACK,    /* reply rewritten at egress, after the stack */
 	TRANSLATED_ICMP,      /* an ICMP error about a translated packet */
 	PASSED_DIRECT,	      /* to or from an endpoint's own address: redirected unchanged */
 	FLOW_CREATED,	      /* a new flow was stored */

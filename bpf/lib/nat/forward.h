@@ -143,7 +143,7 @@ static __always_inline int flow_forward(struct __sk_buff *skb, struct scratch *m
 	if (hook == FROM_STACK) {
 		if (nat_rewrite_by_helpers(skb, p, f, 0))
 			return drop(DROP_REWRITE);
-		return pass(TRANSLATED_EGRESS);
+		return pass(TRANSLATED_FROM_STACK);
 	}
 	if (f->flags & FLOW_STACK) {
 		next_hop_stack(hop);

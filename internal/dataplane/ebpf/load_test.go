@@ -59,7 +59,7 @@ func TestSharedMapsAgree(t *testing.T) {
 // verdicts are labels of metrics: their order and names stay.
 var verdicts = []string{
 	"pass_other", "pass_malformed", "pass_fragment", "translated_direct", "translated_stack",
-	"translated_egress", "translated_icmp", "passed_direct", "flow_created", "rejected_rst",
+	"translated_from_stack", "translated_icmp", "passed_direct", "flow_created", "rejected_rst",
 	"rejected_icmp", "answered_too_big", "answered_ttl", "drop_policy_local", "drop_source_range",
 	"drop_rejected_silent", "drop_no_backend", "drop_snat_ports", "drop_no_snat_addr",
 	"drop_no_route", "drop_flow_table", "drop_rewrite", "flow_revived", "flow_conflict",

@@ -164,7 +164,7 @@ func (n *packetNode) stackTakesPort(t *testing.T, p *plan, proto uint8) {
 	free := ap(seen.Addr(), seen.Port()^1)
 	ask := frame{proto: proto, src: seen, dst: far, flags: "S", payload: []byte("node's")}
 	r := n.send(t, outTun0, ask)
-	r.want(t, actNext, objects.TCVerdictPORT_CHANGED, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictPORT_CHANGED, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_FROM_STACK)
 	r.wantPath(t, free, far)
 	answered := func(to, from, at netip.AddrPort, code int, verdict objects.TCVerdict) {
 		t.Helper()
@@ -176,7 +176,7 @@ func (n *packetNode) stackTakesPort(t *testing.T, p *plan, proto uint8) {
 	answered(seen, front, client, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	ask.flags = "."
 	r = n.send(t, outTun0, ask)
-	r.want(t, actNext, objects.TCVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_FROM_STACK)
 	r.wantPath(t, free, far)
 	// That netfilter expects answers at its port is no reason to give them up to it.
 	n.track(t, p, proto, ap(p.client2, 5555), far, far, seen)
@@ -196,7 +196,7 @@ func (n *packetNode) stackTakesRequestsPort(t *testing.T, p *plan) {
 	seen := n.datagram(t, inEth0, ap(p.client, 40000), ap(p.clusterIP, 80)).v.src
 	other := ap(p.far, 5353)
 	r := n.send(t, outTun0, frame{proto: protoUDP, src: seen, dst: other})
-	r.want(t, actNext, objects.TCVerdictPORT_CHANGED, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictPORT_CHANGED, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_FROM_STACK)
 	free := ap(seen.Addr(), seen.Port()^1)
 	r.wantPath(t, free, other)
 	r = n.send(t, inTun0, frame{proto: protoUDP, src: other, dst: free})

@@ -266,7 +266,7 @@ func (n *packetNode) egressStackHasPort(t *testing.T, p *plan, proto uint8) {
 	seen := n.leave(t, p, proto, 40000).v.src
 	own := frame{proto: proto, src: seen, dst: ap(p.client, 443), flags: first(proto)}
 	r := n.send(t, outEth0, own)
-	r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictPORT_CHANGED, objects.TCVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictPORT_CHANGED, objects.TCVerdictTRANSLATED_FROM_STACK)
 	if r.v.src.Addr() != p.eth0 || r.v.src.Port() == seen.Port() {
 		t.Errorf("leaves as %s, want another port than %s", r.v.src, seen)
 	}

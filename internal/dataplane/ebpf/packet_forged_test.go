@@ -860,7 +860,7 @@ func (n *packetNode) policyComes(t *testing.T, p *plan, proto uint8) {
 	r.wantPath(t, c.seen, c.server)
 	n.untouched(t, "the answer at the pod", inPod1, answer.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	r = n.send(t, outEth0, answer)
-	r.want(t, actNext, objects.TCVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_FROM_STACK)
 	r.wantPath(t, c.front, c.client)
 }
 

@@ -273,7 +273,7 @@ func answers(v objects.TCVerdict) bool {
 // codes says how a packet with a verdict leaves.
 func codes(v objects.TCVerdict) []int {
 	switch {
-	case passes(v), v == objects.TCVerdictTRANSLATED_STACK, v == objects.TCVerdictTRANSLATED_EGRESS:
+	case passes(v), v == objects.TCVerdictTRANSLATED_STACK, v == objects.TCVerdictTRANSLATED_FROM_STACK:
 		return []int{actNext}
 	case v == objects.TCVerdictTRANSLATED_ICMP:
 		return []int{actNext, actRedirect}
@@ -313,7 +313,7 @@ func TestPacketRandom(t *testing.T) {
 	}
 	for _, v := range []objects.TCVerdict{
 		objects.TCVerdictPASS_OTHER, objects.TCVerdictPASS_MALFORMED, objects.TCVerdictPASS_FRAGMENT, objects.TCVerdictTRANSLATED_DIRECT,
-		objects.TCVerdictTRANSLATED_STACK, objects.TCVerdictTRANSLATED_EGRESS, objects.TCVerdictTRANSLATED_ICMP, objects.TCVerdictREJECTED_RST,
+		objects.TCVerdictTRANSLATED_STACK, objects.TCVerdictTRANSLATED_FROM_STACK, objects.TCVerdictTRANSLATED_ICMP, objects.TCVerdictREJECTED_RST,
 		objects.TCVerdictREJECTED_ICMP, objects.TCVerdictANSWERED_TOO_BIG, objects.TCVerdictANSWERED_TTL, objects.TCVerdictDROP_POLICY_LOCAL,
 		objects.TCVerdictDROP_REJECTED_SILENT, objects.TCVerdictPASSED_DIRECT,
 	} {

@@ -350,7 +350,7 @@ func (n *packetNode) transferOfPoliced(t *testing.T, p *plan) {
 	n.untouched(t, "netfilter knows no request", inPod1, answer.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	// Through the stack it is translated behind it.
 	r = n.send(t, outEth0, answer)
-	r.want(t, actNext, objects.TCVerdictHELPER_ANSWERED, objects.TCVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictHELPER_ANSWERED, objects.TCVerdictTRANSLATED_FROM_STACK)
 	r.wantPath(t, ap(front.Addr(), tid), client)
 	n.datagram(t, inEth0, client, ap(front.Addr(), tid)).want(t, actNext, objects.TCVerdictTRANSLATED_STACK)
 

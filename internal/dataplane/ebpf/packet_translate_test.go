@@ -353,7 +353,7 @@ func (n *packetNode) beyondPodNetwork(t *testing.T, p *plan, proto uint8) {
 	r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictTRANSLATED_STACK)
 	r.wantPath(t, ap(p.pod1, r.v.src.Port()), outside)
 	r = n.send(t, outPod1, back(r.v, "S.", nil))
-	r.want(t, actNext, objects.TCVerdictTRANSLATED_EGRESS)
+	r.want(t, actNext, objects.TCVerdictTRANSLATED_FROM_STACK)
 	r.wantPath(t, front, client)
 }
 
@@ -424,7 +424,7 @@ func (n *packetNode) throughTheStack(t *testing.T, p *plan, proto uint8) {
 			r.wantPath(t, e.Addr, client)
 		}
 		r = n.send(t, outEth0, answer)
-		r.want(t, actNext, objects.TCVerdictTRANSLATED_EGRESS)
+		r.want(t, actNext, objects.TCVerdictTRANSLATED_FROM_STACK)
 		r.wantPath(t, front, client)
 		sameBut(t, answer.bytes(n, "eth0"), r.out, 0)
 	}

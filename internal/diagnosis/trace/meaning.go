@@ -68,7 +68,7 @@ var meanings = map[string]meaning{
 	"syn_challenged":        {stepSource, Decided, "a flood of SYNs: the client is made to prove its address"},
 	"syn_proved":            {stepSource, Decided, "the client has proved its address"},
 	"translated_stack":      {stepNextHop, Decided, "translated and passed to the stack, with netfilter"},
-	"translated_egress":     {stepNextHop, Decided, "translated at egress, after the stack"},
+	"translated_from_stack": {stepNextHop, Decided, "translated at egress, after the stack"},
 	"translated_icmp":       {stepNextHop, Decided, "an ICMP error was translated"},
 	"flow_created":          {"", Passed, "a new flow was stored"},
 	"flow_revived":          {"", Passed, "an evicted entry of the flow was restored"},

@@ -520,7 +520,7 @@ const (
 	TCVerdictPASS_FRAGMENT         TCVerdict = 2
 	TCVerdictTRANSLATED_DIRECT     TCVerdict = 3
 	TCVerdictTRANSLATED_STACK      TCVerdict = 4
-	TCVerdictTRANSLATED_EGRESS     TCVerdict = 5
+	TCVerdictTRANSLATED_FROM_STACK TCVerdict = 5
 	TCVerdictTRANSLATED_ICMP       TCVerdict = 6
 	TCVerdictPASSED_DIRECT         TCVerdict = 7
 	TCVerdictFLOW_CREATED          TCVerdict = 8
