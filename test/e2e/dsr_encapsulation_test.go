@@ -29,7 +29,7 @@ func TestDSREncapsulations(t *testing.T) {
 	for _, network := range []string{topology.Routed, topology.VXLAN} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
-			spec := topology.DefaultSpec("e2e-encapsulation-" + network)
+			spec := topology.DefaultSpec("e2e-encap-" + network)
 			spec.Nodes, spec.PodNetwork, spec.Masquerade = 2, network, true // also the agents' probes
 			startDirect(t, spec, "dsr").encapsulations(t)
 		})
