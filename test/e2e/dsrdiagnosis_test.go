@@ -46,7 +46,7 @@ func (e *env) showDirect(t *testing.T, s *suite.File) {
 		if direct == 0 {
 			t.Errorf("node %s shows no DSR flow among %d", node, len(list.Flows))
 		}
-		if text := e.spillway(t, node, "services", name); !strings.Contains(text, "Forwarding  direct: ") {
+		if text := e.spillway(t, node, "services", name); !strings.Contains(oneLine(text), "Forwarding direct: ") {
 			t.Errorf("node %s: %s", node, text)
 		}
 	}
