@@ -58,7 +58,7 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 func (e *env) traceOutside(t *testing.T) {
 	t.Helper()
 	for _, combo := range flows.TCP {
-		r := e.trace(t, "a1", e.outside(combo).String())
+		r := e.traceWith(t, "--from", e.Addr("a1", combo.IPv6()).String(), "--to", e.outside(combo).String())
 		want := "leaves the cluster as " + netip.AddrPortFrom(e.Addr("a", combo.IPv6()), 0).String()
 		if !strings.HasPrefix(r.Decision, strings.TrimSuffix(want, "0")) || r.Refused || r.Probe.Result != "connected" || step(r, "egress").State != trace.Passed {
 			t.Errorf("%s: %+v, probe %+v; want %q", combo, r, r.Probe, want)
