@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file spillway/node/v1alpha1/node.proto.
  */
 export const file_spillway_node_v1alpha1_node: GenFile = /*@__PURE__*/
-  fileDesc("CiFzcGlsbHdheS9ub2RlL3YxYWxwaGExL25vZGUucHJvdG8SFnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEiDwoNU3RhdHVzUmVxdWVzdCLjBAoOU3RhdHVzUmVzcG9uc2USDAoEbm9kZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEg4KBmNvbW1pdBgDIAEoCRIOCgZrZXJuZWwYBCABKAkSKAoEdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKwoHc3RhcnRlZBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKcHJveHlfbW9kZRgHIAEoCRIqCgRzeW5jGAggASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TeW5jEjUKCmRhdGFwbGFuZXMYCSADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRhdGFwbGFuZRIxCghwcm9ibGVtcxgKIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbRItCgZ0YWJsZXMYCyADKAsyHS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlRhYmxlEisKBWhvb2tzGAwgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ib29rEjEKCGZlYXR1cmVzGA0gAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GZWF0dXJlEi4KBmV2ZW50cxgOIAEoCzIeLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRzEhUKDW1vcmVfcHJvYmxlbXMYDyABKA0SOwoNZHNyX2VuZHBvaW50cxgQIAMoCzIkLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRFNSRW5kcG9pbnRzIjsKDERTUkVuZHBvaW50cxIPCgdjYXJyaWVyGAEgASgJEg0KBWNvdW50GAIgASgNEgsKA210dRgDIAEoDSKuAQoEU3luYxIOCgZsaXN0ZWQYASABKAgSLwoLbGFzdF9zeW5jZWQYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjEKDXBlbmRpbmdfc2luY2UYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhAKCHNlcnZpY2VzGAQgASgNEg0KBXBvcnRzGAUgASgNEhEKCWVuZHBvaW50cxgGIAEoDSI3CglEYXRhcGxhbmUSDAoEbmFtZRgBIAEoCRINCgVwb3J0cxgCIAEoDRINCgVlcnJvchgDIAEoCSImCgdQcm9ibGVtEg0KBXdoZXJlGAEgASgJEgwKBHdoYXQYAiABKAkiMQoFVGFibGUSDAoEbmFtZRgBIAEoCRIMCgR1c2VkGAIgASgEEgwKBHNpemUYAyABKAQiSAoESG9vaxINCgVwbGFjZRgBIAEoCRIPCgdwcm9ncmFtGAIgASgJEhEKCW1lY2hhbmlzbRgDIAEoCRINCgVlcnJvchgEIAEoCSI4CgdGZWF0dXJlEgwKBG5hbWUYASABKAkSDwoHcHJlc2VudBgCIAEoCBIOCgZkZXRhaWwYAyABKAkiXAoGRXZlbnRzEg8KB2VuYWJsZWQYASABKAgSEAoIcmVjZWl2ZWQYAiABKAQSDAoEbG9zdBgDIAEoBBITCgtzYW1wbGVkX291dBgEIAEoBBIMCgRtb2RlGAUgASgJIk8KE0xpc3RTZXJ2aWNlc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoDRISCgpwYWdlX3Rva2VuGAMgASgJImIKFExpc3RTZXJ2aWNlc1Jlc3BvbnNlEjEKCHNlcnZpY2VzGAEgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5TZXJ2aWNlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJJChFHZXRTZXJ2aWNlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDAoEbmFtZRgCIAEoCRITCgtjb3VudF9mbG93cxgDIAEoCCJGChJHZXRTZXJ2aWNlUmVzcG9uc2USMAoHc2VydmljZRgBIAEoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZSKfAQoHU2VydmljZRIRCgluYW1lc3BhY2UYASABKAkSDAoEbmFtZRgCIAEoCRIMCgR0eXBlGAMgASgJEjIKBXBvcnRzGAQgAygLMiMuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TZXJ2aWNlUG9ydBIxCghwcm9ibGVtcxgFIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbSKsBAoLU2VydmljZVBvcnQSDAoEbmFtZRgBIAEoCRIMCgRwb3J0GAIgASgNEjIKCHByb3RvY29sGAMgASgOMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm90b2NvbBIRCglkYXRhcGxhbmUYBCABKAkSMwoJZnJvbnRlbmRzGAUgAygLMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Gcm9udGVuZBIzCgllbmRwb2ludHMYBiADKAsyIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkVuZHBvaW50EhYKDmVuZHBvaW50X2NvdW50GAcgASgNEh8KF2V4dGVybmFsX3RyYWZmaWNfcG9saWN5GAggASgJEh8KF2ludGVybmFsX3RyYWZmaWNfcG9saWN5GAkgASgJEisKCGFmZmluaXR5GAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBmhlbHBlchgLIAEoCRITCgtkaWZmZXJlbmNlcxgMIAMoCRIyCghjb3VudGVycxgNIAEoCzIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuQ291bnRlcnMSDgoGZmFtaWx5GA4gASgJEhAKCGNvbXBhcmVkGA8gASgIEg8KB2JhbGFuY2UYECABKAkSFgoObG9jYWxfcmVkaXJlY3QYESABKAkSEgoKZm9yd2FyZGluZxgSIAEoCRIRCglzeW5fbGltaXQYEyABKA0iTgoIRnJvbnRlbmQSDAoEa2luZBgBIAEoCRIPCgdhZGRyZXNzGAIgASgJEgwKBHBvcnQYAyABKA0SFQoNc291cmNlX3JhbmdlcxgEIAMoCSKWAgoIRW5kcG9pbnQSDwoHYWRkcmVzcxgBIAEoCRIMCgRwb3J0GAIgASgNEgwKBG5vZGUYAyABKAkSCwoDcG9kGAQgASgJEg0KBXJlYWR5GAUgASgIEg8KB3NlcnZpbmcYBiABKAgSEwoLdGVybWluYXRpbmcYByABKAgSDgoGaW5fdXNlGAggASgIEjQKBWZsb3dzGAogASgLMiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FbmRwb2ludEZsb3dzEg4KBnNoYXJlcxgLIAEoDRIPCgdlamVjdGVkGAwgASgIEg8KB2NhcnJpZXIYDSABKAkSEwoLY2Fycmllcl9tdHUYDiABKA1KBAgJEApSCGNvdW50ZXJzIjIKDUVuZHBvaW50Rmxvd3MSEAoIYW5zd2VyZWQYASABKAQSDwoHd2FpdGluZxgCIAEoBCLYAQoIQ291bnRlcnMSEwoLY29ubmVjdGlvbnMYASABKAQSDgoGYWN0aXZlGAIgASgEEg8KB3JlZnVzZWQYAyABKAQSDwoHZHJvcHBlZBgEIAEoBBIZChFieXRlc190b19lbmRwb2ludBgFIAEoBBIXCg9ieXRlc190b19jbGllbnQYBiABKAQSGwoTcGFja2V0c190b19lbmRwb2ludBgHIAEoBBIZChFwYWNrZXRzX3RvX2NsaWVudBgIIAEoBBIZChFoYW5kc2hha2VfbXNfbG9nMhgJIAMoBCKOAQoKRmxvd0ZpbHRlchIRCgluYW1lc3BhY2UYASABKAkSDwoHc2VydmljZRgCIAEoCRILCgNwb2QYAyABKAkSDwoHYWRkcmVzcxgEIAEoCRIMCgRwb3J0GAUgASgNEjAKBWtpbmRzGAYgAygOMiEuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FdmVudEtpbmQiZAoQTGlzdEZsb3dzUmVxdWVzdBIyCgZmaWx0ZXIYASABKAsyIi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dGaWx0ZXISDQoFbGltaXQYAiABKA0SDQoFc3RhdGUYAyABKAkiTgoRTGlzdEZsb3dzUmVzcG9uc2USKwoFZmxvd3MYASADKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3cSDAoEbW9yZRgCIAEoCCJyChFXYXRjaEZsb3dzUmVxdWVzdBIyCgZmaWx0ZXIYASABKAsyIi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dGaWx0ZXISKQoFc2luY2UYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIlcKEldhdGNoRmxvd3NSZXNwb25zZRIxCgZldmVudHMYASADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3dFdmVudBIOCgZtaXNzZWQYAiABKAQiogEKCUZsb3dFdmVudBIvCgRraW5kGAEgASgOMiEuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FdmVudEtpbmQSKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKgoEZmxvdxgDIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmxvdxIOCgZyZWFzb24YBCABKAkiQAoEUGVlchIPCgdhZGRyZXNzGAEgASgJEgwKBHBvcnQYAiABKA0SCwoDcG9kGAMgASgJEgwKBG5vZGUYBCABKAkizwUKBEZsb3cSDAoEbm9kZRgBIAEoCRIyCghwcm90b2NvbBgCIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSLAoGY2xpZW50GAMgASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5QZWVyEjUKD3NlcnZpY2VfYWRkcmVzcxgEIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUGVlchIRCgluYW1lc3BhY2UYBSABKAkSDwoHc2VydmljZRgGIAEoCRIRCglwb3J0X25hbWUYByABKAkSLgoIZW5kcG9pbnQYCCABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlBlZXISEQoJYnlfc29ja2V0GAkgASgIEioKBm9wZW5lZBgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLQoJbGFzdF9zZWVuGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBINCgVzdGF0ZRgMIAEoCRIZChFieXRlc190b19lbmRwb2ludBgNIAEoBBIXCg9ieXRlc190b19jbGllbnQYDiABKAQSGwoTcGFja2V0c190b19lbmRwb2ludBgPIAEoBBIZChFwYWNrZXRzX3RvX2NsaWVudBgQIAEoBBIsCgloYW5kc2hha2UYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLwoMc21vb3RoZWRfcnR0GBIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWNsb3NlZF9ieV9yc3QYEyABKAgSCwoDZHNyGBQgASgIEg8KB29uZV93YXkYFSABKAgSDgoGZWdyZXNzGBYgASgIEiwKBnNvdXJjZRgXIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUGVlciIOCgxEcm9wc1JlcXVlc3QiPAoNRHJvcHNSZXNwb25zZRIrCgVkcm9wcxgBIAMoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRHJvcCJcCgREcm9wEg4KBnJlYXNvbhgBIAEoCRIPCgdtZWFuaW5nGAIgASgJEg8KB3BhY2tldHMYAyABKAQSEQoJbmFtZXNwYWNlGAQgASgJEg8KB3NlcnZpY2UYBSABKAkiQgoMTmFtZXNSZXF1ZXN0EjIKCWFkZHJlc3NlcxgBIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuQWRkcmVzcyJcCgdBZGRyZXNzEjIKCHByb3RvY29sGAEgASgOMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm90b2NvbBIPCgdhZGRyZXNzGAIgASgJEgwKBHBvcnQYAyABKA0iRAoNTmFtZXNSZXNwb25zZRIzCgVuYW1lcxgBIAMoCzIkLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuQWRkcmVzc05hbWVzIqEBCgxBZGRyZXNzTmFtZXMSOAoHc2VydmljZRgBIAEoCzInLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZVBvcnROYW1lEjwKC2VuZHBvaW50X29mGAIgAygLMicuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TZXJ2aWNlUG9ydE5hbWUSCwoDcG9kGAMgASgJEgwKBG5vZGUYBCABKAkihwEKD1NlcnZpY2VQb3J0TmFtZRIRCgluYW1lc3BhY2UYASABKAkSDAoEbmFtZRgCIAEoCRIRCglwb3J0X25hbWUYAyABKAkSDAoEcG9ydBgEIAEoDRIyCghwcm90b2NvbBgFIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wiEQoPRmluZGluZ3NSZXF1ZXN0IngKEEZpbmRpbmdzUmVzcG9uc2USMQoIZmluZGluZ3MYASADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZpbmRpbmcSMQoIcHJvYmxlbXMYAiADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb2JsZW0ijgEKB0ZpbmRpbmcSCgoCaWQYASABKAkSEAoIc2V2ZXJpdHkYAiABKAkSDQoFdGl0bGUYAyABKAkSDgoGZGV0YWlsGAQgASgJEgsKA2ZpeBgFIAEoCRIVCg1kb2N1bWVudGF0aW9uGAYgASgJEhAKCGV2aWRlbmNlGAcgAygJEhAKCGNvbW1hbmRzGAggAygJKlsKCFByb3RvY29sEhgKFFBST1RPQ09MX1VOU1BFQ0lGSUVEEAASEAoMUFJPVE9DT0xfVENQEAESEAoMUFJPVE9DT0xfVURQEAISEQoNUFJPVE9DT0xfU0NUUBADKp4BCglFdmVudEtpbmQSGgoWRVZFTlRfS0lORF9VTlNQRUNJRklFRBAAEhUKEUVWRU5UX0tJTkRfT1BFTkVEEAESFwoTRVZFTlRfS0lORF9BTlNXRVJFRBACEhUKEUVWRU5UX0tJTkRfQ0xPU0VEEAMSFgoSRVZFTlRfS0lORF9SRUZVU0VEEAQSFgoSRVZFTlRfS0lORF9EUk9QUEVEEAUyigYKC05vZGVTZXJ2aWNlElcKBlN0YXR1cxIlLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU3RhdHVzUmVxdWVzdBomLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU3RhdHVzUmVzcG9uc2USaQoMTGlzdFNlcnZpY2VzEisuc3BpbGx3YXkubm9kZS52MWFscGhhMS5MaXN0U2VydmljZXNSZXF1ZXN0Giwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5MaXN0U2VydmljZXNSZXNwb25zZRJjCgpHZXRTZXJ2aWNlEikuc3BpbGx3YXkubm9kZS52MWFscGhhMS5HZXRTZXJ2aWNlUmVxdWVzdBoqLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuR2V0U2VydmljZVJlc3BvbnNlEmAKCUxpc3RGbG93cxIoLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTGlzdEZsb3dzUmVxdWVzdBopLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTGlzdEZsb3dzUmVzcG9uc2USZQoKV2F0Y2hGbG93cxIpLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuV2F0Y2hGbG93c1JlcXVlc3QaKi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLldhdGNoRmxvd3NSZXNwb25zZTABElQKBURyb3BzEiQuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ecm9wc1JlcXVlc3QaJS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRyb3BzUmVzcG9uc2USVAoFTmFtZXMSJC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLk5hbWVzUmVxdWVzdBolLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTmFtZXNSZXNwb25zZRJdCghGaW5kaW5ncxInLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmluZGluZ3NSZXF1ZXN0Giguc3BpbGx3YXkubm9kZS52MWFscGhhMS5GaW5kaW5nc1Jlc3BvbnNlQjZaNHNwaWxsd2F5LmRldi9zcGlsbHdheS9hcGkvbm9kZS92MWFscGhhMTtub2RldjFhbHBoYTFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("CiFzcGlsbHdheS9ub2RlL3YxYWxwaGExL25vZGUucHJvdG8SFnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEiDwoNU3RhdHVzUmVxdWVzdCKTBQoOU3RhdHVzUmVzcG9uc2USDAoEbm9kZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEg4KBmNvbW1pdBgDIAEoCRIOCgZrZXJuZWwYBCABKAkSKAoEdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKwoHc3RhcnRlZBgGIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKcHJveHlfbW9kZRgHIAEoCRIqCgRzeW5jGAggASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5TeW5jEjUKCmRhdGFwbGFuZXMYCSADKAsyIS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRhdGFwbGFuZRIxCghwcm9ibGVtcxgKIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvYmxlbRItCgZ0YWJsZXMYCyADKAsyHS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlRhYmxlEisKBWhvb2tzGAwgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ib29rEjEKCGZlYXR1cmVzGA0gAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GZWF0dXJlEi4KBmV2ZW50cxgOIAEoCzIeLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRzEhUKDW1vcmVfcHJvYmxlbXMYDyABKA0SOwoNZHNyX2VuZHBvaW50cxgQIAMoCzIkLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRFNSRW5kcG9pbnRzEi4KBmVncmVzcxgRIAEoCzIeLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRWdyZXNzIl8KBkVncmVzcxIMCgRtb2RlGAEgASgJEg8KB3NvdXJjZXMYAiADKAkSDAoEa2VwdBgDIAEoDRIYCgtjb25uZWN0aW9ucxgEIAEoBEgAiAEBQg4KDF9jb25uZWN0aW9ucyJBCgxEU1JFbmRwb2ludHMSFQoNZW5jYXBzdWxhdGlvbhgBIAEoCRINCgVjb3VudBgCIAEoDRILCgNtdHUYAyABKA0irgEKBFN5bmMSDgoGbGlzdGVkGAEgASgIEi8KC2xhc3Rfc3luY2VkGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIxCg1wZW5kaW5nX3NpbmNlGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIQCghzZXJ2aWNlcxgEIAEoDRINCgVwb3J0cxgFIAEoDRIRCgllbmRwb2ludHMYBiABKA0iNwoJRGF0YXBsYW5lEgwKBG5hbWUYASABKAkSDQoFcG9ydHMYAiABKA0SDQoFZXJyb3IYAyABKAkiJgoHUHJvYmxlbRINCgV3aGVyZRgBIAEoCRIMCgR3aGF0GAIgASgJIjEKBVRhYmxlEgwKBG5hbWUYASABKAkSDAoEdXNlZBgCIAEoBBIMCgRzaXplGAMgASgEIkgKBEhvb2sSDQoFcGxhY2UYASABKAkSDwoHcHJvZ3JhbRgCIAEoCRIRCgltZWNoYW5pc20YAyABKAkSDQoFZXJyb3IYBCABKAkiOAoHRmVhdHVyZRIMCgRuYW1lGAEgASgJEg8KB3ByZXNlbnQYAiABKAgSDgoGZGV0YWlsGAMgASgJIlwKBkV2ZW50cxIPCgdlbmFibGVkGAEgASgIEhAKCHJlY2VpdmVkGAIgASgEEgwKBGxvc3QYAyABKAQSEwoLc2FtcGxlZF9vdXQYBCABKAQSDAoEbW9kZRgFIAEoCSJPChNMaXN0U2VydmljZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIRCglwYWdlX3NpemUYAiABKA0SEgoKcGFnZV90b2tlbhgDIAEoCSJiChRMaXN0U2VydmljZXNSZXNwb25zZRIxCghzZXJ2aWNlcxgBIAMoCzIfLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiSQoRR2V0U2VydmljZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSEwoLY291bnRfZmxvd3MYAyABKAgiRgoSR2V0U2VydmljZVJlc3BvbnNlEjAKB3NlcnZpY2UYASABKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2UinwEKB1NlcnZpY2USEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSDAoEdHlwZRgDIAEoCRIyCgVwb3J0cxgEIAMoCzIjLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZVBvcnQSMQoIcHJvYmxlbXMYBSADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb2JsZW0irAQKC1NlcnZpY2VQb3J0EgwKBG5hbWUYASABKAkSDAoEcG9ydBgCIAEoDRIyCghwcm90b2NvbBgDIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSEQoJZGF0YXBsYW5lGAQgASgJEjMKCWZyb250ZW5kcxgFIAMoCzIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRnJvbnRlbmQSMwoJZW5kcG9pbnRzGAYgAygLMiAuc3BpbGx3YXkubm9kZS52MWFscGhhMS5FbmRwb2ludBIWCg5lbmRwb2ludF9jb3VudBgHIAEoDRIfChdleHRlcm5hbF90cmFmZmljX3BvbGljeRgIIAEoCRIfChdpbnRlcm5hbF90cmFmZmljX3BvbGljeRgJIAEoCRIrCghhZmZpbml0eRgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZoZWxwZXIYCyABKAkSEwoLZGlmZmVyZW5jZXMYDCADKAkSMgoIY291bnRlcnMYDSABKAsyIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkNvdW50ZXJzEg4KBmZhbWlseRgOIAEoCRIQCghjb21wYXJlZBgPIAEoCBIPCgdiYWxhbmNlGBAgASgJEhYKDmxvY2FsX3JlZGlyZWN0GBEgASgJEhIKCmZvcndhcmRpbmcYEiABKAkSEQoJc3luX2xpbWl0GBMgASgNIk4KCEZyb250ZW5kEgwKBGtpbmQYASABKAkSDwoHYWRkcmVzcxgCIAEoCRIMCgRwb3J0GAMgASgNEhUKDXNvdXJjZV9yYW5nZXMYBCADKAkiogIKCEVuZHBvaW50Eg8KB2FkZHJlc3MYASABKAkSDAoEcG9ydBgCIAEoDRIMCgRub2RlGAMgASgJEgsKA3BvZBgEIAEoCRINCgVyZWFkeRgFIAEoCBIPCgdzZXJ2aW5nGAYgASgIEhMKC3Rlcm1pbmF0aW5nGAcgASgIEg4KBmluX3VzZRgIIAEoCBI0CgVmbG93cxgKIAEoCzIlLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRW5kcG9pbnRGbG93cxIOCgZzaGFyZXMYCyABKA0SDwoHZWplY3RlZBgMIAEoCBIVCg1lbmNhcHN1bGF0aW9uGA0gASgJEhkKEWVuY2Fwc3VsYXRpb25fbXR1GA4gASgNSgQICRAKUghjb3VudGVycyIyCg1FbmRwb2ludEZsb3dzEhAKCGFuc3dlcmVkGAEgASgEEg8KB3dhaXRpbmcYAiABKAQi2AEKCENvdW50ZXJzEhMKC2Nvbm5lY3Rpb25zGAEgASgEEg4KBmFjdGl2ZRgCIAEoBBIPCgdyZWZ1c2VkGAMgASgEEg8KB2Ryb3BwZWQYBCABKAQSGQoRYnl0ZXNfdG9fZW5kcG9pbnQYBSABKAQSFwoPYnl0ZXNfdG9fY2xpZW50GAYgASgEEhsKE3BhY2tldHNfdG9fZW5kcG9pbnQYByABKAQSGQoRcGFja2V0c190b19jbGllbnQYCCABKAQSGQoRaGFuZHNoYWtlX21zX2xvZzIYCSADKAQijgEKCkZsb3dGaWx0ZXISEQoJbmFtZXNwYWNlGAEgASgJEg8KB3NlcnZpY2UYAiABKAkSCwoDcG9kGAMgASgJEg8KB2FkZHJlc3MYBCABKAkSDAoEcG9ydBgFIAEoDRIwCgVraW5kcxgGIAMoDjIhLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRLaW5kImQKEExpc3RGbG93c1JlcXVlc3QSMgoGZmlsdGVyGAEgASgLMiIuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93RmlsdGVyEg0KBWxpbWl0GAIgASgNEg0KBXN0YXRlGAMgASgJIk4KEUxpc3RGbG93c1Jlc3BvbnNlEisKBWZsb3dzGAEgAygLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93EgwKBG1vcmUYAiABKAgicgoRV2F0Y2hGbG93c1JlcXVlc3QSMgoGZmlsdGVyGAEgASgLMiIuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93RmlsdGVyEikKBXNpbmNlGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJXChJXYXRjaEZsb3dzUmVzcG9uc2USMQoGZXZlbnRzGAEgAygLMiEuc3BpbGx3YXkubm9kZS52MWFscGhhMS5GbG93RXZlbnQSDgoGbWlzc2VkGAIgASgEIqIBCglGbG93RXZlbnQSLwoEa2luZBgBIAEoDjIhLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRXZlbnRLaW5kEigKBHRpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEioKBGZsb3cYAyABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZsb3cSDgoGcmVhc29uGAQgASgJIkAKBFBlZXISDwoHYWRkcmVzcxgBIAEoCRIMCgRwb3J0GAIgASgNEgsKA3BvZBgDIAEoCRIMCgRub2RlGAQgASgJIs8FCgRGbG93EgwKBG5vZGUYASABKAkSMgoIcHJvdG9jb2wYAiABKA4yIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb3RvY29sEiwKBmNsaWVudBgDIAEoCzIcLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUGVlchI1Cg9zZXJ2aWNlX2FkZHJlc3MYBCABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlBlZXISEQoJbmFtZXNwYWNlGAUgASgJEg8KB3NlcnZpY2UYBiABKAkSEQoJcG9ydF9uYW1lGAcgASgJEi4KCGVuZHBvaW50GAggASgLMhwuc3BpbGx3YXkubm9kZS52MWFscGhhMS5QZWVyEhEKCWJ5X3NvY2tldBgJIAEoCBIqCgZvcGVuZWQYCiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi0KCWxhc3Rfc2VlbhgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFc3RhdGUYDCABKAkSGQoRYnl0ZXNfdG9fZW5kcG9pbnQYDSABKAQSFwoPYnl0ZXNfdG9fY2xpZW50GA4gASgEEhsKE3BhY2tldHNfdG9fZW5kcG9pbnQYDyABKAQSGQoRcGFja2V0c190b19jbGllbnQYECABKAQSLAoJaGFuZHNoYWtlGBEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi8KDHNtb290aGVkX3J0dBgSIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIVCg1jbG9zZWRfYnlfcnN0GBMgASgIEgsKA2RzchgUIAEoCBIPCgdvbmVfd2F5GBUgASgIEg4KBmVncmVzcxgWIAEoCBIsCgZzb3VyY2UYFyABKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlBlZXIiDgoMRHJvcHNSZXF1ZXN0IjwKDURyb3BzUmVzcG9uc2USKwoFZHJvcHMYASADKAsyHC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkRyb3AiXAoERHJvcBIOCgZyZWFzb24YASABKAkSDwoHbWVhbmluZxgCIAEoCRIPCgdwYWNrZXRzGAMgASgEEhEKCW5hbWVzcGFjZRgEIAEoCRIPCgdzZXJ2aWNlGAUgASgJIkIKDE5hbWVzUmVxdWVzdBIyCglhZGRyZXNzZXMYASADKAsyHy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkFkZHJlc3MiXAoHQWRkcmVzcxIyCghwcm90b2NvbBgBIAEoDjIgLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuUHJvdG9jb2wSDwoHYWRkcmVzcxgCIAEoCRIMCgRwb3J0GAMgASgNIkQKDU5hbWVzUmVzcG9uc2USMwoFbmFtZXMYASADKAsyJC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkFkZHJlc3NOYW1lcyKhAQoMQWRkcmVzc05hbWVzEjgKB3NlcnZpY2UYASABKAsyJy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlNlcnZpY2VQb3J0TmFtZRI8CgtlbmRwb2ludF9vZhgCIAMoCzInLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuU2VydmljZVBvcnROYW1lEgsKA3BvZBgDIAEoCRIMCgRub2RlGAQgASgJIocBCg9TZXJ2aWNlUG9ydE5hbWUSEQoJbmFtZXNwYWNlGAEgASgJEgwKBG5hbWUYAiABKAkSEQoJcG9ydF9uYW1lGAMgASgJEgwKBHBvcnQYBCABKA0SMgoIcHJvdG9jb2wYBSABKA4yIC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlByb3RvY29sIhEKD0ZpbmRpbmdzUmVxdWVzdCJ4ChBGaW5kaW5nc1Jlc3BvbnNlEjEKCGZpbmRpbmdzGAEgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5GaW5kaW5nEjEKCHByb2JsZW1zGAIgAygLMh8uc3BpbGx3YXkubm9kZS52MWFscGhhMS5Qcm9ibGVtIo4BCgdGaW5kaW5nEgoKAmlkGAEgASgJEhAKCHNldmVyaXR5GAIgASgJEg0KBXRpdGxlGAMgASgJEg4KBmRldGFpbBgEIAEoCRILCgNmaXgYBSABKAkSFQoNZG9jdW1lbnRhdGlvbhgGIAEoCRIQCghldmlkZW5jZRgHIAMoCRIQCghjb21tYW5kcxgIIAMoCSpbCghQcm90b2NvbBIYChRQUk9UT0NPTF9VTlNQRUNJRklFRBAAEhAKDFBST1RPQ09MX1RDUBABEhAKDFBST1RPQ09MX1VEUBACEhEKDVBST1RPQ09MX1NDVFAQAyqeAQoJRXZlbnRLaW5kEhoKFkVWRU5UX0tJTkRfVU5TUEVDSUZJRUQQABIVChFFVkVOVF9LSU5EX09QRU5FRBABEhcKE0VWRU5UX0tJTkRfQU5TV0VSRUQQAhIVChFFVkVOVF9LSU5EX0NMT1NFRBADEhYKEkVWRU5UX0tJTkRfUkVGVVNFRBAEEhYKEkVWRU5UX0tJTkRfRFJPUFBFRBAFMooGCgtOb2RlU2VydmljZRJXCgZTdGF0dXMSJS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlN0YXR1c1JlcXVlc3QaJi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLlN0YXR1c1Jlc3BvbnNlEmkKDExpc3RTZXJ2aWNlcxIrLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTGlzdFNlcnZpY2VzUmVxdWVzdBosLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuTGlzdFNlcnZpY2VzUmVzcG9uc2USYwoKR2V0U2VydmljZRIpLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuR2V0U2VydmljZVJlcXVlc3QaKi5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkdldFNlcnZpY2VSZXNwb25zZRJgCglMaXN0Rmxvd3MSKC5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RGbG93c1JlcXVlc3QaKS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkxpc3RGbG93c1Jlc3BvbnNlEmUKCldhdGNoRmxvd3MSKS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLldhdGNoRmxvd3NSZXF1ZXN0Giouc3BpbGx3YXkubm9kZS52MWFscGhhMS5XYXRjaEZsb3dzUmVzcG9uc2UwARJUCgVEcm9wcxIkLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRHJvcHNSZXF1ZXN0GiUuc3BpbGx3YXkubm9kZS52MWFscGhhMS5Ecm9wc1Jlc3BvbnNlElQKBU5hbWVzEiQuc3BpbGx3YXkubm9kZS52MWFscGhhMS5OYW1lc1JlcXVlc3QaJS5zcGlsbHdheS5ub2RlLnYxYWxwaGExLk5hbWVzUmVzcG9uc2USXQoIRmluZGluZ3MSJy5zcGlsbHdheS5ub2RlLnYxYWxwaGExLkZpbmRpbmdzUmVxdWVzdBooLnNwaWxsd2F5Lm5vZGUudjFhbHBoYTEuRmluZGluZ3NSZXNwb25zZUI2WjRzcGlsbHdheS5kZXYvc3BpbGx3YXkvYXBpL25vZGUvdjFhbHBoYTE7bm9kZXYxYWxwaGExYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * @generated from message spillway.node.v1alpha1.StatusRequest
@@ -122,11 +122,18 @@ export type StatusResponse = Message<"spillway.node.v1alpha1.StatusResponse"> & 
   moreProblems: number;
 
   /**
-   * Addresses of endpoints on other nodes behind Services with DSR, by carrier.
+   * Addresses of endpoints on other nodes behind Services with DSR, by encapsulation.
    *
    * @generated from field: repeated spillway.node.v1alpha1.DSREndpoints dsr_endpoints = 16;
    */
   dsrEndpoints: DSREndpoints[];
+
+  /**
+   * Connections of Pods to the outside that get the node's address; unset: off.
+   *
+   * @generated from field: spillway.node.v1alpha1.Egress egress = 17;
+   */
+  egress?: Egress | undefined;
 };
 
 /**
@@ -137,17 +144,59 @@ export const StatusResponseSchema: GenMessage<StatusResponse> = /*@__PURE__*/
   messageDesc(file_spillway_node_v1alpha1_node, 1);
 
 /**
- * DSREndpoints are addresses of endpoints on other nodes with the same carrier.
+ * Egress is which connections of this node's Pods to the outside get the node's address from a dataplane.
+ *
+ * @generated from message spillway.node.v1alpha1.Egress
+ */
+export type Egress = Message<"spillway.node.v1alpha1.Egress"> & {
+  /**
+   * of --egress: auto or on
+   *
+   * @generated from field: string mode = 1;
+   */
+  mode: string;
+
+  /**
+   * Ranges of the Pods concerned; none: of no Pod.
+   *
+   * @generated from field: repeated string sources = 2;
+   */
+  sources: string[];
+
+  /**
+   * Number of ranges of destinations that are left to netfilter.
+   *
+   * @generated from field: uint32 kept = 3;
+   */
+  kept: number;
+
+  /**
+   * Open connections at the last look at the flow table; unset: not known, or not with this dataplane.
+   *
+   * @generated from field: optional uint64 connections = 4;
+   */
+  connections?: bigint | undefined;
+};
+
+/**
+ * Describes the message spillway.node.v1alpha1.Egress.
+ * Use `create(EgressSchema)` to create a new message.
+ */
+export const EgressSchema: GenMessage<Egress> = /*@__PURE__*/
+  messageDesc(file_spillway_node_v1alpha1_node, 2);
+
+/**
+ * DSREndpoints are addresses of endpoints on other nodes with the same encapsulation.
  *
  * @generated from message spillway.node.v1alpha1.DSREndpoints
  */
 export type DSREndpoints = Message<"spillway.node.v1alpha1.DSREndpoints"> & {
   /**
-   * see Endpoint.carrier
+   * see Endpoint.encapsulation
    *
-   * @generated from field: string carrier = 1;
+   * @generated from field: string encapsulation = 1;
    */
-  carrier: string;
+  encapsulation: string;
 
   /**
    * @generated from field: uint32 count = 2;
@@ -155,7 +204,7 @@ export type DSREndpoints = Message<"spillway.node.v1alpha1.DSREndpoints"> & {
   count: number;
 
   /**
-   * the smallest one; see Endpoint.carrier_mtu
+   * the smallest one; see Endpoint.encapsulation_mtu
    *
    * @generated from field: uint32 mtu = 3;
    */
@@ -167,7 +216,7 @@ export type DSREndpoints = Message<"spillway.node.v1alpha1.DSREndpoints"> & {
  * Use `create(DSREndpointsSchema)` to create a new message.
  */
 export const DSREndpointsSchema: GenMessage<DSREndpoints> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 2);
+  messageDesc(file_spillway_node_v1alpha1_node, 3);
 
 /**
  * Sync is how far the kernel follows the API server.
@@ -216,7 +265,7 @@ export type Sync = Message<"spillway.node.v1alpha1.Sync"> & {
  * Use `create(SyncSchema)` to create a new message.
  */
 export const SyncSchema: GenMessage<Sync> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 3);
+  messageDesc(file_spillway_node_v1alpha1_node, 4);
 
 /**
  * @generated from message spillway.node.v1alpha1.Dataplane
@@ -249,7 +298,7 @@ export type Dataplane = Message<"spillway.node.v1alpha1.Dataplane"> & {
  * Use `create(DataplaneSchema)` to create a new message.
  */
 export const DataplaneSchema: GenMessage<Dataplane> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 4);
+  messageDesc(file_spillway_node_v1alpha1_node, 5);
 
 /**
  * Problem is what the agent cannot do, or could not read.
@@ -273,7 +322,7 @@ export type Problem = Message<"spillway.node.v1alpha1.Problem"> & {
  * Use `create(ProblemSchema)` to create a new message.
  */
 export const ProblemSchema: GenMessage<Problem> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 5);
+  messageDesc(file_spillway_node_v1alpha1_node, 6);
 
 /**
  * Table is a table of the kernel with a limit.
@@ -302,7 +351,7 @@ export type Table = Message<"spillway.node.v1alpha1.Table"> & {
  * Use `create(TableSchema)` to create a new message.
  */
 export const TableSchema: GenMessage<Table> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 6);
+  messageDesc(file_spillway_node_v1alpha1_node, 7);
 
 /**
  * Hook is a place in the kernel where a program is attached.
@@ -342,7 +391,7 @@ export type Hook = Message<"spillway.node.v1alpha1.Hook"> & {
  * Use `create(HookSchema)` to create a new message.
  */
 export const HookSchema: GenMessage<Hook> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 7);
+  messageDesc(file_spillway_node_v1alpha1_node, 8);
 
 /**
  * @generated from message spillway.node.v1alpha1.Feature
@@ -369,7 +418,7 @@ export type Feature = Message<"spillway.node.v1alpha1.Feature"> & {
  * Use `create(FeatureSchema)` to create a new message.
  */
 export const FeatureSchema: GenMessage<Feature> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 8);
+  messageDesc(file_spillway_node_v1alpha1_node, 9);
 
 /**
  * Events says how the agent follows flows.
@@ -414,7 +463,7 @@ export type Events = Message<"spillway.node.v1alpha1.Events"> & {
  * Use `create(EventsSchema)` to create a new message.
  */
 export const EventsSchema: GenMessage<Events> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 9);
+  messageDesc(file_spillway_node_v1alpha1_node, 10);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListServicesRequest
@@ -445,7 +494,7 @@ export type ListServicesRequest = Message<"spillway.node.v1alpha1.ListServicesRe
  * Use `create(ListServicesRequestSchema)` to create a new message.
  */
 export const ListServicesRequestSchema: GenMessage<ListServicesRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 10);
+  messageDesc(file_spillway_node_v1alpha1_node, 11);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListServicesResponse
@@ -469,7 +518,7 @@ export type ListServicesResponse = Message<"spillway.node.v1alpha1.ListServicesR
  * Use `create(ListServicesResponseSchema)` to create a new message.
  */
 export const ListServicesResponseSchema: GenMessage<ListServicesResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 11);
+  messageDesc(file_spillway_node_v1alpha1_node, 12);
 
 /**
  * @generated from message spillway.node.v1alpha1.GetServiceRequest
@@ -498,7 +547,7 @@ export type GetServiceRequest = Message<"spillway.node.v1alpha1.GetServiceReques
  * Use `create(GetServiceRequestSchema)` to create a new message.
  */
 export const GetServiceRequestSchema: GenMessage<GetServiceRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 12);
+  messageDesc(file_spillway_node_v1alpha1_node, 13);
 
 /**
  * @generated from message spillway.node.v1alpha1.GetServiceResponse
@@ -515,7 +564,7 @@ export type GetServiceResponse = Message<"spillway.node.v1alpha1.GetServiceRespo
  * Use `create(GetServiceResponseSchema)` to create a new message.
  */
 export const GetServiceResponseSchema: GenMessage<GetServiceResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 13);
+  messageDesc(file_spillway_node_v1alpha1_node, 14);
 
 /**
  * @generated from message spillway.node.v1alpha1.Service
@@ -554,7 +603,7 @@ export type Service = Message<"spillway.node.v1alpha1.Service"> & {
  * Use `create(ServiceSchema)` to create a new message.
  */
 export const ServiceSchema: GenMessage<Service> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 14);
+  messageDesc(file_spillway_node_v1alpha1_node, 15);
 
 /**
  * ServicePort is one port of a Service in one family of addresses.
@@ -689,7 +738,7 @@ export type ServicePort = Message<"spillway.node.v1alpha1.ServicePort"> & {
  * Use `create(ServicePortSchema)` to create a new message.
  */
 export const ServicePortSchema: GenMessage<ServicePort> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 15);
+  messageDesc(file_spillway_node_v1alpha1_node, 16);
 
 /**
  * @generated from message spillway.node.v1alpha1.Frontend
@@ -725,7 +774,7 @@ export type Frontend = Message<"spillway.node.v1alpha1.Frontend"> & {
  * Use `create(FrontendSchema)` to create a new message.
  */
 export const FrontendSchema: GenMessage<Frontend> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 16);
+  messageDesc(file_spillway_node_v1alpha1_node, 17);
 
 /**
  * @generated from message spillway.node.v1alpha1.Endpoint
@@ -801,16 +850,16 @@ export type Endpoint = Message<"spillway.node.v1alpha1.Endpoint"> & {
    * option of the first packet), gue (each travels within a datagram), none (new connections get
    * SNAT), unknown (no probe is over yet); "": not probed.
    *
-   * @generated from field: string carrier = 13;
+   * @generated from field: string encapsulation = 13;
    */
-  carrier: string;
+  encapsulation: string;
 
   /**
    * with gue: the longest packet that arrives, with all headers, in bytes
    *
-   * @generated from field: uint32 carrier_mtu = 14;
+   * @generated from field: uint32 encapsulation_mtu = 14;
    */
-  carrierMtu: number;
+  encapsulationMtu: number;
 };
 
 /**
@@ -818,7 +867,7 @@ export type Endpoint = Message<"spillway.node.v1alpha1.Endpoint"> & {
  * Use `create(EndpointSchema)` to create a new message.
  */
 export const EndpointSchema: GenMessage<Endpoint> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 17);
+  messageDesc(file_spillway_node_v1alpha1_node, 18);
 
 /**
  * EndpointFlows are the entries of a Service port for an endpoint in the node's flow table.
@@ -846,7 +895,7 @@ export type EndpointFlows = Message<"spillway.node.v1alpha1.EndpointFlows"> & {
  * Use `create(EndpointFlowsSchema)` to create a new message.
  */
 export const EndpointFlowsSchema: GenMessage<EndpointFlows> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 18);
+  messageDesc(file_spillway_node_v1alpha1_node, 19);
 
 /**
  * Counters count since the agent began to count the Service.
@@ -908,7 +957,7 @@ export type Counters = Message<"spillway.node.v1alpha1.Counters"> & {
  * Use `create(CountersSchema)` to create a new message.
  */
 export const CountersSchema: GenMessage<Counters> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 19);
+  messageDesc(file_spillway_node_v1alpha1_node, 20);
 
 /**
  * FlowFilter selects flows. An empty field selects all; fields must all match.
@@ -960,7 +1009,7 @@ export type FlowFilter = Message<"spillway.node.v1alpha1.FlowFilter"> & {
  * Use `create(FlowFilterSchema)` to create a new message.
  */
 export const FlowFilterSchema: GenMessage<FlowFilter> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 20);
+  messageDesc(file_spillway_node_v1alpha1_node, 21);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListFlowsRequest
@@ -991,7 +1040,7 @@ export type ListFlowsRequest = Message<"spillway.node.v1alpha1.ListFlowsRequest"
  * Use `create(ListFlowsRequestSchema)` to create a new message.
  */
 export const ListFlowsRequestSchema: GenMessage<ListFlowsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 21);
+  messageDesc(file_spillway_node_v1alpha1_node, 22);
 
 /**
  * @generated from message spillway.node.v1alpha1.ListFlowsResponse
@@ -1015,7 +1064,7 @@ export type ListFlowsResponse = Message<"spillway.node.v1alpha1.ListFlowsRespons
  * Use `create(ListFlowsResponseSchema)` to create a new message.
  */
 export const ListFlowsResponseSchema: GenMessage<ListFlowsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 22);
+  messageDesc(file_spillway_node_v1alpha1_node, 23);
 
 /**
  * @generated from message spillway.node.v1alpha1.WatchFlowsRequest
@@ -1039,7 +1088,7 @@ export type WatchFlowsRequest = Message<"spillway.node.v1alpha1.WatchFlowsReques
  * Use `create(WatchFlowsRequestSchema)` to create a new message.
  */
 export const WatchFlowsRequestSchema: GenMessage<WatchFlowsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 23);
+  messageDesc(file_spillway_node_v1alpha1_node, 24);
 
 /**
  * @generated from message spillway.node.v1alpha1.WatchFlowsResponse
@@ -1063,7 +1112,7 @@ export type WatchFlowsResponse = Message<"spillway.node.v1alpha1.WatchFlowsRespo
  * Use `create(WatchFlowsResponseSchema)` to create a new message.
  */
 export const WatchFlowsResponseSchema: GenMessage<WatchFlowsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 24);
+  messageDesc(file_spillway_node_v1alpha1_node, 25);
 
 /**
  * @generated from message spillway.node.v1alpha1.FlowEvent
@@ -1097,7 +1146,7 @@ export type FlowEvent = Message<"spillway.node.v1alpha1.FlowEvent"> & {
  * Use `create(FlowEventSchema)` to create a new message.
  */
 export const FlowEventSchema: GenMessage<FlowEvent> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 25);
+  messageDesc(file_spillway_node_v1alpha1_node, 26);
 
 /**
  * @generated from message spillway.node.v1alpha1.Peer
@@ -1133,7 +1182,7 @@ export type Peer = Message<"spillway.node.v1alpha1.Peer"> & {
  * Use `create(PeerSchema)` to create a new message.
  */
 export const PeerSchema: GenMessage<Peer> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 26);
+  messageDesc(file_spillway_node_v1alpha1_node, 27);
 
 /**
  * @generated from message spillway.node.v1alpha1.Flow
@@ -1288,7 +1337,7 @@ export type Flow = Message<"spillway.node.v1alpha1.Flow"> & {
  * Use `create(FlowSchema)` to create a new message.
  */
 export const FlowSchema: GenMessage<Flow> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 27);
+  messageDesc(file_spillway_node_v1alpha1_node, 28);
 
 /**
  * @generated from message spillway.node.v1alpha1.DropsRequest
@@ -1301,7 +1350,7 @@ export type DropsRequest = Message<"spillway.node.v1alpha1.DropsRequest"> & {
  * Use `create(DropsRequestSchema)` to create a new message.
  */
 export const DropsRequestSchema: GenMessage<DropsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 28);
+  messageDesc(file_spillway_node_v1alpha1_node, 29);
 
 /**
  * @generated from message spillway.node.v1alpha1.DropsResponse
@@ -1318,7 +1367,7 @@ export type DropsResponse = Message<"spillway.node.v1alpha1.DropsResponse"> & {
  * Use `create(DropsResponseSchema)` to create a new message.
  */
 export const DropsResponseSchema: GenMessage<DropsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 29);
+  messageDesc(file_spillway_node_v1alpha1_node, 30);
 
 /**
  * Drop counts packets since the programs were loaded.
@@ -1361,7 +1410,7 @@ export type Drop = Message<"spillway.node.v1alpha1.Drop"> & {
  * Use `create(DropSchema)` to create a new message.
  */
 export const DropSchema: GenMessage<Drop> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 30);
+  messageDesc(file_spillway_node_v1alpha1_node, 31);
 
 /**
  * @generated from message spillway.node.v1alpha1.NamesRequest
@@ -1380,7 +1429,7 @@ export type NamesRequest = Message<"spillway.node.v1alpha1.NamesRequest"> & {
  * Use `create(NamesRequestSchema)` to create a new message.
  */
 export const NamesRequestSchema: GenMessage<NamesRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 31);
+  messageDesc(file_spillway_node_v1alpha1_node, 32);
 
 /**
  * @generated from message spillway.node.v1alpha1.Address
@@ -1407,7 +1456,7 @@ export type Address = Message<"spillway.node.v1alpha1.Address"> & {
  * Use `create(AddressSchema)` to create a new message.
  */
 export const AddressSchema: GenMessage<Address> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 32);
+  messageDesc(file_spillway_node_v1alpha1_node, 33);
 
 /**
  * @generated from message spillway.node.v1alpha1.NamesResponse
@@ -1426,7 +1475,7 @@ export type NamesResponse = Message<"spillway.node.v1alpha1.NamesResponse"> & {
  * Use `create(NamesResponseSchema)` to create a new message.
  */
 export const NamesResponseSchema: GenMessage<NamesResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 33);
+  messageDesc(file_spillway_node_v1alpha1_node, 34);
 
 /**
  * AddressNames is what the node knows about an address; empty: nothing.
@@ -1468,7 +1517,7 @@ export type AddressNames = Message<"spillway.node.v1alpha1.AddressNames"> & {
  * Use `create(AddressNamesSchema)` to create a new message.
  */
 export const AddressNamesSchema: GenMessage<AddressNames> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 34);
+  messageDesc(file_spillway_node_v1alpha1_node, 35);
 
 /**
  * @generated from message spillway.node.v1alpha1.ServicePortName
@@ -1509,7 +1558,7 @@ export type ServicePortName = Message<"spillway.node.v1alpha1.ServicePortName"> 
  * Use `create(ServicePortNameSchema)` to create a new message.
  */
 export const ServicePortNameSchema: GenMessage<ServicePortName> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 35);
+  messageDesc(file_spillway_node_v1alpha1_node, 36);
 
 /**
  * @generated from message spillway.node.v1alpha1.FindingsRequest
@@ -1522,7 +1571,7 @@ export type FindingsRequest = Message<"spillway.node.v1alpha1.FindingsRequest"> 
  * Use `create(FindingsRequestSchema)` to create a new message.
  */
 export const FindingsRequestSchema: GenMessage<FindingsRequest> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 36);
+  messageDesc(file_spillway_node_v1alpha1_node, 37);
 
 /**
  * @generated from message spillway.node.v1alpha1.FindingsResponse
@@ -1546,7 +1595,7 @@ export type FindingsResponse = Message<"spillway.node.v1alpha1.FindingsResponse"
  * Use `create(FindingsResponseSchema)` to create a new message.
  */
 export const FindingsResponseSchema: GenMessage<FindingsResponse> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 37);
+  messageDesc(file_spillway_node_v1alpha1_node, 38);
 
 /**
  * @generated from message spillway.node.v1alpha1.Finding
@@ -1606,7 +1655,7 @@ export type Finding = Message<"spillway.node.v1alpha1.Finding"> & {
  * Use `create(FindingSchema)` to create a new message.
  */
 export const FindingSchema: GenMessage<Finding> = /*@__PURE__*/
-  messageDesc(file_spillway_node_v1alpha1_node, 38);
+  messageDesc(file_spillway_node_v1alpha1_node, 39);
 
 /**
  * @generated from enum spillway.node.v1alpha1.Protocol
