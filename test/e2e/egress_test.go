@@ -60,7 +60,8 @@ func (e *env) traceOutside(t *testing.T) {
 	for _, combo := range flows.TCP {
 		r := e.traceWith(t, "--from", e.Addr("a1", combo.IPv6()).String(), "--to", e.outside(combo).String())
 		want := "leaves the cluster as " + netip.AddrPortFrom(e.Addr("a", combo.IPv6()), 0).String()
-		if !strings.HasPrefix(r.Decision, strings.TrimSuffix(want, "0")) || r.Refused || r.Probe.Result != "connected" || step(r, "egress").State != trace.Passed {
+		if !strings.HasPrefix(r.Decision, strings.TrimSuffix(want, "0")) || r.Refused || r.Probe.Result != "connected" ||
+			step(r, "egress").State != trace.Passed {
 			t.Errorf("%s: %+v, probe %+v; want %q", combo, r, r.Probe, want)
 		}
 	}

@@ -126,7 +126,6 @@ func (e *env) neighborResets(t *testing.T, v variant) {
 	f := e.egressForger(t, v)
 	f.client("R", f.clientNext, 0)
 	f.client("RA", f.clientNext, f.serverNext)
-	time.Sleep(50 * time.Millisecond)
 	f.wantWorking(t, e)
 }
 

@@ -25,7 +25,7 @@ static __always_inline bool egress_of_netfilter(struct __sk_buff *skb, const str
 
 /*
  * Does the next hop lead to other machines by a device whose packets from_network sees? An unknown
- * neighbor is the stack's: it tells the pod if nobody has the address.
+ * neighbor is the stack's: it tells the pod if no host has the address.
  */
 static __always_inline bool next_hop_leads_out(const struct next_hop *hop)
 {
@@ -36,8 +36,8 @@ static __always_inline bool next_hop_leads_out(const struct next_hop *hop)
 }
 
 /*
- * Finds the route by this source. Returns GO_ON, or WITHOUT_FLOW where the stack knows what to do: it
- * has no route, the packet stays here, or the node must answer it, with its own address.
+ * Finds the route by this source. Returns GO_ON, or WITHOUT_FLOW where the stack knows what to do:
+ * it has no route, the packet stays here, or the node must answer it, with its own address.
  */
 static __always_inline enum step egress_route(struct __sk_buff *skb, struct scratch *m,
 					      const struct addr *saddr)

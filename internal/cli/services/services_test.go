@@ -88,7 +88,8 @@ func TestPages(t *testing.T) {
 	direct := healthy()
 	direct.Ports[0].Balance, direct.Ports[0].Forwarding = "maglev", "hybrid"
 	direct.Ports[0].SynLimit = 1000
-	direct.Ports[0].Endpoints[0].Encapsulation, direct.Ports[0].Endpoints[1].Encapsulation, direct.Ports[0].Endpoints[1].EncapsulationMtu = "option", "gue", 1430
+	first, second := direct.Ports[0].Endpoints[0], direct.Ports[0].Endpoints[1]
+	first.Encapsulation, second.Encapsulation, second.EncapsulationMtu = "option", "gue", 1430
 	for range 5 {
 		direct.Ports[0].Endpoints = append(direct.Ports[0].Endpoints,
 			&nodev1alpha1.Endpoint{Address: "10.1.0.9", Port: 8080, Ready: true, InUse: true, Encapsulation: "none"})

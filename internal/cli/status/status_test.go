@@ -39,9 +39,12 @@ func serving() *nodev1alpha1.StatusResponse {
 		Features: []*nodev1alpha1.Feature{{Name: "tcx", Present: true, Detail: "programs of other projects keep their place"}},
 		Events:   &nodev1alpha1.Events{Enabled: true, Received: 1234, Lost: 5, SampledOut: 6},
 		DsrEndpoints: []*nodev1alpha1.DSREndpoints{
-			{Encapsulation: "option", Count: 12}, {Encapsulation: "gue", Count: 3, Mtu: 1430}, {Encapsulation: "none", Count: 1}, {Encapsulation: "unknown", Count: 2},
+			{Encapsulation: "option", Count: 12}, {Encapsulation: "gue", Count: 3, Mtu: 1430},
+			{Encapsulation: "none", Count: 1}, {Encapsulation: "unknown", Count: 2},
 		},
-		Egress: &nodev1alpha1.Egress{Mode: "auto", Sources: []string{"10.244.1.0/24", "fd44:0:0:1::/64"}, Kept: 14, Connections: proto.Uint64(1203)},
+		Egress: &nodev1alpha1.Egress{
+			Mode: "auto", Sources: []string{"10.244.1.0/24", "fd44:0:0:1::/64"}, Kept: 14, Connections: proto.Uint64(1203),
+		},
 	}
 }
 

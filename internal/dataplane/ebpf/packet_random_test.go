@@ -313,7 +313,8 @@ func TestPacketRandom(t *testing.T) {
 	}
 	for _, v := range []objects.TCVerdict{
 		objects.TCVerdictPASS_OTHER, objects.TCVerdictPASS_MALFORMED, objects.TCVerdictPASS_FRAGMENT, objects.TCVerdictTRANSLATED_DIRECT,
-		objects.TCVerdictTRANSLATED_STACK, objects.TCVerdictTRANSLATED_FROM_STACK, objects.TCVerdictTRANSLATED_ICMP, objects.TCVerdictREJECTED_RST,
+		objects.TCVerdictTRANSLATED_STACK, objects.TCVerdictTRANSLATED_FROM_STACK, objects.TCVerdictTRANSLATED_ICMP,
+		objects.TCVerdictREJECTED_RST,
 		objects.TCVerdictREJECTED_ICMP, objects.TCVerdictANSWERED_TOO_BIG, objects.TCVerdictANSWERED_TTL, objects.TCVerdictDROP_POLICY_LOCAL,
 		objects.TCVerdictDROP_REJECTED_SILENT, objects.TCVerdictPASSED_DIRECT,
 	} {

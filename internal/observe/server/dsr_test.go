@@ -99,13 +99,15 @@ func TestMissingDSRRepliesAreFound(t *testing.T) {
 
 func encapsulationsOf(encapsulation string, mtu, n int) (out []dataplane.DSREncapsulation) {
 	for i := range n {
-		out = append(out, dataplane.DSREncapsulation{Endpoint: netip.AddrFrom4([4]byte{10, 2, 2, byte(i)}), Encapsulation: encapsulation, MTU: mtu})
+		at := netip.AddrFrom4([4]byte{10, 2, 2, byte(i)})
+		out = append(out, dataplane.DSREncapsulation{Endpoint: at, Encapsulation: encapsulation, MTU: mtu})
 	}
 	return out
 }
 
 func TestEncapsulationsAreShown(t *testing.T) {
-	encapsulations := slices.Concat(encapsulationsOf(dataplane.EncapsulationGUE, 1430, 2), encapsulationsOf(dataplane.EncapsulationOption, 0, 1),
+	encapsulations := slices.Concat(
+		encapsulationsOf(dataplane.EncapsulationGUE, 1430, 2), encapsulationsOf(dataplane.EncapsulationOption, 0, 1),
 		encapsulationsOf(dataplane.EncapsulationGUE, 1400, 1))
 	var got []string
 	for _, e := range dsrEndpoints(encapsulations) {

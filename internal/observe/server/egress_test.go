@@ -79,7 +79,8 @@ func TestStatusDescribesEgress(t *testing.T) {
 		{egress.Auto, egress.Plan{}, `mode:"auto"  connections:7`},
 		{egress.On, egress.Plan{Sources: sources, Keep: sources}, `mode:"on"  sources:"10.1.0.0/16"  kept:1  connections:7`},
 	} {
-		s := &Server{cfg: Config{Backends: []dataplane.Backend{&egressPlane{use: dataplane.EgressUse{Connections: 7}}}}, log: slog.New(slog.DiscardHandler)}
+		plane := &egressPlane{use: dataplane.EgressUse{Connections: 7}}
+		s := &Server{cfg: Config{Backends: []dataplane.Backend{plane}}, log: slog.New(slog.DiscardHandler)}
 		got := fmt.Sprint(s.describeEgress(reconcile.Status{EgressMode: row.mode, Egress: row.plan}))
 		if strings.Join(strings.Fields(got), " ") != strings.Join(strings.Fields(row.want), " ") {
 			t.Errorf("%s, %v: %s, want %s", row.mode, row.plan, got, row.want)

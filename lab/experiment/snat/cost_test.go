@@ -28,7 +28,8 @@ func TestEachCostHasARow(t *testing.T) {
 // A round without an answer on the base's side has no ratio; one without on the other has ratio 0.
 func TestFiguresOfACost(t *testing.T) {
 	sample := func(rate, cpu float64, entries int) harness.Sample {
-		return harness.Sample{Result: load.Result{Rate: rate, Requests: 90, Errors: map[string]int64{"timeout": 10}}, CPUPerRequest: cpu, Conntrack: entries}
+		result := load.Result{Rate: rate, Requests: 90, Errors: map[string]int64{"timeout": 10}}
+		return harness.Sample{Result: result, CPUPerRequest: cpu, Conntrack: entries}
 	}
 	trial := experiment.Trial[harness.Sample]{
 		A: []harness.Sample{sample(100, 20, 0), sample(0, 0, 0), sample(100, 20, 0)},

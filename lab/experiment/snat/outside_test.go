@@ -110,13 +110,20 @@ func TestRowsOutsideHaveEveryMethod(t *testing.T) {
 func TestFiguresOfASample(t *testing.T) {
 	got := &load.Result{Requests: 190, UnderWay: 6, Errors: map[string]int64{"timeout": 4}, Over1s: 3, Over3s: 1, Rate: 95,
 		Latency: load.Latency{Max: 1_500_000}, Slow: []load.SlowRequest{{Seconds: 1.2}, {Seconds: 3.1, Error: "under way at the end"}}}
-	before := outsideCounters{conntrack: conntrack.Counters{InsertFailed: 10, Drop: 20}, pods: harness.TCPCounters{RepeatedSYNs: 5, Opened: 100, Resets: 100}, masqueraded: 7, noPort: 1}
-	after := outsideCounters{conntrack: conntrack.Counters{InsertFailed: 13, Drop: 25}, pods: harness.TCPCounters{RepeatedSYNs: 17, Opened: 300, Resets: 302}, masqueraded: 9, noPort: 3}
+	before := outsideCounters{
+		conntrack: conntrack.Counters{InsertFailed: 10, Drop: 20}, pods: harness.TCPCounters{RepeatedSYNs: 5, Opened: 100, Resets: 100},
+		masqueraded: 7, noPort: 1,
+	}
+	after := outsideCounters{
+		conntrack: conntrack.Counters{InsertFailed: 13, Drop: 25}, pods: harness.TCPCounters{RepeatedSYNs: 17, Opened: 300, Resets: 302},
+		masqueraded: 9, noPort: 3,
+	}
 	var m experiment.Measurement
 	if err := (outside{}).add(got, before, after, method{mode: "ebpf"}, 4*time.Second, &m); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string][]float64{"lost": {5}, "reused": {1}, "connections": {200}, "rate": {95}, "over1s": {1.5}, "over3s": {0.5}, "slowest": {3100},
+	want := map[string][]float64{
+		"lost": {5}, "reused": {1}, "connections": {200}, "rate": {95}, "over1s": {1.5}, "over3s": {0.5}, "slowest": {3100},
 		"failed": {2}, "insert_failed": {3}, "drop": {5}, "no_port": {2}}
 	if diff := cmp.Diff(want, m.Samples); diff != "" {
 		t.Errorf("figures (-want +got):\n%s", diff)

@@ -34,7 +34,8 @@ func TestMain(m *testing.M) {
 // start starts a cluster with peers on node0 and node1, and the load's askers.
 func start(t *testing.T, proxy cluster.Proxy) (*cluster.Cluster, *load) {
 	t.Helper()
-	cfg := cluster.Config{CNI: cluster.CNI(*cni), Proxy: proxy, Values: []string{"proxyMode=" + *proxyMode, "egress.mode=auto"}, Images: []string{"agnhost"}}
+	values := []string{"proxyMode=" + *proxyMode, "egress.mode=auto"}
+	cfg := cluster.Config{CNI: cluster.CNI(*cni), Proxy: proxy, Values: values, Images: []string{"agnhost"}}
 	if proxy == cluster.Spillway { // for dsrReplies
 		cfg.Families, cfg.Images = cluster.Dual, append(cfg.Images, images.MetalLB...)
 	}

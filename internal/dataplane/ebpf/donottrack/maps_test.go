@@ -78,7 +78,8 @@ func (w *world) changeRules() {
 	}
 	s.Verdicts[name] = &donottrack.Verdict{Name: name, Rules: of, Track: w.pick(10)}
 	for verdict, v := range s.Verdicts {
-		if len(v.Rules) == 0 || slices.ContainsFunc(v.Rules, func(r string) bool { return s.Rules[r] == nil || s.Rules[r].Side == donottrack.Egress }) {
+		ofOthers := func(r string) bool { return s.Rules[r] == nil || s.Rules[r].Side == donottrack.Egress }
+		if len(v.Rules) == 0 || slices.ContainsFunc(v.Rules, ofOthers) {
 			delete(s.Verdicts, verdict)
 		}
 	}
@@ -105,7 +106,8 @@ func (w *world) changePods() {
 				s.Members[m] = true
 			}
 		}
-		t := donottrack.Target{Addr: pod(w.r.IntN(5)), Protocol: []model.Protocol{model.TCP, model.UDP, model.SCTP}[w.r.IntN(3)], First: 80, Last: 80}
+		protocols := []model.Protocol{model.TCP, model.UDP, model.SCTP}
+		t := donottrack.Target{Addr: pod(w.r.IntN(5)), Protocol: protocols[w.r.IntN(3)], First: 80, Last: 80}
 		if w.pick(20) {
 			t.Last = 90
 		}
@@ -240,7 +242,8 @@ func TestMapsFollowPolicies(t *testing.T) {
 				if !slices.Equal(have, want) {
 					t.Fatalf("step %d: bypassing netfilter:\n%s\nwant:\n%s", step, strings.Join(have, "\n"), strings.Join(want, "\n"))
 				}
-				if ports := objectstest.ReadAll[objects.TCFrontendKey, objects.TCUntrackedPort](t, w.o.Maps[objects.TCMapUntrackedPorts]); w.any != (len(ports) > 0) {
+				ports := objectstest.ReadAll[objects.TCFrontendKey, objects.TCUntrackedPort](t, w.o.Maps[objects.TCMapUntrackedPorts])
+				if w.any != (len(ports) > 0) {
 					t.Fatalf("step %d: %d ports, and the programs were told %t", step, len(ports), w.any)
 				}
 				changes, most = changes+len(difference(toSet(had), toSet(want))), max(most, len(want))
