@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 )
@@ -32,12 +33,7 @@ func (b *busiest[K]) add(k K) {
 
 // first returns at most n of the keys that want selects, those that occurred most first.
 func (b *busiest[K]) first(n int, want func(K) bool, compare func(a, b K) int) []K {
-	keys := slices.SortedFunc(maps.Keys(b.counts), func(x, y K) int {
-		if d := b.counts[y] - b.counts[x]; d != 0 {
-			return d
-		}
-		return compare(x, y)
-	})
-	keys = slices.DeleteFunc(keys, func(k K) bool { return !want(k) })
+	keys := slices.DeleteFunc(slices.Collect(maps.Keys(b.counts)), func(k K) bool { return !want(k) })
+	slices.SortFunc(keys, func(x, y K) int { return cmp.Or(cmp.Compare(b.counts[y], b.counts[x]), compare(x, y)) })
 	return keys[:min(n, len(keys))]
 }

@@ -75,16 +75,16 @@ func (t *Table) EgressUse() (*dataplane.EgressUse, error) {
 	if err := t.m(objects.TCMapNodeSettings).Lookup(uint32(0), &s); err != nil {
 		return nil, fmt.Errorf("read settings: %w", err)
 	}
-	c := t.egress.Load()
-	if c == nil || c.connections == 0 && s.Flags&uint32(objects.TCSettingsFlagsSETTING_EGRESS) == 0 {
+	last := t.egress.Load()
+	if last == nil || last.Connections == 0 && s.Flags&uint32(objects.TCSettingsFlagsSETTING_EGRESS) == 0 {
 		return nil, nil
 	}
-	use := c.use()
+	use := *last
 	use.Ports = int(s.SnatPorts)
-	return use, nil
+	return &use, nil
 }
 
-// use returns the counts for a report.
+// use returns the counts for reports.
 func (c *egressCounts) use() *dataplane.EgressUse {
 	out := &dataplane.EgressUse{Connections: c.connections}
 	every := func(egressDestination) bool { return true }

@@ -82,7 +82,7 @@ func (t *Table) Sweep(ctx context.Context) error {
 	t.clients = clients
 	t.counts.tcp.Store(tcp)
 	t.counts.udp.Store(udp)
-	t.egress.Store(egress)
+	t.egress.Store(egress.use())
 	if kept != nil && !goOn && t.kept.CompareAndSwap(kept, nil) {
 		kept.none()
 	}

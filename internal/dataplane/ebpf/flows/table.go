@@ -24,8 +24,8 @@ type Table struct {
 	loads    *loadTable   // nil: no Service chooses by load
 	events   eventQueue
 	active   activeFlows
-	egress   atomic.Pointer[egressCounts] // of the last sweep
-	kept     atomic.Pointer[keptFlows]    // nil: nothing waits for their end
+	egress   atomic.Pointer[dataplane.EgressUse] // of the last sweep, without Ports and Refused
+	kept     atomic.Pointer[keptFlows]           // nil: nothing waits for their end
 }
 
 // Services is what a Table needs to know about Service ports.
