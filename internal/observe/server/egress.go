@@ -15,35 +15,34 @@ import (
 	"spillway.dev/spillway/internal/reconcile"
 )
 
-// egressUse returns the use of ports, with the growth of what was refused in it; nil: egress is off.
-func (s *Server) egressUse() (*egressUse, error) {
+// egressUse returns the use of ports by pods' connections to the outside; nil: egress is off.
+func (s *Server) egressUse() (*dataplane.EgressUse, error) {
 	for _, b := range s.cfg.Backends {
 		r, ok := b.(dataplane.EgressReporter)
 		if !ok {
 			continue
 		}
-		use, err := r.EgressUse()
-		if err != nil {
+		if use, err := r.EgressUse(); err != nil {
 			return nil, fmt.Errorf("read the use of egress: %w", err)
+		} else if use != nil {
+			return use, nil
 		}
-		if use == nil {
-			continue
-		}
-		s.egress.mu.Lock()
-		defer s.egress.mu.Unlock()
-		out := &egressUse{EgressUse: use}
-		for _, g := range s.egress.add(reading{time.Now(), map[string]uint64{"refused": use.Refused}}) {
-			out.refused = g
-		}
-		return out, nil
 	}
 	return nil, nil
 }
 
-// egressUse is the use of ports, with what was refused recently.
-type egressUse struct {
-	*dataplane.EgressUse
-	refused growth
+// egressGrowth is egressUse, with the growth of what was refused since the readings in memory began.
+func (s *Server) egressGrowth() (use *dataplane.EgressUse, refused growth, err error) {
+	use, err = s.egressUse()
+	if use == nil {
+		return nil, refused, err
+	}
+	s.egress.mu.Lock()
+	defer s.egress.mu.Unlock()
+	if grown := s.egress.add(reading{time.Now(), map[string]uint64{"refused": use.Refused}}); len(grown) > 0 {
+		refused = grown[0]
+	}
+	return use, refused, nil
 }
 
 // describeEgress describes egress for the status; nil: it is off.
@@ -67,11 +66,11 @@ func (s *Server) describeEgress(st reconcile.Status) *nodev1alpha1.Egress {
 
 // egressPorts returns the busiest destinations with the names of their pods.
 func (s *Server) egressPorts(ctx context.Context) (out doctor.EgressPorts, err error) {
-	use, err := s.egressUse()
+	use, refused, err := s.egressGrowth()
 	if use == nil {
 		return out, err
 	}
-	out = doctor.EgressPorts{Refused: use.refused.by, Window: use.refused.window, Ports: use.Ports}
+	out = doctor.EgressPorts{Refused: refused.by, Window: refused.window, Ports: use.Ports}
 	var pods []reconcile.Address
 	for _, d := range use.Busiest {
 		for _, p := range d.Pods {

@@ -85,5 +85,8 @@ func TestStatusDescribesEgress(t *testing.T) {
 		if strings.Join(strings.Fields(got), " ") != strings.Join(strings.Fields(row.want), " ") {
 			t.Errorf("%s, %v: %s, want %s", row.mode, row.plan, got, row.want)
 		}
+		if n := len(s.egress.readings); n > 0 {
+			t.Errorf("a status leaves %d readings: clients that ask often would fill the memory", n)
+		}
 	}
 }

@@ -41,7 +41,7 @@ func (s *Server) followCounters(ctx context.Context) {
 			s.log.Debug("counting denied packets failed", slog.Any("err", err))
 		}
 		s.dsrGrowth()
-		if _, err := s.egressUse(); err != nil {
+		if _, _, err := s.egressGrowth(); err != nil {
 			s.log.Debug("counting egress failed", slog.Any("err", err))
 		}
 		select {
