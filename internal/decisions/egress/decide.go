@@ -78,6 +78,7 @@ func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
 		way, found := Way{}, false
 		if mode == Auto {
 			way, found = wayOf(f.Rules.Ways, v6, n)
+			// Firewall rules of the host protect clouds' metadata servers from pods: netfilter must see the packets.
 			way.Leaves = minus(way.Leaves, linkLocal[v6])
 		} else if f.Err == "" || f.File != nil {
 			var why string
@@ -166,25 +167,20 @@ func (w Way) keeps(v6 bool, translated []netip.Prefix) []netip.Prefix {
 	return set.Prefixes()
 }
 
-// minus returns ranges without one of them. Clouds have their metadata servers at link-local addresses, and
-// firewall rules of the host protect them from pods: netfilter must see these packets.
-func minus(ranges []netip.Prefix, without netip.Prefix) []netip.Prefix {
+// minus returns ranges without others.
+func minus(ranges []netip.Prefix, others ...netip.Prefix) []netip.Prefix {
 	var b netipx.IPSetBuilder
 	for _, p := range ranges {
 		b.AddPrefix(p)
 	}
-	b.RemovePrefix(without)
+	for _, p := range others {
+		b.RemovePrefix(p)
+	}
 	set, _ := b.IPSet() // fails only for an invalid prefix
 	return set.Prefixes()
 }
 
 // without returns all addresses of a family but these.
 func without(v6 bool, kept []netip.Prefix) []netip.Prefix {
-	var b netipx.IPSetBuilder
-	b.AddPrefix(everything(v6))
-	for _, p := range kept {
-		b.RemovePrefix(p)
-	}
-	set, _ := b.IPSet() // fails only for an invalid prefix
-	return set.Prefixes()
+	return minus([]netip.Prefix{everything(v6)}, kept...)
 }
