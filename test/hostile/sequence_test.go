@@ -67,14 +67,19 @@ type forgery struct {
 	attack  func(*forger)
 }
 
+// play attacks the victim of a forger, whose connection must work afterwards.
+func (a forgery) play(t *testing.T, f *forger) {
+	t.Helper()
+	a.attack(f)
+	time.Sleep(max(a.silence, 50*time.Millisecond))
+	f.wantWorking(t)
+}
+
 // sequenceScenarios are the forgeries, each as a scenario.
 var sequenceScenarios = func() (list []scenario) {
 	for _, a := range forgeries {
 		list = append(list, scenario{name: a.name, together: true, run: func(t *testing.T, e *env, v variant) {
-			f := e.forger(t, v)
-			a.attack(f)
-			time.Sleep(max(a.silence, 50*time.Millisecond))
-			f.wantWorking(t, e)
+			a.play(t, e.forger(t, v))
 		}})
 	}
 	list = append(list, scenario{name: "RSTs in the window whose challenge the endpoints skip, then silence", together: true,
@@ -98,7 +103,7 @@ func unchallenged(t *testing.T, e *env, v variant) {
 		time.Sleep(challengeInterval / 6) // the challenge ACK of the first has arrived
 	}
 	time.Sleep(13 * time.Second)
-	f.wantWorking(t, e)
+	f.wantWorking(t)
 }
 
 // untranslated: netfilter does not translate an endpoint's reply outside the window, so the
@@ -128,7 +133,7 @@ func untranslated(t *testing.T, e *env, v variant) {
 }
 
 // wantWorking asks through the victim's connection, and through a new one.
-func (f *forger) wantWorking(t *testing.T, e *env) {
+func (f *forger) wantWorking(t *testing.T) {
 	t.Helper()
 	for range 5 {
 		if err := f.victim.ask(); err != nil {
