@@ -294,8 +294,8 @@ func (n *packetNode) egressOfStack(t *testing.T, p *plan) {
 	n.leaving(t)
 	expired := frame{proto: protoTCP, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: "S", ttl: 1}
 	n.untouched(t, "a packet whose TTL ends", inPod1, expired.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
-	nobody := frame{proto: protoTCP, src: ap(p.pod1, 40000), dst: ap(p.eth0.Next().Next().Next(), 443), flags: "S"}
-	n.untouched(t, "a neighbor that nobody has seen", inPod1, nobody.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+	unseen := frame{proto: protoTCP, src: ap(p.pod1, 40000), dst: ap(p.eth0.Next().Next().Next(), 443), flags: "S"}
+	n.untouched(t, "an unknown neighbor", inPod1, unseen.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 }
 
 // TestEgressAddressLost: flows with an address that the node loses end, and others go on.

@@ -50,7 +50,7 @@ func TestReadTCPCountsConnections(t *testing.T) {
 	err = pod.Do(func() error {
 		_, err := net.DialTimeout("tcp", netip.AddrPortFrom(node.IPv4, 9).String(), time.Second)
 		if err == nil {
-			return errors.New("connected to a port that nobody has")
+			return errors.New("connected to a port without a listener")
 		}
 		return nil
 	})
