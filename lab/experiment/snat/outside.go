@@ -1,11 +1,13 @@
 package snat
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"spillway.dev/spillway/internal/node/conntrack"
@@ -53,9 +55,17 @@ func outsides(o experiment.Options) []outside {
 	return list
 }
 
+// moreAddresses are addresses of the node for pods' connections, beside its own.
+var moreAddresses = netip.MustParsePrefix("172.30.0.240/30")
+
+// outsideMethods are those of pods' connections to the outside.
+var outsideMethods = append(slices.Clip(methods), method{name: "Spillway, eBPF, 4 addresses", mode: "ebpf", more: true})
+
 // measures reports whether a case is measured with a method.
 func (c outside) measures(m method, quick bool) bool {
 	switch {
+	case m.more:
+		return c.held > 0
 	case m.mode == "nftables":
 		// Its masquerading uses no range of ports that could be small.
 		return c.ports == 0 && (c.own == 0 || !quick)
@@ -69,7 +79,7 @@ func outsideRows(o experiment.Options) []experiment.Row {
 	samples, each := length(o)
 	var out []experiment.Row
 	for _, c := range outsides(o) {
-		for _, m := range methods {
+		for _, m := range outsideMethods {
 			if !c.measures(m, o.Quick) {
 				continue
 			}
@@ -178,7 +188,14 @@ func (c outside) setUp(ctx context.Context, r *harness.Harness, m method) error 
 		if err != nil {
 			return err
 		}
-		if err := r.Agent(ctx, node, dir, m.mode, "--egress", "auto"); err != nil {
+		flags := []string{"--egress", "auto"}
+		if m.more {
+			if err := addAddresses(ctx, node); err != nil {
+				return err
+			}
+			flags = append(flags, "--egress-addresses", moreAddresses.String())
+		}
+		if err := r.Agent(ctx, node, dir, m.mode, flags...); err != nil {
 			return err
 		}
 		if err := waitEgress(ctx, r, 0); err != nil {
@@ -186,6 +203,16 @@ func (c outside) setUp(ctx context.Context, r *harness.Harness, m method) error 
 		}
 	}
 	return r.WaitAnswer(ctx, pod, workload.HTTP, outsideTarget(r))
+}
+
+// addAddresses gives a node moreAddresses.
+func addAddresses(ctx context.Context, node *topology.Host) error {
+	for a := moreAddresses.Addr(); moreAddresses.Contains(a); a = a.Next() {
+		if out, err := node.Command(ctx, "ip", "address", "add", a.String(), "dev", "eth0").CombinedOutput(); err != nil {
+			return fmt.Errorf("give %s the address %s: %w: %s", node.Name, a, err, bytes.TrimSpace(out))
+		}
+	}
+	return nil
 }
 
 // limitPods gives all pods the same few ports. So two pods often choose one port for connections

@@ -51,6 +51,7 @@ type method struct {
 	name  string
 	flags string // of MASQUERADE
 	mode  string // of the agent; "" for rules made by hand
+	more  bool   // the agent has moreAddresses
 }
 
 var methods = []method{
