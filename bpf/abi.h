@@ -378,6 +378,12 @@ struct egress_ports {
 	__u8 used[EGRESS_PORTS_OF_VALUE]; /* 1: the port was used */
 };
 
+/*
+ * egress_addresses: the node's address for the pods of each group, first of IPv4, then of IPv6. The
+ * last four bits of a pod's address are the number of its group. Zero: that of the route's device.
+ */
+#define EGRESS_POD_GROUPS 16
+
 /* node_addrs: the node's own addresses. */
 enum node_addr_flags {
 	NODE_ADDR_NODEPORT = 1 << 0, /* NodePorts are served on this address */

@@ -123,6 +123,7 @@ struct {
 	__type(value, struct egress_ports);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } egress_ports SEC(".maps");
+ARRAY(egress_addresses, BPF_MAP_TYPE_ARRAY, struct addr, 2 * EGRESS_POD_GROUPS);
 ARRAY(features_seen, BPF_MAP_TYPE_ARRAY, __u32, 1); /* enum feature */
 ARRAY(verdicts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, VERDICTS);
 

@@ -42,7 +42,7 @@ func (t *Tracker) servicesChanged() Changes {
 // decideEgress decides anew. It returns all Problems if they have changed, else nil.
 func (t *Tracker) decideEgress(n intent.Node) []model.Problem {
 	plan, wrong := egress.Decide(t.egress.mode, t.egress.facts,
-		egress.Node{Pods: n.KnownPods, PodCIDRs: n.PodCIDRs, ClusterCIDRs: n.ClusterCIDRs})
+		egress.Node{Addrs: n.Addrs, Pods: n.KnownPods, PodCIDRs: n.PodCIDRs, ClusterCIDRs: n.ClusterCIDRs})
 	t.services.SetEgress(plan)
 	if slices.Equal(wrong, t.egress.wrong) {
 		return nil

@@ -52,6 +52,49 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 	e.leaveDestination(t)
 	e.endStreams(t)
 	e.traceOutside(t)
+	e.leaveAs(t)
+}
+
+// leaveAs: pods leave with the node's addresses of --egress-addresses, by the last four bits of their own. One that
+// the node loses is used no longer.
+func (e *env) leaveAs(t *testing.T) {
+	t.Helper()
+	own := map[bool][]netip.Addr{
+		false: {netip.MustParseAddr("172.30.0.240"), netip.MustParseAddr("172.30.0.241")},
+		true:  {netip.MustParseAddr("fd30::f0"), netip.MustParseAddr("fd30::f1")},
+	}
+	for _, list := range own {
+		for _, a := range list {
+			e.Output(t, "a", "ip", "address", "add", a.String(), "dev", "eth0", "nodad")
+		}
+	}
+	wantAs := func(what string, n int) {
+		t.Helper()
+		for _, pod := range []string{"a1", "a2"} {
+			for _, combo := range flows.AllCombos {
+				bytes := e.Addr(pod, combo.IPv6()).AsSlice()
+				want := own[combo.IPv6()][int(bytes[len(bytes)-1]&15)%n]
+				await.True(t, fmt.Sprintf("%s: %s leaves as %s, %s", what, pod, want, combo), func() bool {
+					for _, a := range ask(t, e.MustProbe(t, pod), e.outside(combo).String(), combo, 3) {
+						if seen, err := netip.ParseAddrPort(a.Source); err != nil || seen.Addr().Unmap() != want {
+							return false
+						}
+					}
+					return true
+				})
+			}
+		}
+	}
+	for _, mode := range []string{"iptables", "nftables", "ebpf"} {
+		e.Mode, e.Flags = mode, map[string][]string{"": {"--egress", "auto", "--egress-addresses", "172.30.0.240/31,fd30::f0/127"}}
+		e.restartAfter(t, "a", syscall.SIGTERM, func() {})
+		e.waitReady(t)
+		wantAs(mode, 2)
+	}
+	for _, list := range own {
+		e.Output(t, "a", "ip", "address", "delete", list[1].String(), "dev", "eth0")
+	}
+	wantAs("an address lost", 1)
 }
 
 // traceOutside: trace explains a pod's connection to the outside, and tries it.

@@ -359,7 +359,9 @@ type Egress struct {
 	// Number of ranges of destinations that are left to netfilter.
 	Kept uint32 `protobuf:"varint,3,opt,name=kept,proto3" json:"kept,omitempty"`
 	// Open connections at the last look at the flow table; unset: not known, or not with this dataplane.
-	Connections   *uint64 `protobuf:"varint,4,opt,name=connections,proto3,oneof" json:"connections,omitempty"`
+	Connections *uint64 `protobuf:"varint,4,opt,name=connections,proto3,oneof" json:"connections,omitempty"`
+	// The node's addresses that the connections get; none: that of the route's device.
+	Addresses     []string `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -420,6 +422,13 @@ func (x *Egress) GetConnections() uint64 {
 		return *x.Connections
 	}
 	return 0
+}
+
+func (x *Egress) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
 }
 
 // DSREndpoints are addresses of endpoints on other nodes with the same encapsulation.
@@ -3150,12 +3159,13 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x06events\x18\x0e \x01(\v2\x1e.spillway.node.v1alpha1.EventsR\x06events\x12#\n" +
 	"\rmore_problems\x18\x0f \x01(\rR\fmoreProblems\x12I\n" +
 	"\rdsr_endpoints\x18\x10 \x03(\v2$.spillway.node.v1alpha1.DSREndpointsR\fdsrEndpoints\x126\n" +
-	"\x06egress\x18\x11 \x01(\v2\x1e.spillway.node.v1alpha1.EgressR\x06egress\"\x81\x01\n" +
+	"\x06egress\x18\x11 \x01(\v2\x1e.spillway.node.v1alpha1.EgressR\x06egress\"\x9f\x01\n" +
 	"\x06Egress\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x18\n" +
 	"\asources\x18\x02 \x03(\tR\asources\x12\x12\n" +
 	"\x04kept\x18\x03 \x01(\rR\x04kept\x12%\n" +
-	"\vconnections\x18\x04 \x01(\x04H\x00R\vconnections\x88\x01\x01B\x0e\n" +
+	"\vconnections\x18\x04 \x01(\x04H\x00R\vconnections\x88\x01\x01\x12\x1c\n" +
+	"\taddresses\x18\x05 \x03(\tR\taddressesB\x0e\n" +
 	"\f_connections\"\\\n" +
 	"\fDSREndpoints\x12$\n" +
 	"\rencapsulation\x18\x01 \x01(\tR\rencapsulation\x12\x14\n" +

@@ -47,9 +47,38 @@ static __always_inline enum step egress_route(struct __sk_buff *skb, struct scra
 	return next_hop_leads_out(&m->next_hop) ? GO_ON : WITHOUT_FLOW;
 }
 
+/*
+ * Addresses of the node that a connection may try. The first is that of the pod's group, the others
+ * are for want of a port.
+ */
+#define EGRESS_TRIES 4
+
+/* Returns the node's address for the try, or NULL where that of the route's device is meant. */
+static __always_inline struct addr *egress_address(const struct tuple *t, __u32 try)
+{
+	bool v4 = t->family == FAMILY_V4;
+	__u32 group = bpf_ntohl(v4 ? t->saddr.w[0] : t->saddr.w[3]) + try;
+	__u32 index = (v4 ? 0 : EGRESS_POD_GROUPS) + group % EGRESS_POD_GROUPS;
+	struct addr *own = bpf_map_lookup_elem(&egress_addresses, &index);
+
+	return own && !addr_zero(own) ? own : NULL;
+}
+
+/* Fills the source address of pair.flow. Returns 0, or -1 if the node has none. */
+static __always_inline int egress_source(struct scratch *m, const struct settings *s, __u32 try)
+{
+	const struct addr *own = egress_address(&m->packet.tuple, try);
+
+	if (!own)
+		return node_addr(&m->pair.flow.saddr, m->next_hop.ifindex, m->packet.tuple.family,
+				 s);
+	m->pair.flow.saddr = *own;
+	return 0;
+}
+
 /* Plans the flow: fills pair.flow and next_hop. Returns GO_ON or WITHOUT_FLOW. */
 static __always_inline enum step egress_plan(struct __sk_buff *skb, struct scratch *m,
-					     const struct settings *s)
+					     const struct settings *s, __u32 try)
 {
 	const struct tuple *t = &m->packet.tuple;
 	struct flow *f = &m->pair.flow;
@@ -64,14 +93,14 @@ static __always_inline enum step egress_plan(struct __sk_buff *skb, struct scrat
 	step = egress_route(skb, m, &t->saddr);
 	if (step != GO_ON)
 		return step;
-	if (node_addr(&f->saddr, m->next_hop.ifindex, t->family, s) ||
-	    xfrm_selects(s, &t->saddr, &t->daddr, t->family) ||
+	if (egress_source(m, s, try) || xfrm_selects(s, &t->saddr, &t->daddr, t->family) ||
 	    xfrm_selects(s, &f->saddr, &t->daddr, t->family))
 		return WITHOUT_FLOW;
 	/* As in plan_source: the route may depend on the source. */
 	step = egress_route(skb, m, &f->saddr);
 	if (step != GO_ON)
 		return step;
+	feature_mark(FEATURE_EGRESS);
 	m->packet.flags |= PACKET_ROUTED;
 	m->pair.source = SOURCE_PORT_RANDOM;
 	m->pair.ports = PORTS_SNAT;
@@ -80,19 +109,54 @@ static __always_inline enum step egress_plan(struct __sk_buff *skb, struct scrat
 	return GO_ON;
 }
 
+/* Plans and stores the flow, once. Returns GO_ON, WITHOUT_FLOW or DROP. */
+__noinline int egress_try(struct __sk_buff *skb, struct settings *s, __u32 try)
+{
+	struct scratch *m = get_scratch();
+	enum step step;
+
+	if (!m || !s)
+		return WITHOUT_FLOW;
+	step = egress_plan(skb, m, s, try);
+	return step == GO_ON ? flow_create(skb, m, false, s) : step;
+}
+
+/* Has the node another address for the next try? pair.flow has that of the last one. */
+static __always_inline bool egress_may_retry(const struct scratch *m, __u32 try)
+{
+	const struct addr *own = egress_address(&m->packet.tuple, try);
+
+	return m->drop == DROP_SNAT_PORTS && own && !addr_equal(own, &m->pair.flow.saddr);
+}
+
+/* Plans and stores the flow. Returns GO_ON, WITHOUT_FLOW or DROP. */
+static __always_inline int egress_open(struct __sk_buff *skb, struct scratch *m,
+				       struct settings *s)
+{
+	int step = egress_try(skb, s, 0);
+
+	for (__u32 try = 1; try < EGRESS_TRIES; try++) {
+		if (step != DROP || !egress_may_retry(m, try))
+			break;
+		step = egress_try(skb, s, try);
+	}
+	return step;
+}
+
 /* Handles the first packet of a pod's connection to the outside. */
 __noinline int serve_leaving(struct __sk_buff *skb, struct settings *s)
 {
 	struct scratch *m = get_scratch();
+	int step;
 
 	if (!m || !s)
 		return NEXT;
 	if (egress_of_netfilter(skb, &m->packet.tuple))
 		return pass(PASS_CONNTRACK);
-	if (egress_plan(skb, m, s) != GO_ON)
+	step = egress_open(skb, m, s);
+	if (step == WITHOUT_FLOW)
 		return pass(PASS_OTHER);
-	feature_mark(FEATURE_EGRESS);
-	if (flow_create(skb, m, false, s) == DROP)
+	if (step == DROP)
 		return drop_reported(s, SERVICE_EGRESS,
 				     m->drop == DROP_SNAT_PORTS ? DROP_EGRESS_PORTS : m->drop,
 				     REPORT_PLANNED);

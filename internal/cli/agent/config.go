@@ -57,6 +57,7 @@ type Config struct {
 	Forwarding         string
 	Egress             string
 	EgressConfig       string
+	EgressAddresses    []string
 	DSRKeyFile         string
 	DropCapabilities   bool
 	ProxyName          string
@@ -75,6 +76,7 @@ type Config struct {
 	clusterCIDRs    []netip.Prefix
 	nodePortCIDRs   []netip.Prefix
 	nodePortPrimary bool
+	egressAddresses []netip.Prefix
 	mapMemory       uint64 // kernel memory of the maps of eBPF at load, in bytes; 0 with other modes
 	client          kube.Access
 	fields          map[string]string // of --config, by the flag that their values replace

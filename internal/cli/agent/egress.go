@@ -23,15 +23,22 @@ func (c *Config) egressFlags() []flag {
 		{name: "egress-config", to: at(&c.EgressConfig, ""),
 			usage: "File of ip-masq-agent's format with nonMasqueradeCIDRs, for --egress on (default: the ranges of the cluster's Pods keep " +
 				"their address). A changed file is read at once."},
+		{name: "egress-addresses", to: at(&c.EgressAddresses, nil),
+			usage: "Address ranges, separated by commas: these connections get the node's addresses in them, one for all connections of a Pod " +
+				"(default: the address of the device by which a packet leaves)."},
 	}
 }
 
 // validateEgress checks the flags of the way out.
-func (c *Config) validateEgress() error {
+func (c *Config) validateEgress() (err error) {
 	if c.EgressConfig != "" && c.Egress != string(egress.On) {
 		return cli.UsageErrorf("--egress-config has no meaning with --egress %s: give --egress on, or leave it out", c.Egress)
 	}
-	return nil
+	if len(c.EgressAddresses) > 0 && c.Egress == string(egress.Off) {
+		return cli.UsageErrorf("--egress-addresses has no meaning with --egress off: give --egress auto or on, or leave it out")
+	}
+	c.egressAddresses, err = parsePrefixes("--egress-addresses", c.EgressAddresses)
+	return err
 }
 
 // filePoll is the time between two looks at --egress-config.
@@ -44,7 +51,7 @@ func (c *Config) followEgress(ctx context.Context, set func(egress.Mode, egress.
 		<-ctx.Done()
 		return nil
 	}
-	f := &egressFollower{mode: mode, set: set}
+	f := &egressFollower{mode: mode, set: set, facts: egress.Facts{Addresses: c.egressAddresses}}
 	var file sync.WaitGroup
 	defer file.Wait()
 	if c.EgressConfig != "" {

@@ -143,8 +143,17 @@ func (r result) summary() *page.Table {
 	return t
 }
 
-// shownSources is how many ranges of pods the line of egress has.
-const shownSources = 4
+// shownRanges is how many ranges of pods, and how many addresses, the line of egress has.
+const shownRanges = 4
+
+// some joins the first shownRanges texts, and says how many more there are.
+func some(texts []string) string {
+	text := strings.Join(texts[:min(len(texts), shownRanges)], ", ")
+	if more := len(texts) - shownRanges; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
 
 // egress says which connections of pods to the outside get the node's address from the dataplane.
 func egress(e *nodev1alpha1.Egress) string {
@@ -156,11 +165,10 @@ func egress(e *nodev1alpha1.Egress) string {
 	case len(e.Sources) == 0:
 		return e.Mode + ": netfilter has all connections of pods"
 	}
-	text := strings.Join(e.Sources[:min(len(e.Sources), shownSources)], ", ")
-	if more := len(e.Sources) - shownSources; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
+	text := fmt.Sprintf("%s: pods of %s, but to %d ranges", e.Mode, some(e.Sources), e.Kept)
+	if len(e.Addresses) > 0 {
+		text += "; as " + some(e.Addresses)
 	}
-	text = fmt.Sprintf("%s: pods of %s, but to %d ranges", e.Mode, text, e.Kept)
 	if e.Connections != nil {
 		text += fmt.Sprintf("; %d connections", *e.Connections)
 	}

@@ -57,6 +57,8 @@ func TestEgressSaysWhatItDoes(t *testing.T) {
 		"on: pods of 10.0.0.0/24, 10.0.1.0/24, 10.0.2.0/24, 10.0.3.0/24 and 1 more, but to 3 ranges": {Mode: "on", Sources: many, Kept: 3},
 		"auto: pods of 10.0.0.0/24, but to 3 ranges; 0 connections": {
 			Mode: "auto", Sources: many[:1], Kept: 3, Connections: proto.Uint64(0)},
+		"on: pods of 10.0.0.0/24, but to 3 ranges; as 192.0.2.1, 192.0.2.2": {
+			Mode: "on", Sources: many[:1], Kept: 3, Addresses: []string{"192.0.2.1", "192.0.2.2"}},
 	} {
 		if got := egress(e); got != want {
 			t.Errorf("%v: %q, want %q", e, got, want)

@@ -24,7 +24,7 @@ func TestPacketEgress(t *testing.T) {
 	for name, f := range map[string]func(*testing.T, *plan, uint8){
 		"Opens": n.egressOpens, "LeftToNetfilter": n.egressLeft, "Errors": n.egressErrors, "Fragments": n.egressFragments,
 		"PortsTaken": n.egressPortsTaken, "PodReplaced": n.egressPodReplaced, "SwitchedOff": n.egressOff, "Forged": n.egressForged,
-		"StackHasPort": n.egressStackHasPort,
+		"StackHasPort": n.egressStackHasPort, "Addresses": n.egressAddresses,
 	} {
 		t.Run(name, func(t *testing.T) { eachTransport(t, n, f) })
 	}
@@ -216,6 +216,57 @@ func (n *packetNode) egressPortsTaken(t *testing.T, p *plan, proto uint8) {
 	}
 	second.dst = ap(p.client2, 443)
 	n.send(t, inPod2, second).want(t, actRedirect, egressVerdicts...)
+}
+
+// egressAddresses: a pod has one of the node's addresses, another where that one has no port, and none that the
+// node has lost.
+func (n *packetNode) egressAddresses(t *testing.T, p *plan, proto uint8) {
+	own := []netip.Addr{p.eth0.Next(), p.eth0.Next().Next()} // the pods' addresses end in 5 and 6
+	with := func(addresses ...netip.Addr) {
+		n.leaving(t, func(node *intent.Node) {
+			node.Addrs, node.Egress.Addresses = append(node.Addrs, addresses...), addresses
+		})
+	}
+	with(own...)
+	for port := uint16(40000); port < 40005; port++ {
+		if seen := n.leave(t, p, proto, port).v.src.Addr(); seen != own[1] {
+			t.Errorf("pod 1 leaves as %s, want %s", seen, own[1])
+		}
+	}
+	second := frame{proto: proto, src: ap(p.pod2, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	r := n.send(t, inPod2, second)
+	r.want(t, actRedirect, egressVerdicts...)
+	if seen := r.v.src.Addr(); seen != own[0] {
+		t.Errorf("pod 2 leaves as %s, want %s", seen, own[0])
+	}
+	answer := back(r.v, "S.", nil)
+	r = n.send(t, inEth0, answer)
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	r.wantPath(t, ap(p.client, 443), second.src)
+	with(own[1])
+	n.untouched(t, "an answer to an address that the node has lost", inEth0, answer.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
+
+	with(own...)
+	n.setSNATPorts(t, 50000)
+	if proto != protoTCP {
+		return // its flows give way to new ones
+	}
+	for i, want := range []netip.Addr{own[1], own[0], {}} {
+		c := frame{proto: proto, src: ap(p.pod1, uint16(41000+i)), dst: ap(p.client2, 443), flags: "S"}
+		r := n.send(t, inPod1, c)
+		if !want.IsValid() {
+			r.want(t, actDrop, objects.TCVerdictDROP_EGRESS_PORTS)
+			return
+		}
+		r.want(t, actRedirect, egressVerdicts...)
+		if r.v.src != ap(want, 50000) {
+			t.Errorf("connection %d leaves from %s, want %s", i, r.v.src, ap(want, 50000))
+		}
+		n.send(t, inEth0, frame{proto: proto, src: r.v.dst, dst: r.v.src, flags: "S.", seq: serverISN, ack: 1}).
+			want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+		c.flags, c.seq, c.ack = ".", 1, serverISN+1
+		n.send(t, inPod1, c).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	}
 }
 
 // egressPodReplaced: another pod with the address gets no answer to what the one before has asked.

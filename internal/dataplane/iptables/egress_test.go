@@ -82,6 +82,39 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 	})
 }
 
+// The last bits of a pod's address choose: egress.Plan.ForPods. Pod 1 ends in 2, pod 2 in 3.
+func TestPodsLeaveWithAddressesOfTheNode(t *testing.T) {
+	eachVariant(t, func(b *bench) {
+		m := netnstest.NewOutside(t)
+		be := b.open()
+		for _, x := range netnstest.OutsideFamilies {
+			more := m.Own(x)
+			n := withEgress(x.Pods, "")
+			n.Egress.Addresses = []netip.Addr{netip.MustParseAddr(more[0]), netip.MustParseAddr(more[1])}
+			b.replaceNode(be, n)
+			b.inSync(be)
+			for _, network := range []string{"tcp", "udp"} {
+				for range 3 {
+					m.Sees(network, "pod1", x.Pod1, x.Server, more[0])
+					m.Sees(network, "pod2", x.Pod2, x.Other, more[1])
+				}
+				if kept := m.PortsKept(network, x); kept > 1 {
+					t.Errorf("%s to %s: %d of 8 connections kept their port", network, x.Server, kept)
+				}
+			}
+			n.Egress.Addresses = n.Egress.Addresses[:1]
+			b.apply(be, intent.Changes{Node: &n})
+			m.Sees("tcp", "pod2", x.Pod2, x.Server, more[0])
+			b.apply(be, intent.Changes{Node: new(withEgress(x.Pods, ""))})
+			own, _ := m.Ask("tcp", "pod1", x.Pod1, x.Server) // which one, the kernel decides
+			m.Sees("tcp", "pod2", x.Pod2, x.Server, own.Addr().String())
+			if dump := b.dump(); strings.Contains(dump, chainEgressAddresses) {
+				t.Errorf("without addresses, the kernel holds\n%s", dump)
+			}
+		}
+	})
+}
+
 func TestConnectionsToServicesAreNotOnesToTheOutside(t *testing.T) {
 	eachVariant(t, func(b *bench) {
 		m := netnstest.NewOutside(t)

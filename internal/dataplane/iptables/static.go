@@ -164,7 +164,7 @@ func (f *facts) natChains() []chain {
 		{chainMasquerade, []string{newRule("").jump(setMark(0, markMasquerade)), newRule("").jump("MASQUERADE --random-fully")}},
 	}
 	if f.egress.any() {
-		list = append(list, f.egress.chain())
+		list = append(list, f.egress.chains()...)
 	}
 	return list
 }

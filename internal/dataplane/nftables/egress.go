@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/node/nft"
 )
@@ -15,8 +16,9 @@ import (
 // begin at once get one port, and one of them loses its first packet (insert_failed). Ports of
 // this rule are fully random.
 //
-//	egress-sources4   ranges of the pods concerned (egress.Plan.Sources)
-//	egress-keep4      destinations that are left to other programs' rules (egress.Plan.Keep)
+//	egress-sources4     ranges of the pods concerned (egress.Plan.Sources)
+//	egress-keep4        destinations that are left to other programs' rules (egress.Plan.Keep)
+//	egress-addresses4   last bits of a pod's address -> the node's address (egress.Plan.ForPods)
 //
 // The first rule that translates the source of a connection ends its way through chains of
 // type nat. So chain "egress" comes before the CNI's: iptables and flannel have theirs at
@@ -31,7 +33,7 @@ const (
 )
 
 // egressSets are the sets of one family.
-type egressSets struct{ sources, keep *set }
+type egressSets struct{ sources, keep, addresses *set }
 
 func (l *layout) egressSets(f *nft.IP) egressSets {
 	ranges := func(name, comment string) *set {
@@ -40,6 +42,10 @@ func (l *layout) egressSets(f *nft.IP) egressSets {
 	return egressSets{
 		sources: ranges("egress-sources", "pods whose packets to the outside get the node's address"),
 		keep:    ranges("egress-keep", "destinations that are left to other rules"),
+		addresses: l.add(nft.Set{
+			Name: "egress-addresses" + f.Suffix, Key: []nft.Field{nft.AddrField(f)}, Data: []nft.Field{nft.AddrField(f)},
+			Comment: "the node's addresses, by the last bits of pods'",
+		}),
 	}
 }
 
@@ -48,6 +54,11 @@ func (r *rendering) egress(to egressSets, n *intent.Node, is6 bool) {
 	if slices.ContainsFunc(n.Egress.Sources, func(p netip.Prefix) bool { return p.Addr().Is6() == is6 }) {
 		r.borders(to.sources, n.Egress.Sources, is6)
 		r.borders(to.keep, n.Egress.Keep, is6)
+		for group, a := range n.Egress.ForPods(is6) {
+			key := make([]byte, a.BitLen()/8)
+			key[len(key)-1] = byte(group)
+			r.add(to.addresses, string(key), nft.Value{Data: string(appendAddr(nil, a))})
+		}
 	}
 }
 
@@ -56,7 +67,7 @@ func (rs *ruleset) egress() {
 	var rules []*nft.Rule
 	for i := range rs.layout.common {
 		if c := &rs.layout.common[i]; rs.exists(c.egress.sources) {
-			rules = append(rules, egressRule(c, rs.exists(c.egress.keep)))
+			rules = append(rules, egressRule(c, rs.exists(c.egress.keep), rs.exists(c.egress.addresses)))
 		}
 	}
 	if rules != nil {
@@ -64,13 +75,25 @@ func (rs *ruleset) egress() {
 	}
 }
 
-func egressRule(c *common, keeps bool) *nft.Rule {
+// podGroupMask has the bits of a pod's address that are the number of its group.
+func podGroupMask(f *nft.IP) []byte {
+	mask := make([]byte, f.Size)
+	mask[len(mask)-1] = egress.PodGroups - 1
+	return mask
+}
+
+func egressRule(c *common, keeps, addresses bool) *nft.Rule {
 	r := lacksStatus(nft.CtStatusDNAT | nft.CtStatusExpected).Version(c.family)
 	r.Addr(c.family, nft.Source, nft.Reg).In(c.egress.sources.Name, nft.Reg)
 	if keeps {
 		r.Addr(c.family, nft.Destination, nft.Reg).NotIn(c.egress.keep.Name, nft.Reg)
 	}
-	return r.OutputDevice(unix.NFT_CMP_NEQ, loopback).Local(nft.Destination, unix.NFT_CMP_NEQ).Counter().Masquerade()
+	r.OutputDevice(unix.NFT_CMP_NEQ, loopback).Local(nft.Destination, unix.NFT_CMP_NEQ).Counter()
+	if !addresses {
+		return r.Masquerade()
+	}
+	r.Addr(c.family, nft.Source, nft.Reg).And(nft.Reg, podGroupMask(c.family))
+	return r.Map(c.egress.addresses.Name, nft.Reg).SNATFullyRandom(c.family)
 }
 
 // loopback is the number of device lo in every network namespace (LOOPBACK_IFINDEX).

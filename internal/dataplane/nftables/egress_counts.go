@@ -34,7 +34,9 @@ func egressRules() map[string]model.Family {
 	rules, l := map[string]model.Family{}, newLayout()
 	for i, f := range []model.Family{model.IPv4, model.IPv6} {
 		for _, keeps := range []bool{false, true} {
-			rules[egressRule(&l.common[i], keeps).Sum()] = f
+			for _, addresses := range []bool{false, true} {
+				rules[egressRule(&l.common[i], keeps, addresses).Sum()] = f
+			}
 		}
 	}
 	return rules

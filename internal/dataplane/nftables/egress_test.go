@@ -33,7 +33,13 @@ func (w *world) plan() egress.Plan {
 		}
 		return out
 	}
-	return egress.Plan{Sources: some(sources), Keep: some(keep)}
+	var own []netip.Addr
+	for _, a := range []string{"172.30.0.10", "172.30.0.11", "fd30::a"} {
+		if w.r.IntN(4) == 0 {
+			own = append(own, netip.MustParseAddr(a))
+		}
+	}
+	return egress.Plan{Sources: some(sources), Keep: some(keep), Addresses: own}
 }
 
 func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
@@ -80,6 +86,43 @@ func TestPortsOfPodsThatLeaveAreRandom(t *testing.T) {
 				t.Errorf("%s to %s: %d of 8 connections kept their port", network, x.Server, kept)
 			}
 		}
+	}
+}
+
+// The last bits of a pod's address choose: egress.Plan.ForPods. Pod 1 ends in 2, pod 2 in 3.
+func TestPodsLeaveWithAddressesOfTheNode(t *testing.T) {
+	enter(t)
+	m := netnstest.NewOutside(t)
+	b := open(t)
+	for i, x := range netnstest.OutsideFamilies {
+		more := m.Own(x)
+		n := withEgress(prefixes(x.Pods), nil)
+		n.Egress.Addresses = []netip.Addr{netip.MustParseAddr(more[0]), netip.MustParseAddr(more[1])}
+		want := fresh(t, intent.State{Node: n})
+		replace(t, b, intent.State{Node: n})
+		same(t, "addresses", holds(t, b), want)
+		for _, network := range []string{"tcp", "udp"} {
+			for range 3 {
+				m.Sees(network, "pod1", x.Pod1, x.Server, more[0])
+				m.Sees(network, "pod2", x.Pod2, x.Other, more[1])
+			}
+			if kept := m.PortsKept(network, x); kept > 1 {
+				t.Errorf("%s to %s: %d of 8 connections kept their port", network, x.Server, kept)
+			}
+		}
+		// The other family has none.
+		other := netnstest.OutsideFamilies[1-i]
+		n.Egress.Sources = append(n.Egress.Sources, netip.MustParsePrefix(other.Pods))
+		n.Egress.Addresses = n.Egress.Addresses[:1]
+		if err := b.Apply(t.Context(), intent.Changes{Node: &n}); err != nil {
+			t.Fatal(err)
+		}
+		m.Sees("tcp", "pod2", x.Pod2, x.Server, more[0])
+		own, _ := m.Ask("tcp", "pod1", other.Pod1, other.Server) // which one, the kernel decides
+		m.Sees("tcp", "pod2", other.Pod2, other.Server, own.Addr().String())
+		replace(t, b, intent.State{Node: withEgress(prefixes(x.Pods), nil)})
+		own, _ = m.Ask("tcp", "pod1", x.Pod1, x.Server)
+		m.Sees("tcp", "pod2", x.Pod2, x.Server, own.Addr().String())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"go4.org/netipx"
 )
@@ -26,6 +27,8 @@ type Facts struct {
 	Rules *Rules // nil: not read yet, or they cannot be read
 	File  *File  // nil: the ranges of the cluster's pods keep their address
 	Err   string // why Rules or File are missing or old; "": they are not
+	// Addresses are ranges: connections get the node's addresses in them; nil: that of the route's device.
+	Addresses []netip.Prefix
 }
 
 // Rules are what netfilter does with connections of pods to the outside.
@@ -42,6 +45,7 @@ type Way struct {
 
 // Node is what is known of the node.
 type Node struct {
+	Addrs        []netip.Addr   // the node's own, sorted
 	Pods         []netip.Addr   // of Pods of this node
 	PodCIDRs     []netip.Prefix // of this node's pods
 	ClusterCIDRs []netip.Prefix // of all pods
@@ -93,6 +97,11 @@ func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
 		}
 		plan.Sources = append(plan.Sources, way.Sources...)
 		plan.Keep = append(plan.Keep, way.keeps(v6, f.Rules.Translated)...)
+		addresses, why := f.addresses(v6, n)
+		if why != "" {
+			wrong = append(wrong, why)
+		}
+		plan.Addresses = append(plan.Addresses, addresses...)
 	}
 	if len(plan.Sources) == 0 {
 		return Plan{}, wrong
@@ -103,6 +112,35 @@ func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
 	slices.SortFunc(plan.Sources, netip.Prefix.Compare)
 	slices.SortFunc(plan.Keep, netip.Prefix.Compare)
 	return plan, wrong
+}
+
+// addresses returns the node's addresses of the family that connections get; why says what is wrong.
+func (f Facts) addresses(v6 bool, n Node) (own []netip.Addr, why string) {
+	ranges := slices.DeleteFunc(slices.Clone(f.Addresses), func(p netip.Prefix) bool { return p.Addr().Is6() != v6 })
+	if len(ranges) == 0 {
+		return nil, ""
+	}
+	for _, a := range n.Addrs {
+		if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) }) && !linkLocal[v6].Contains(a) {
+			own = append(own, a)
+		}
+	}
+	switch {
+	case len(own) == 0:
+		return nil, fmt.Sprintf("has no address in %s of --egress-addresses: connections get the address of the route's device", list(ranges))
+	case len(own) > PodGroups:
+		return own[:PodGroups], fmt.Sprintf("has %d addresses in %s of --egress-addresses: the first %d are used",
+			len(own), list(ranges), PodGroups)
+	}
+	return own, ""
+}
+
+func list(ranges []netip.Prefix) string {
+	texts := make([]string, len(ranges))
+	for i, p := range ranges {
+		texts[i] = p.String()
+	}
+	return strings.Join(texts, ", ")
 }
 
 // everything is all addresses of a family.

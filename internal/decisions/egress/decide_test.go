@@ -75,3 +75,56 @@ func TestDecide(t *testing.T) {
 		})
 	}
 }
+
+func TestAddresses(t *testing.T) {
+	addrs := func(texts ...string) (list []netip.Addr) {
+		for _, a := range texts {
+			list = append(list, netip.MustParseAddr(a))
+		}
+		return list
+	}
+	n := node
+	n.Addrs = addrs("10.244.1.1", "169.254.1.1", "198.51.100.1", "203.0.113.1", "203.0.113.2", "2001:db8::1")
+	for i := range 20 {
+		n.Addrs = append(n.Addrs, netip.AddrFrom4([4]byte{203, 0, 114, byte(i)}))
+	}
+	for _, tt := range []struct {
+		name   string
+		ranges []netip.Prefix
+		want   []netip.Addr
+		wrong  string
+	}{
+		{"none", nil, nil, ""},
+		{"those in a range", prefixes("203.0.113.0/24"), addrs("203.0.113.1", "203.0.113.2"), ""},
+		{"of a family that does not leave", prefixes("203.0.113.1/32", "2001:db8::/64"), addrs("203.0.113.1"), ""},
+		{"none in the range", prefixes("192.0.2.0/24"), nil, "has no address in 192.0.2.0/24 of --egress-addresses"},
+		{"link-local", prefixes("169.254.0.0/16"), nil, "has no address in"},
+		{"too many", prefixes("203.0.114.0/24"), n.Addrs[6:22], "has 20 addresses in 203.0.114.0/24"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			plan, wrong := Decide(Auto, Facts{Rules: flannel, Addresses: tt.ranges}, n)
+			if !slices.Equal(plan.Addresses, tt.want) {
+				t.Errorf("addresses %v, want %v", plan.Addresses, tt.want)
+			}
+			if got := strings.Join(wrong, "\n"); tt.wrong == "" && got != "" || !strings.Contains(got, tt.wrong) {
+				t.Errorf("wrong: %q, want %q", got, tt.wrong)
+			}
+		})
+	}
+}
+
+func TestForPods(t *testing.T) {
+	a, b, six := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8::1")
+	p := Plan{Addresses: []netip.Addr{a, b, six}}
+	for i, got := range p.ForPods(false) {
+		if want := []netip.Addr{a, b}[i%2]; got != want {
+			t.Errorf("group %d has %s, want %s", i, got, want)
+		}
+	}
+	if got := p.ForPods(true); len(got) != PodGroups || got[15] != six {
+		t.Errorf("IPv6 has %v", got)
+	}
+	if got := (Plan{Addresses: []netip.Addr{six}}).ForPods(false); got != nil {
+		t.Errorf("IPv4 has %v, want none", got)
+	}
+}

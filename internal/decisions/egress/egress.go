@@ -17,11 +17,31 @@ type Plan struct {
 	// address, or a rule decides that this package does not understand. All of a family without
 	// Sources is in it.
 	Keep []netip.Prefix
+	// Addresses are the node's addresses that connections get, sorted: see Plan.ForPods. A family without
+	// any gets the address of the route's device.
+	Addresses []netip.Addr
+}
+
+// PodGroups is the number of groups in which pods share Addresses. The last four bits of a pod's
+// address are the number of its group, so all connections of a pod have one address (RFC 4787, REQ-2).
+const PodGroups = 16
+
+// ForPods returns the address of each of the PodGroups; nil: the family has no Addresses.
+func (p Plan) ForPods(v6 bool) []netip.Addr {
+	own := slices.DeleteFunc(slices.Clone(p.Addresses), func(a netip.Addr) bool { return a.Is6() != v6 })
+	if len(own) == 0 {
+		return nil
+	}
+	groups := make([]netip.Addr, PodGroups)
+	for i := range groups {
+		groups[i] = own[i%len(own)]
+	}
+	return groups
 }
 
 // Equal reports whether two Plans are the same.
 func (p Plan) Equal(q Plan) bool {
-	return slices.Equal(p.Sources, q.Sources) && slices.Equal(p.Keep, q.Keep)
+	return slices.Equal(p.Sources, q.Sources) && slices.Equal(p.Keep, q.Keep) && slices.Equal(p.Addresses, q.Addresses)
 }
 
 // Any reports whether the Plan concerns any pod.

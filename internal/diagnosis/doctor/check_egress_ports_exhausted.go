@@ -45,8 +45,8 @@ func (egressPortsExhausted) Find(n *Node) (found []Finding) {
 			Numbers:  map[string]float64{"connections": float64(d.Connections), "ports": float64(e.Ports), "packets": float64(e.Refused)},
 			Packets: "Each connection to one address and port outside needs a port of this node that no other connection to it has. Without " +
 				"one, its first packet is dropped. Open connections, and those to other destinations, go on.",
-			Remedy: "Have the pods keep connections open and reuse them, or close those that they do not use. Or use more addresses of the " +
-				"destination, or spread the pods over more nodes: each has ports of its own.",
+			Remedy: "Have the pods keep connections open and reuse them, or close those that they do not use. Or give the node more addresses " +
+				"(--egress-addresses), use more of the destination, or spread the pods over more nodes: each has ports of its own.",
 			Commands: []string{"spillway flows"},
 		})
 	}

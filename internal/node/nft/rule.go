@@ -345,6 +345,16 @@ func (r *Rule) SNAT(f *IP) *Rule {
 	})
 }
 
+// SNATFullyRandom gives the packet the source address at Reg and a fully random port: see Masquerade.
+func (r *Rule) SNATFullyRandom(f *IP) *Rule {
+	return r.add("nat", func(a *attrs) {
+		a.u32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
+		a.u32(unix.NFTA_NAT_FAMILY, uint32(f.Family))
+		a.u32(unix.NFTA_NAT_REG_ADDR_MIN, Reg)
+		a.u32(unix.NFTA_NAT_FLAGS, natRangeFullyRandom)
+	})
+}
+
 // Masquerade gives the packet the node's address and a fully random port. If the kernel
 // counted ports up, two connections that begin at once could get the same port; one of
 // them would be lost (insert_failed).

@@ -54,6 +54,9 @@ func (s *Server) describeEgress(st reconcile.Status) *nodev1alpha1.Egress {
 	for _, p := range st.Egress.Sources {
 		out.Sources = append(out.Sources, p.String())
 	}
+	for _, a := range st.Egress.Addresses {
+		out.Addresses = append(out.Addresses, a.String())
+	}
 	use, err := s.egressUse()
 	if err != nil {
 		s.log.Debug("counting egress failed", slog.Any("err", err))

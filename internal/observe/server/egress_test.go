@@ -77,6 +77,7 @@ func TestStatusDescribesEgress(t *testing.T) {
 		{"", egress.Plan{}, "<nil>"},
 		{egress.Off, egress.Plan{}, "<nil>"},
 		{egress.Auto, egress.Plan{}, `mode:"auto"  connections:7`},
+		{egress.Auto, egress.Plan{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, `mode:"auto" connections:7 addresses:"192.0.2.1"`},
 		{egress.On, egress.Plan{Sources: sources, Keep: sources}, `mode:"on"  sources:"10.1.0.0/16"  kept:1  connections:7`},
 	} {
 		plane := &egressPlane{use: dataplane.EgressUse{Connections: 7}}

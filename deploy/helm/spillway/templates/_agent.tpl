@@ -96,6 +96,9 @@
 {{- if .egress.configMapName }}
 - --egress-config=/etc/spillway/egress/config
 {{- end }}
+{{- with .egress.addresses }}
+- --egress-addresses={{ join "," . }}
+{{- end }}
 {{- end }}
 {{- if .masqueradeAll }}
 - --masquerade-all

@@ -109,7 +109,7 @@ bits are set after the length: write {{ div $start 16777216 }}.{{ mod (div $star
 
 {{- /* Values that the agent would refuse: it would restart again and again. */ -}}
 {{- define "spillway.checkAddresses" -}}
-{{- range $name, $list := dict "clusterCIDR" .Values.clusterCIDR "nodePortAddresses" .Values.nodePortAddresses }}
+{{- range $name, $list := dict "clusterCIDR" .Values.clusterCIDR "nodePortAddresses" .Values.nodePortAddresses "egress.addresses" (.Values.egress).addresses }}
 {{- if and $list (kindIs "string" $list) }}
 {{- fail (printf "%s: %s: a list is wanted: --set '%s={%s}', or %s: [%s] in a file" $name $list $name $list $name $list) }}
 {{- end }}
@@ -236,7 +236,7 @@ the addresses of the Service kubernetes are known. */ -}}
   "healthz-bind-address" "healthz" "metrics-bind-address" "metrics" "bind-address-hard-fail" "" "api-socket" "api.socket" "api-listen" "api" "api-tls-cert" "api.secretName" "api-tls-key" "api.secretName" "api-client-ca" "api.secretName" "bypass" "bypass" "detect-local-mode" "detectLocalMode"
   "log-format" "logFormat" "v" "logLevel" "service-proxy-name" "mode and serviceProxyName" "takeover" "takeover" "cleanup" "cleanup"
   "cluster-cidr" "clusterCIDR" "pod-bridge-interface" "podBridgeInterface" "pod-interface-name-prefix" "podInterfaceNamePrefix"
-  "nodeport-addresses" "nodePortAddresses" "localhost-nodeports" "localhostNodePorts" "host-ports" "hostPorts" "forwarding" "forwarding" "dsr-key-file" "forwardingSecretName" "dsr-port" "forwardingPort" "maglev-seed-file" "maglevSeedSecretName" "xdp" "xdp" "egress" "egress.mode" "egress-config" "egress.configMapName" "masquerade-all" "masqueradeAll" "socket-hooks" "socketHooks" "end-sockets" "endSockets" "profiling" "profiling"
+  "nodeport-addresses" "nodePortAddresses" "localhost-nodeports" "localhostNodePorts" "host-ports" "hostPorts" "forwarding" "forwarding" "dsr-key-file" "forwardingSecretName" "dsr-port" "forwardingPort" "maglev-seed-file" "maglevSeedSecretName" "xdp" "xdp" "egress" "egress.mode" "egress-config" "egress.configMapName" "egress-addresses" "egress.addresses" "masquerade-all" "masqueradeAll" "socket-hooks" "socketHooks" "end-sockets" "endSockets" "profiling" "profiling"
   "conntrack-max-per-core" "conntrack.maxPerCore" "conntrack-min" "conntrack.min"
   "conntrack-tcp-timeout-established" "conntrack.tcpTimeoutEstablished" "conntrack-tcp-timeout-close-wait" "conntrack.tcpTimeoutCloseWait"
   "conntrack-udp-timeout" "conntrack.udpTimeout" "conntrack-udp-timeout-stream" "conntrack.udpTimeoutStream"
@@ -359,6 +359,9 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- end }}
 {{- if and (.Values.egress).configMapName (ne (toString .Values.egress.mode) "on") }}
 {{- fail "egress.configMapName has no meaning without egress.mode: on: set it, or leave the name out" }}
+{{- end }}
+{{- if and (.Values.egress).addresses (not (has (toString .Values.egress.mode) (list "auto" "on"))) }}
+{{- fail "egress.addresses has no meaning with egress.mode: off: set it to auto or on, or leave the addresses out" }}
 {{- end }}
 {{- if and .Values.maglevSeedSecretName (ne (include "spillway.proxyMode" .) "ebpf") }}
 {{- fail "maglevSeedSecretName: only proxyMode: ebpf has tables of maglev" }}

@@ -38,10 +38,8 @@ func (w *Writer) OnUplinks(uplinks map[int]attach.Uplink) {
 			w.cfg.Log.Error("Write settings", "err", err)
 		}
 	}
-	if len(lost) > 0 && w.sourcesLost != nil {
-		if err := w.sourcesLost(lost); err != nil {
-			w.cfg.Log.Error("Delete flows whose source the node has lost", "err", err)
-		}
+	if err := w.loseSources(lost); err != nil {
+		w.cfg.Log.Error("Write external devices", "err", err)
 	}
 }
 

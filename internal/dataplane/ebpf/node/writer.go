@@ -48,6 +48,8 @@ type Writer struct {
 	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
 	draining      bool                // an earlier run drained, and no Services are written yet: see EndDraining
 	egressKept    bool                // SETTING_EGRESS_KEPT
+
+	egressAddresses []objects.TCAddr // of egress_addresses; nil: not written yet
 }
 
 // New returns a Writer that has not read the maps yet. It calls factsChanged, if not nil, when Fact may
@@ -59,7 +61,7 @@ func New(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr)
 	}
 }
 
-// OnSourcesLost has f called with the addresses that the external devices no longer have.
+// OnSourcesLost has f called with the source addresses of egress that the node no longer has.
 func (w *Writer) OnSourcesLost(f func(lost map[netip.Addr]bool) error) { w.sourcesLost = f }
 
 // OnKept has watch called with the destinations that egress leaves to netfilter, when they have grown. watch
@@ -106,7 +108,8 @@ func (w *Writer) Write(n *intent.Node) error {
 	if err := objects.ReplaceMap(w.m(objects.TCMapNodeAddrs), want); err != nil {
 		errs = append(errs, fmt.Errorf("write node addresses: %w", err))
 	}
-	return errors.Join(append(errs, w.writeSettings(n), w.removeClusterRanges(n))...)
+	errs = append(errs, w.writeEgressAddresses(n), w.writeSettings(n), w.removeClusterRanges(n))
+	return errors.Join(append(errs, w.loseEgressAddresses(before, n))...)
 }
 
 // EndDraining ends the draining of an earlier run: the Services are written. Until then the programs

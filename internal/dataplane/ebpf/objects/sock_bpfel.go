@@ -45,6 +45,7 @@ const (
 	SockMapConnections       = "connections"
 	SockMapDsrEncapsulations = "dsr_encapsulations"
 	SockMapDsrPaths          = "dsr_paths"
+	SockMapEgressAddresses   = "egress_addresses"
 	SockMapEgressPorts       = "egress_ports"
 	SockMapEventCounts       = "event_counts"
 	SockMapEventRates        = "event_rates"
@@ -199,6 +200,7 @@ type SockMapSpecs struct {
 	Connections       *ebpf.MapSpec `ebpf:"connections"`
 	DsrEncapsulations *ebpf.MapSpec `ebpf:"dsr_encapsulations"`
 	DsrPaths          *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EgressAddresses   *ebpf.MapSpec `ebpf:"egress_addresses"`
 	EgressPorts       *ebpf.MapSpec `ebpf:"egress_ports"`
 	EventCounts       *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates        *ebpf.MapSpec `ebpf:"event_rates"`
@@ -305,6 +307,7 @@ type SockMaps struct {
 	Connections       *ebpf.Map `ebpf:"connections"`
 	DsrEncapsulations *ebpf.Map `ebpf:"dsr_encapsulations"`
 	DsrPaths          *ebpf.Map `ebpf:"dsr_paths"`
+	EgressAddresses   *ebpf.Map `ebpf:"egress_addresses"`
 	EgressPorts       *ebpf.Map `ebpf:"egress_ports"`
 	EventCounts       *ebpf.Map `ebpf:"event_counts"`
 	EventRates        *ebpf.Map `ebpf:"event_rates"`
@@ -357,6 +360,7 @@ func (m *SockMaps) Close() error {
 		m.Connections,
 		m.DsrEncapsulations,
 		m.DsrPaths,
+		m.EgressAddresses,
 		m.EgressPorts,
 		m.EventCounts,
 		m.EventRates,

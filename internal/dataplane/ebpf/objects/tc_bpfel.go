@@ -596,6 +596,7 @@ const (
 	TCMapConnections                = "connections"
 	TCMapDsrEncapsulations          = "dsr_encapsulations"
 	TCMapDsrPaths                   = "dsr_paths"
+	TCMapEgressAddresses            = "egress_addresses"
 	TCMapEgressPorts                = "egress_ports"
 	TCMapEventCounts                = "event_counts"
 	TCMapEventRates                 = "event_rates"
@@ -760,6 +761,7 @@ type TCMapSpecs struct {
 	Connections       *ebpf.MapSpec `ebpf:"connections"`
 	DsrEncapsulations *ebpf.MapSpec `ebpf:"dsr_encapsulations"`
 	DsrPaths          *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EgressAddresses   *ebpf.MapSpec `ebpf:"egress_addresses"`
 	EgressPorts       *ebpf.MapSpec `ebpf:"egress_ports"`
 	EventCounts       *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates        *ebpf.MapSpec `ebpf:"event_rates"`
@@ -890,6 +892,7 @@ type TCMaps struct {
 	Connections       *ebpf.Map `ebpf:"connections"`
 	DsrEncapsulations *ebpf.Map `ebpf:"dsr_encapsulations"`
 	DsrPaths          *ebpf.Map `ebpf:"dsr_paths"`
+	EgressAddresses   *ebpf.Map `ebpf:"egress_addresses"`
 	EgressPorts       *ebpf.Map `ebpf:"egress_ports"`
 	EventCounts       *ebpf.Map `ebpf:"event_counts"`
 	EventRates        *ebpf.Map `ebpf:"event_rates"`
@@ -944,6 +947,7 @@ func (m *TCMaps) Close() error {
 		m.Connections,
 		m.DsrEncapsulations,
 		m.DsrPaths,
+		m.EgressAddresses,
 		m.EgressPorts,
 		m.EventCounts,
 		m.EventRates,

@@ -22,6 +22,7 @@ const (
 	XDPMapConnections       = "connections"
 	XDPMapDsrEncapsulations = "dsr_encapsulations"
 	XDPMapDsrPaths          = "dsr_paths"
+	XDPMapEgressAddresses   = "egress_addresses"
 	XDPMapEgressPorts       = "egress_ports"
 	XDPMapEventCounts       = "event_counts"
 	XDPMapEventRates        = "event_rates"
@@ -153,6 +154,7 @@ type XDPMapSpecs struct {
 	Connections       *ebpf.MapSpec `ebpf:"connections"`
 	DsrEncapsulations *ebpf.MapSpec `ebpf:"dsr_encapsulations"`
 	DsrPaths          *ebpf.MapSpec `ebpf:"dsr_paths"`
+	EgressAddresses   *ebpf.MapSpec `ebpf:"egress_addresses"`
 	EgressPorts       *ebpf.MapSpec `ebpf:"egress_ports"`
 	EventCounts       *ebpf.MapSpec `ebpf:"event_counts"`
 	EventRates        *ebpf.MapSpec `ebpf:"event_rates"`
@@ -260,6 +262,7 @@ type XDPMaps struct {
 	Connections       *ebpf.Map `ebpf:"connections"`
 	DsrEncapsulations *ebpf.Map `ebpf:"dsr_encapsulations"`
 	DsrPaths          *ebpf.Map `ebpf:"dsr_paths"`
+	EgressAddresses   *ebpf.Map `ebpf:"egress_addresses"`
 	EgressPorts       *ebpf.Map `ebpf:"egress_ports"`
 	EventCounts       *ebpf.Map `ebpf:"event_counts"`
 	EventRates        *ebpf.Map `ebpf:"event_rates"`
@@ -313,6 +316,7 @@ func (m *XDPMaps) Close() error {
 		m.Connections,
 		m.DsrEncapsulations,
 		m.DsrPaths,
+		m.EgressAddresses,
 		m.EgressPorts,
 		m.EventCounts,
 		m.EventRates,

@@ -109,6 +109,17 @@ func (o *Outside) add(name, device string, addrs ...string) {
 	}
 }
 
+// Own gives the node two more addresses of the family, and returns them.
+func (o *Outside) Own(a OutsideAddrs) (more [2]string) {
+	o.t.Helper()
+	more[0] = netip.MustParseAddr(a.Node).Next().String()
+	more[1] = netip.MustParseAddr(more[0]).Next().String()
+	for _, addr := range more {
+		o.ip("addr add " + addr + " dev lan0 nodad")
+	}
+	return more
+}
+
 // ip runs commands of ip in the thread's namespace.
 func (o *Outside) ip(commands ...string) {
 	o.t.Helper()
