@@ -159,7 +159,7 @@ func (t *topPages) page(ctx context.Context) error {
 		if err := t.output.Encode(t.out, objects(rows), ""); err != nil {
 			return err
 		}
-	} else if err := t.output.Print(t.out, topTable{rows, t.serving}); err != nil {
+	} else if err := t.output.Print(t.out, topTable{top.Namespaces, rows, t.serving}); err != nil {
 		return err
 	}
 	if err != nil {
@@ -189,7 +189,7 @@ func (t *topPages) addressPage(ctx context.Context) error {
 	if t.output.ForPrograms() {
 		err = t.output.Encode(t.out, addressObjects(s.Rows), "")
 	} else {
-		err = t.output.Print(t.out, addressTable(s))
+		err = t.output.Print(t.out, topTable{s.View, s.Rows, ""})
 	}
 	if err == nil && len(s.Problems) > 0 {
 		t.warnOnce(escape.Text(strings.Join(s.Problems, "; ")))
@@ -217,19 +217,6 @@ func addressObjects(rows []top.Row) []addressObject {
 	return list
 }
 
-// addressTable is a page of another view than namespaces.
-type addressTable top.Sample
-
-// Write prints the page.
-func (p addressTable) Write(w io.Writer) error {
-	t := page.NewTable(page.Column{Name: top.Sample(p).Heading(), Least: 20, Cut: true}, page.Number("ENTRIES"), page.Number("+/s"))
-	for _, r := range p.Rows {
-		t.Row(r.Name, r.Entries, r.Growth())
-	}
-	t.Foot("%d %s", len(p.Rows), p.View)
-	return t.Write(w)
-}
-
 // object is a row for programs. The keys are an interface.
 type object struct {
 	Name string `json:"name"`
@@ -246,26 +233,27 @@ func objects(rows []top.Row) []object {
 	return list
 }
 
-// topTable is a page with a text form.
+// topTable is a page of a view.
 type topTable struct {
+	view    top.View
 	rows    []top.Row
 	serving string
 }
 
-// Write prints the page. Counters count from the creation of the namespace.
+// Write prints the page.
 func (p topTable) Write(w io.Writer) error {
-	wide := func(name string) page.Column { return page.Number(name).OnlyWide() }
-	t := page.NewTable(page.Column{Name: "NAMESPACE", Least: 12, Cut: true}, page.Number("ENTRIES"), page.Number("USE"), page.Number("+/s"),
-		page.Number("DROPS"), page.Number("INSFAIL"), page.Number("INVALID"), page.Number("EXPECT"),
-		wide("MAX"), wide("BUCKETS"), wide("EVICTED"), wide("FOUND"), wide("PID"))
-	for _, r := range p.rows {
-		expect := 0
-		for _, n := range r.Report.Expectations {
-			expect += n
+	columns := p.view.PageColumns()
+	heads := make([]page.Column, len(columns))
+	for i, c := range columns {
+		heads[i] = page.Column{Name: c.Name, Right: c.Least == 0, Wide: c.In == top.Wide, Least: c.Least, Cut: c.Least > 0}
+	}
+	t := page.NewTable(heads...)
+	for i := range p.rows {
+		cells := make([]any, len(columns))
+		for k := range columns {
+			cells[k] = columns[k].Cell(&p.rows[i])
 		}
-		c, l := r.Report.Counters, r.Report.Limits
-		t.Row(r.Name, r.Entries, r.Use(), r.Growth(), r.Drops, c.InsertFailed, c.Invalid, expect,
-			l.Max, l.Buckets, c.EarlyDrop, c.Found, r.Report.Namespace.PID)
+		t.Row(cells...)
 	}
 	t.Foot("%s", p.verdict())
 	return t.Write(w)
@@ -273,6 +261,9 @@ func (p topTable) Write(w io.Writer) error {
 
 // verdict is the last line of a page.
 func (p topTable) verdict() string {
+	if p.view != top.Namespaces {
+		return fmt.Sprintf("%d %s", len(p.rows), p.view)
+	}
 	verdict := top.NotInUse(p.serving)
 	if len(p.rows) > 0 {
 		fullest := p.rows[0]

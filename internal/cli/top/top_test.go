@@ -235,6 +235,6 @@ func TestATableOfNamespacesFitsTheTerminal(t *testing.T) {
 		{Namespace: conntrack.Namespace{Inode: 1, Own: true, PID: 1}, Entries: 5, Limits: conntrack.Limits{Max: 262144}},
 	}
 	var c top.Collector
-	clitest.Pages(t, "namespaces", topTable{c.Compare(reports, time.Now()), "the eBPF dataplane serves here, without conntrack"})
-	clitest.Pages(t, "unused", topTable{nil, "the eBPF dataplane serves here, without conntrack"})
+	clitest.Pages(t, "namespaces", topTable{top.Namespaces, c.Compare(reports, time.Now()), "the eBPF dataplane serves here, without conntrack"})
+	clitest.Pages(t, "unused", topTable{top.Namespaces, nil, "the eBPF dataplane serves here, without conntrack"})
 }

@@ -182,11 +182,16 @@ func (m Model) lines() []string {
 		return []string{cut(fmt.Sprintf("%dx%d is too small: make it %dx%d", m.width, m.height, leastWidth, leastHeight), max(1, m.width))}
 	}
 	rows := m.rows()
-	lines := []string{m.head(len(rows)), m.columns()}
+	columns := m.view.liveColumns(m.width - 2)
+	lines := []string{m.head(len(rows)), "  " + line(columns, func(c *Column) any { return c.Name })}
 	room := m.height - 4
 	first := max(0, min(m.chosen, len(rows)-1)-room+1)
 	for i := first; i < len(rows) && i < first+room; i++ {
-		lines = append(lines, m.line(&rows[i], i == m.chosen))
+		mark := "  "
+		if i == m.chosen {
+			mark = "> "
+		}
+		lines = append(lines, mark+line(columns, func(c *Column) any { return c.Cell(&rows[i]) }))
 	}
 	if len(rows) == 0 {
 		lines = append(lines, m.empty())
@@ -216,23 +221,6 @@ func (m Model) head(n int) string {
 		head += "  (paused)"
 	}
 	return head
-}
-
-func (m Model) nameWidth() int { return m.width - 44 }
-
-func (m Model) columns() string {
-	return fmt.Sprintf("  %-*s %9s %7s %8s %8s %5s", m.nameWidth(), m.view.heading(), "ENTRIES", "USE", "+/s", "DROPS", "/s")
-}
-
-func (m Model) line(r *Row, chosen bool) string {
-	mark, w, drops := " ", m.nameWidth(), "-"
-	if chosen {
-		mark = ">"
-	}
-	if r.Compared {
-		drops = fmt.Sprintf("%.0f", r.PerSec)
-	}
-	return fmt.Sprintf("%s %-*s %9d %7s %8s %8d %5s", mark, w, cut(escape.Text(r.Name), w), r.Entries, r.Use(), r.Growth(), r.Drops, drops)
 }
 
 func (m Model) empty() string {

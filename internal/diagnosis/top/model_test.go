@@ -131,27 +131,38 @@ func TestAPageFits(t *testing.T) {
 	many := Sample{Problems: []string{strings.Repeat("no permission ", 20), "more"}}
 	for i := range 300 {
 		many.Rows = append(many.Rows, Row{Name: fmt.Sprintf("tcp [fd00:10:96:0:1:2:3:%x]:65535 a-pod-with-a-long-name-%d", i, i),
-			Entries: 1_000_000, Max: 1_000_000, Rate: 99999, Drops: 12345678})
+			Entries: 1_000_000, Max: 1_000_000, Rate: 99999, Drops: 12345678, PerSec: 99999, Compared: true})
 	}
-	for _, size := range [][2]int{{80, 24}, {60, 8}, {200, 50}, {61, 9}} {
-		m, _ := page(t, many).Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
-		for range 40 {
-			m, _ = m.Update(tea.KeyPressMsg{Code: tea.KeyDown})
+	for view := range views {
+		for _, size := range [][2]int{{80, 24}, {60, 8}, {200, 50}, {61, 9}} {
+			t.Run(fmt.Sprint(view, size), func(t *testing.T) { fits(t, press(t, page(t, many), fmt.Sprint(1+int(view))), size[0], size[1]) })
 		}
-		lines := m.(Model).lines()
-		if len(lines) != size[1] {
-			t.Errorf("%v: %d lines", size, len(lines))
+	}
+}
+
+// fits checks a page in a terminal of some size, far down the rows.
+func fits(t *testing.T, start tea.Model, width, height int) {
+	t.Helper()
+	m, _ := start.Update(tea.WindowSizeMsg{Width: width, Height: height})
+	for range 40 {
+		m, _ = m.Update(tea.KeyPressMsg{Code: tea.KeyDown})
+	}
+	lines := m.(Model).lines()
+	if len(lines) != height {
+		t.Errorf("%d lines", len(lines))
+	}
+	chosen := false
+	for i, l := range lines {
+		if len(l) > width {
+			t.Errorf("%d columns: %q", len(l), l)
 		}
-		chosen := false
-		for _, l := range lines {
-			if len(l) > size[0] {
-				t.Errorf("%v: %d columns: %q", size, len(l), l)
-			}
-			chosen = chosen || strings.HasPrefix(l, ">")
+		if end := map[bool]string{true: "/s", false: "99999"}[i == 1]; i > 0 && i < height-2 && (len(l) != width || !strings.HasSuffix(l, end)) {
+			t.Errorf("the last column does not end at the edge: %q", l)
 		}
-		if !chosen {
-			t.Errorf("%v: the chosen row is not shown", size)
-		}
+		chosen = chosen || strings.HasPrefix(l, ">")
+	}
+	if !chosen {
+		t.Error("the chosen row is not shown")
 	}
 }
 

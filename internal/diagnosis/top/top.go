@@ -15,7 +15,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -38,8 +37,6 @@ const (
 var viewNames = [views]string{"namespaces", "services", "endpoints", "sources"}
 
 func (v View) String() string { return viewNames[v] }
-
-func (v View) heading() string { return strings.ToUpper(strings.TrimSuffix(v.String(), "s")) }
 
 // ViewNames lists the names of the views.
 func ViewNames() []string { return slices.Clone(viewNames[:]) }
@@ -99,6 +96,23 @@ func (r *Row) Growth() string {
 		return "-"
 	}
 	return fmt.Sprintf("%+.0f", r.Rate)
+}
+
+// dropRate is PerSec as text; "-" if it is unknown.
+func (r *Row) dropRate() string {
+	if !r.Compared {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", r.PerSec)
+}
+
+// expectations returns the number of expectations of all helpers.
+func (r *Row) expectations() int {
+	sum := 0
+	for _, n := range r.Report.Expectations {
+		sum += n
+	}
+	return sum
 }
 
 // Sample holds the state at one time.
@@ -237,9 +251,6 @@ func namespaceRows(reports []conntrack.Report) []Row {
 	}
 	return rows
 }
-
-// Heading returns the heading of the names of rows.
-func (s Sample) Heading() string { return s.View.heading() }
 
 // problem adds the parts of err to Problems.
 func (s *Sample) problem(err error) {
