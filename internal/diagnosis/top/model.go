@@ -69,7 +69,7 @@ func (m Model) ask() tea.Cmd {
 // anew requests a Sample for the current selection at once.
 func (m Model) anew() (tea.Model, tea.Cmd) {
 	m.request++
-	m.ready, m.chosen = false, 0
+	m.sample, m.err, m.ready, m.chosen = Sample{}, nil, false, 0
 	return m, m.ask()
 }
 
@@ -82,7 +82,7 @@ func (m Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if msg.request != m.request {
 			return m, nil
 		}
-		if !m.paused {
+		if !m.paused || !m.ready {
 			m.sample, m.err, m.ready = msg.sample, msg.err, true
 		}
 		request := m.request

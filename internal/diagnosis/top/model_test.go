@@ -110,8 +110,8 @@ func TestAnAnswerToAnEarlierQuestionIsLate(t *testing.T) {
 	late := m.ask()()
 	next, _ := m.Update(tea.KeyPressMsg{Text: "2", Code: '2'})
 	next, _ = next.Update(late)
-	if next.(Model).ready {
-		t.Error("rows of namespaces are shown as services")
+	if m := next.(Model); m.ready || names(m) != "" {
+		t.Errorf("rows of namespaces are shown as services: %s", names(m))
 	}
 }
 
@@ -123,6 +123,10 @@ func TestPauseKeepsThePage(t *testing.T) {
 	}
 	if m = answer(t, press(t, m, "p")); names(m) != "" {
 		t.Error("it is not renewed afterwards")
+	}
+	m = press(t, page(t, three), "p", "2")
+	if names(m) == "" {
+		t.Error("a paused page has no rows of the view that was chosen then")
 	}
 }
 
