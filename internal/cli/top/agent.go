@@ -2,7 +2,10 @@ package top
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
@@ -12,8 +15,9 @@ import (
 )
 
 const (
-	mostFlows    = 20_000 // in a response, as many as an agent sends
-	flowsTimeout = 5 * time.Second
+	mostFlows     = 20_000 // in a response, as many as an agent sends
+	flowsTimeout  = 5 * time.Second
+	statusTimeout = time.Second
 )
 
 // agent is a node's agent for top.Collector.
@@ -42,10 +46,28 @@ func (a *agent) Flows(ctx context.Context) (flows []top.Flow, more bool, err err
 	for _, f := range resp.Flows {
 		flows = append(flows, top.Flow{
 			Protocol: nodeclient.ConntrackProtocol(f.Protocol), Client: addrPort(f.Client), Service: addrPort(f.ServiceAddress),
-			Endpoint: addrPort(f.Endpoint),
+			Endpoint: addrPort(f.Endpoint), Egress: f.Egress, Pod: f.Client.GetPod(),
 		})
 	}
 	return flows, resp.More, nil
+}
+
+// WithoutEgress implements top.Agent.
+func (a *agent) WithoutEgress(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	st, err := a.client.Status(ctx, &nodev1alpha1.StatusRequest{})
+	switch {
+	case err != nil:
+		return nodeclient.Error("list connections of egress, which needs the agent", a.dialer, err)
+	case st.Egress == nil:
+		return errors.New("list connections of egress: egress is off: give the agent --egress auto")
+	case !slices.ContainsFunc(st.Dataplanes, func(d *nodev1alpha1.Dataplane) bool { return d.Name == "ebpf" }):
+		return fmt.Errorf("list connections of egress: --proxy-mode %s has them in conntrack: use 'conntrack -L --src-nat'", st.ProxyMode)
+	case len(st.Egress.Sources) == 0:
+		return errors.New("list connections of egress: netfilter has them all: see Egress in 'spillway status'")
+	}
+	return a.names.Probe(ctx) // Flows asks for none after its error
 }
 
 // addrPort is invalid for an unknown address.

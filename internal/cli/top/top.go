@@ -38,10 +38,12 @@ conntrack is in use, and refreshes the page until it is interrupted. --view show
 endpoints or sources of flows. In a terminal, keys select the view, the order and a filter;
 the last line of the page lists them. With -o json, each line is an array. Flows of the
 eBPF dataplane are not in conntrack: an agent of this machine adds them to these views, and
-the names of Services and pods. Needs root.`,
+the names of Services and pods. --view egress counts pods' connections to the outside
+by pod and destination, from that agent. Needs root.`,
 		Example: `  spillway top
   spillway top --once -o wide
   spillway top --view services --once
+  spillway top --view egress
   spillway top --interval 10s -o json`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -203,6 +205,7 @@ type addressObject struct {
 	Protocol string `json:"protocol,omitempty"`
 	Address  string `json:"address"`
 	Port     uint16 `json:"port,omitempty"`
+	Client   string `json:"client,omitempty"` // of egress: the address of Owner's pod
 	top.Owner
 	Entries int     `json:"entries"`
 	Rate    float64 `json:"entries_per_second"`
@@ -212,7 +215,11 @@ func addressObjects(rows []top.Row) []addressObject {
 	list := make([]addressObject, 0, len(rows))
 	for _, r := range rows {
 		a := r.Address.AddrPort
-		list = append(list, addressObject{r.Address.Protocol, a.Addr().String(), a.Port(), r.Owner, r.Entries, r.Rate})
+		client := ""
+		if r.Client.IsValid() {
+			client = r.Client.String()
+		}
+		list = append(list, addressObject{r.Address.Protocol, a.Addr().String(), a.Port(), client, r.Owner, r.Entries, r.Rate})
 	}
 	return list
 }
@@ -262,7 +269,7 @@ func (p topTable) Write(w io.Writer) error {
 // verdict is the last line of a page.
 func (p topTable) verdict() string {
 	if p.view != top.Namespaces {
-		return fmt.Sprintf("%d %s", len(p.rows), p.view)
+		return fmt.Sprintf("%d %s", len(p.rows), p.view.Plural())
 	}
 	verdict := top.NotInUse(p.serving)
 	if len(p.rows) > 0 {

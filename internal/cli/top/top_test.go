@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -149,6 +150,13 @@ func TestTheKeysOfAJSONPage(t *testing.T) {
 type fakeAgent struct {
 	nodev1alpha1connect.UnimplementedNodeServiceHandler
 	flowsErr error
+	namesErr error
+	egress   []*nodev1alpha1.Flow
+	status   *nodev1alpha1.StatusResponse
+}
+
+func (a fakeAgent) Status(context.Context, *nodev1alpha1.StatusRequest) (*nodev1alpha1.StatusResponse, error) {
+	return a.status, nil
 }
 
 func (a fakeAgent) Names(_ context.Context, req *nodev1alpha1.NamesRequest) (*nodev1alpha1.NamesResponse, error) {
@@ -164,7 +172,7 @@ func (a fakeAgent) Names(_ context.Context, req *nodev1alpha1.NamesRequest) (*no
 		}
 		resp.Names = append(resp.Names, out)
 	}
-	return resp, nil
+	return resp, a.namesErr
 }
 
 func (a fakeAgent) ListFlows(context.Context, *nodev1alpha1.ListFlowsRequest) (*nodev1alpha1.ListFlowsResponse, error) {
@@ -172,11 +180,11 @@ func (a fakeAgent) ListFlows(context.Context, *nodev1alpha1.ListFlowsRequest) (*
 		return &nodev1alpha1.Peer{Address: addr, Port: port}
 	}
 	tcp := nodev1alpha1.Protocol_PROTOCOL_TCP
-	return &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{
+	return &nodev1alpha1.ListFlowsResponse{Flows: append([]*nodev1alpha1.Flow{
 		{Protocol: tcp, Client: peer("10.1.0.2", 1), ServiceAddress: peer("10.96.0.1", 80), Endpoint: peer("10.1.0.7", 8080)},
 		{Protocol: tcp, Client: peer("10.1.0.2", 2), ServiceAddress: peer("10.96.0.1", 80), Endpoint: peer("10.1.0.7", 8080)},
 		{Protocol: tcp, Client: peer("10.1.0.3", 2), ServiceAddress: peer("10.96.0.9", 80)},
-	}}, a.flowsErr
+	}, a.egress...)}, a.flowsErr
 }
 
 // addressPages prints a page of a view, where conntrack is not in use.
@@ -215,6 +223,54 @@ func TestPagesOfServicesHaveNamesAndSpillwaysFlows(t *testing.T) {
 	}
 }
 
+func TestPagesOfEgressHavePodsAndDestinations(t *testing.T) {
+	out := func(pod, client string, port uint32) *nodev1alpha1.Flow {
+		return &nodev1alpha1.Flow{Protocol: nodev1alpha1.Protocol_PROTOCOL_TCP, Egress: true,
+			Client: &nodev1alpha1.Peer{Address: client, Port: port, Pod: pod}, Endpoint: &nodev1alpha1.Peer{Address: "203.0.113.5", Port: 443}}
+	}
+	socket := nodeclienttest.Serve(t, fakeAgent{egress: []*nodev1alpha1.Flow{
+		out("shop/web-0", "10.1.0.7", 1), out("shop/web-0", "10.1.0.7", 2), out("", "10.1.0.8", 1),
+	}})
+	text, warned := addressPages(t, top.Egress, cli.Table, socket)
+	if got, want := strings.Join(strings.Fields(text), " "), "POD DESTINATION ENTRIES +/s shop/web-0 tcp 203.0.113.5:443 2 +0 "+
+		"10.1.0.8 tcp 203.0.113.5:443 1 +0 2 destinations of pods"; got != want || warned != "" {
+		t.Errorf("%s\nwant %s; warned %q", got, want, warned)
+	}
+	text, _ = addressPages(t, top.Egress, cli.JSON, socket)
+	to := `{"protocol":"tcp","address":"203.0.113.5","port":443,`
+	want := "[" + to + `"client":"10.1.0.7","pod":"shop/web-0","entries":2,"entries_per_second":0},` +
+		to + `"client":"10.1.0.8","entries":1,"entries_per_second":0}]`
+	if strings.TrimSpace(text) != want {
+		t.Errorf("%s\nwant %s", text, want)
+	}
+}
+
+// Without connections, a page of egress says why in one line.
+func TestPagesOfEgressSayWhyTheyAreEmpty(t *testing.T) {
+	serve := func(e *nodev1alpha1.Egress, dataplane string) string {
+		return nodeclienttest.Serve(t, fakeAgent{status: &nodev1alpha1.StatusResponse{
+			ProxyMode: dataplane, Egress: e, Dataplanes: []*nodev1alpha1.Dataplane{{Name: dataplane}}}})
+	}
+	on := &nodev1alpha1.Egress{Mode: "on", Sources: []string{"10.1.0.0/24"}}
+	nameless := fakeAgent{namesErr: errors.New("broken"), status: &nodev1alpha1.StatusResponse{
+		Egress: on, Dataplanes: []*nodev1alpha1.Dataplane{{Name: "ebpf"}}}}
+	for _, row := range []struct{ want, socket string }{
+		{"spillway: list connections of egress, which needs the agent: the agent at ", filepath.Join(t.TempDir(), "api.sock")},
+		{"spillway: list Spillway's flows: the agent at ", nodeclienttest.Serve(t, fakeAgent{flowsErr: errors.New("broken")})},
+		{"spillway: list connections of egress: egress is off: ", serve(nil, "ebpf")},
+		{"spillway: list connections of egress: --proxy-mode nftables has them in conntrack: ", serve(on, "nftables")},
+		{"spillway: list connections of egress: netfilter has them all: ", serve(&nodev1alpha1.Egress{Mode: "auto"}, "ebpf")},
+		{"spillway: name Services, which needs the agent: the agent at ", nodeclienttest.Serve(t, nameless)},
+		{"", serve(on, "ebpf")},
+	} {
+		text, warned := addressPages(t, top.Egress, cli.Table, row.socket)
+		lines := strings.Count(warned, "\n")
+		if text != "0 destinations of pods\n" || !strings.HasPrefix(warned, row.want) || lines != min(1, len(row.want)) {
+			t.Errorf("%q, warned %q, want %q", text, warned, row.want)
+		}
+	}
+}
+
 func TestPagesWithoutAnAgentSaySoOnce(t *testing.T) {
 	for want, socket := range map[string]string{
 		"name Services, which needs the agent: the agent at ": filepath.Join(t.TempDir(), "api.sock"),
@@ -227,7 +283,7 @@ func TestPagesWithoutAnAgentSaySoOnce(t *testing.T) {
 	}
 }
 
-func TestATableOfNamespacesFitsTheTerminal(t *testing.T) {
+func TestTablesFitTheTerminal(t *testing.T) {
 	reports := []conntrack.Report{
 		{Namespace: conntrack.Namespace{Inode: 2, Names: []string{"cni-5b2c1d7e-0c3f-4a4e-9d8a-1f2e3d4c5b6a"}}, Entries: 261000,
 			Limits:   conntrack.Limits{Max: 262144, Buckets: 65536},
@@ -235,6 +291,14 @@ func TestATableOfNamespacesFitsTheTerminal(t *testing.T) {
 		{Namespace: conntrack.Namespace{Inode: 1, Own: true, PID: 1}, Entries: 5, Limits: conntrack.Limits{Max: 262144}},
 	}
 	var c top.Collector
-	clitest.Pages(t, "namespaces", topTable{top.Namespaces, c.Compare(reports, time.Now()), "the eBPF dataplane serves here, without conntrack"})
-	clitest.Pages(t, "unused", topTable{top.Namespaces, nil, "the eBPF dataplane serves here, without conntrack"})
+	const serving = "the eBPF dataplane serves here, without conntrack"
+	clitest.Pages(t, "namespaces", topTable{top.Namespaces, c.Compare(reports, time.Now()), serving})
+	egress := []top.Row{
+		{Address: top.Address{Protocol: "tcp", AddrPort: netip.MustParseAddrPort("203.0.113.5:443")}, Entries: 29000,
+			Owner: top.Owner{Pod: "a-long-namespace-of-a-team/crawler-5b2c1d7e0c-3f4a4e9d8a-x7k2p"}, Compared: true, Rate: 120},
+		{Address: top.Address{Protocol: "udp", AddrPort: netip.MustParseAddrPort("[2001:db8:1234:5678:9abc:def0:1234:5678]:443")},
+			Client: netip.MustParseAddr("fd00::7"), Entries: 1, Compared: true},
+	}
+	clitest.Pages(t, "egress", topTable{top.Egress, egress, ""})
+	clitest.Pages(t, "unused", topTable{top.Namespaces, nil, serving})
 }

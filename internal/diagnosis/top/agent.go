@@ -14,6 +14,8 @@ import (
 type Agent interface {
 	// Flows returns flows of the agent's own flow table, and whether there are more.
 	Flows(context.Context) (flows []Flow, more bool, err error)
+	// WithoutEgress returns why Flows has no flow of egress, in one line; nil: pods have none.
+	WithoutEgress(context.Context) error
 	// Owners returns the owners of addresses, in their order, with those that are known even
 	// if it returns an error.
 	Owners(context.Context, []Address) ([]Owner, error)
@@ -23,6 +25,9 @@ type Agent interface {
 type Flow struct {
 	Protocol                  string
 	Client, Service, Endpoint netip.AddrPort
+	// Egress says that it is a pod's own connection to the outside, at Endpoint. Service is invalid.
+	Egress bool
+	Pod    string // of Client, as namespace/name; "": unknown
 }
 
 // Address is what a row of a view counts. Sources have neither protocol nor port.
@@ -69,11 +74,7 @@ func (c *Collector) countFlows(ctx context.Context, s *Sample, reports []conntra
 	if c.Agent == nil || !own {
 		return
 	}
-	flows, more, err := c.Agent.Flows(ctx)
-	if err != nil {
-		s.Problems = append(s.Problems, err.Error())
-		return
-	}
+	flows, _ := c.flows(ctx, s)
 	for _, f := range flows {
 		a := Address{f.Protocol, f.Service}
 		switch s.View {
@@ -86,9 +87,47 @@ func (c *Collector) countFlows(ctx context.Context, s *Sample, reports []conntra
 			counts[a]++
 		}
 	}
+}
+
+// flows returns the agent's own flows, and whether they could be read.
+func (c *Collector) flows(ctx context.Context, s *Sample) ([]Flow, bool) {
+	flows, more, err := c.Agent.Flows(ctx)
+	if err != nil {
+		s.Problems = append(s.Problems, err.Error())
+		return nil, false
+	}
 	if more {
 		s.Problems = append(s.Problems, "Spillway's flow table has more flows than are counted here")
 	}
+	return flows, true
+}
+
+// egress counts the flows of egress by pod and destination.
+func (c *Collector) egress(ctx context.Context, s *Sample) []Row {
+	if c.Agent == nil {
+		s.Problems = append(s.Problems, "connections of egress are not listed: they need an agent")
+		return nil
+	}
+	flows, read := c.flows(ctx, s)
+	var rows []Row
+	index := map[string]int{} // in rows, by Row.key
+	for _, f := range flows {
+		if !f.Egress {
+			continue
+		}
+		r := Row{Address: Address{f.Protocol, f.Endpoint}, Client: f.Client.Addr(), Owner: Owner{Pod: f.Pod}}
+		i, known := index[r.key()]
+		if !known {
+			i = len(rows)
+			r.Name = r.pod() + " " + r.Address.String()
+			rows, index[r.key()] = append(rows, r), i
+		}
+		rows[i].Entries++
+	}
+	if read && len(rows) == 0 {
+		s.problem(c.Agent.WithoutEgress(ctx))
+	}
+	return rows
 }
 
 // owners returns the owners of the addresses with the most entries.

@@ -53,8 +53,13 @@ var (
 
 // columns returns the columns of the view in some forms. The first one names the row.
 func (v View) columns(forms ...Form) []Column {
-	list := namespaceColumns
-	if v != Namespaces {
+	var list []Column
+	switch v {
+	case Namespaces:
+		list = namespaceColumns
+	case Egress:
+		list = egressColumns
+	default:
 		heading := strings.ToUpper(strings.TrimSuffix(v.String(), "s"))
 		list = []Column{text(heading, 20, nameCell), entries, growth, dropped.in(Terminal), dropRate}
 	}
@@ -65,6 +70,12 @@ func (v View) columns(forms ...Form) []Column {
 func (v View) PageColumns() []Column { return v.columns(Both, Pages, Wide) }
 
 func nameCell(r *Row) any { return r.Name }
+
+var egressColumns = []Column{
+	text("POD", 12, func(r *Row) any { return r.pod() }),
+	text("DESTINATION", 25, func(r *Row) any { return r.Address }), // any of IPv4
+	entries, growth,
+}
 
 // Counters count from the creation of the namespace.
 var namespaceColumns = []Column{

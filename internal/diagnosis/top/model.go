@@ -107,7 +107,7 @@ func (m Model) key(key string) (tea.Model, tea.Cmd) {
 	case "tab":
 		m.view = (m.view + 1) % views
 		return m.anew()
-	case "1", "2", "3", "4":
+	case "1", "2", "3", "4", "5":
 		m.view = View(key[0] - '1')
 		return m.anew()
 	case "e":
@@ -207,8 +207,8 @@ func (m Model) lines() []string {
 }
 
 func (m Model) head(n int) string {
-	head := fmt.Sprintf("spillway top  %d %s by %s", n, m.view, m.order)
-	if m.only != 0 {
+	head := fmt.Sprintf("spillway top  %d %s by %s", n, m.view.Plural(), m.order)
+	if m.only != 0 && m.view != Egress {
 		head += "  in " + m.onlyName
 	}
 	if m.filter != "" || m.typing {
@@ -233,7 +233,7 @@ func (m Model) empty() string {
 		return "  no name matches the filter; esc clears it"
 	case m.view == Namespaces:
 		return "  " + NotInUse(m.sample.Serving)
-	case m.sample.Serving != "":
+	case m.sample.Serving != "" && m.view != Egress:
 		return "  no entries: " + m.sample.Serving
 	}
 	return "  no entries"
@@ -259,7 +259,7 @@ func (m Model) foot() string {
 	if m.typing {
 		return "type a part of the name; enter keeps the filter, esc clears it"
 	}
-	return "tab/1-4 view  e/d/r sort  / filter  enter namespace  esc back  p pause  q quit"
+	return "tab/1-5 view  e/d/r sort  / filter  enter namespace  esc back  p pause  q quit"
 }
 
 // cut shortens s to n characters.

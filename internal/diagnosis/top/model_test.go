@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -95,8 +96,8 @@ func TestKeysChooseViewAndNamespace(t *testing.T) {
 		asked = append(asked, fmt.Sprint(v, only))
 		return three, nil
 	}, Namespaces, time.Hour)
-	m = press(t, answer(t, m), "tab", "tab", "4", "1", "down", "enter", "2", "esc")
-	want := "namespaces0 services0 endpoints0 sources0 namespaces0 sources3 services3 namespaces0"
+	m = press(t, answer(t, m), "tab", "tab", "4", "5", "1", "down", "enter", "2", "esc")
+	want := "namespaces0 services0 endpoints0 sources0 egress0 namespaces0 sources3 services3 namespaces0"
 	if got := strings.ReplaceAll(strings.Join(asked, ","), " ", ""); got != strings.ReplaceAll(want, " ", ",") {
 		t.Errorf("asked for %s, want %s", got, want)
 	}
@@ -135,6 +136,8 @@ func TestAPageFits(t *testing.T) {
 	many := Sample{Problems: []string{strings.Repeat("no permission ", 20), "more"}}
 	for i := range 300 {
 		many.Rows = append(many.Rows, Row{Name: fmt.Sprintf("tcp [fd00:10:96:0:1:2:3:%x]:65535 a-pod-with-a-long-name-%d", i, i),
+			Address: Address{"tcp", netip.MustParseAddrPort("[fd00:10:96:0:1:2:3:4444]:65535")},
+			Owner:   Owner{Pod: fmt.Sprintf("a-long-namespace/a-pod-with-a-long-name-%d", i)},
 			Entries: 1_000_000, Max: 1_000_000, Rate: 99999, Drops: 12345678, PerSec: 99999, Compared: true})
 	}
 	for view := range views {
@@ -160,13 +163,30 @@ func fits(t *testing.T, start tea.Model, width, height int) {
 		if len(l) > width {
 			t.Errorf("%d columns: %q", len(l), l)
 		}
-		if end := map[bool]string{true: "/s", false: "99999"}[i == 1]; i > 0 && i < height-2 && (len(l) != width || !strings.HasSuffix(l, end)) {
+		end := map[bool]string{true: "/s", false: "99999"}[i == 1]
+		if i > 0 && i < height-2 && (len(l) != width || !strings.HasSuffix(l, end)) {
 			t.Errorf("the last column does not end at the edge: %q", l)
 		}
 		chosen = chosen || strings.HasPrefix(l, ">")
 	}
 	if !chosen {
 		t.Error("the chosen row is not shown")
+	}
+}
+
+// A destination with its port is whole, where it is of IPv4. The pod is cut before.
+func TestADestinationOfEgressFitsTheSmallestTerminal(t *testing.T) {
+	to := Address{"tcp", netip.MustParseAddrPort("203.113.100.255:65535")}
+	row := Row{Name: "x", Address: to, Owner: Owner{Pod: "a-long-namespace/a-long-name"}, Entries: 29300}
+	m := press(t, page(t, Sample{Rows: []Row{row}}), "5")
+	for width, pod := range map[int]string{leastWidth: "a-long-nam", 120: "a-long-namespace/a-long-name"} {
+		next, _ := m.Update(tea.WindowSizeMsg{Width: width, Height: 24})
+		lines := next.(Model).lines()
+		head, got := strings.Fields(lines[1]), strings.Fields(lines[2])
+		if strings.Join(head, " ") != "POD DESTINATION ENTRIES +/s" || !strings.HasPrefix(got[1], pod) ||
+			strings.Join(got[2:], " ") != "tcp 203.113.100.255:65535 29300 -" {
+			t.Errorf("%d: %q, %q", width, lines[1], lines[2])
+		}
 	}
 }
 

@@ -1,5 +1,6 @@
 // Package top shows the use of conntrack on this machine: entries and drops by network
-// namespace, Service, endpoint and source. An agent adds names and its own flows.
+// namespace, Service, endpoint and source. An agent adds names and its own flows, among them
+// those of egress.
 //
 //	conntrack.ReadAll, Conn.Dump ──┐
 //	Agent: names, its own flows ───┤
@@ -31,12 +32,21 @@ const (
 	Services        // destinations that are translated
 	Endpoints       // translated destination
 	Sources         // source of the flow
+	Egress          // pods and their destinations outside, of the agent's own flows
 	views
 )
 
-var viewNames = [views]string{"namespaces", "services", "endpoints", "sources"}
+var viewNames = [views]string{"namespaces", "services", "endpoints", "sources", "egress"}
 
 func (v View) String() string { return viewNames[v] }
+
+// Plural returns what the rows of the view are.
+func (v View) Plural() string {
+	if v == Egress {
+		return "destinations of pods"
+	}
+	return v.String()
+}
 
 // ViewNames lists the names of the views.
 func ViewNames() []string { return slices.Clone(viewNames[:]) }
@@ -50,9 +60,10 @@ func ParseView(name string) (View, bool) {
 // Row is one line of a page.
 type Row struct {
 	Name    string
-	Address Address // of other views than Namespaces
-	Owner   Owner   // of Address, as far as the agent knows it
-	Inode   uint64  // of a namespace
+	Address Address    // of other views than Namespaces
+	Owner   Owner      // of Address, or of Client, as far as the agent knows it
+	Client  netip.Addr // of Egress: the pod's
+	Inode   uint64     // of a namespace
 	Entries int
 	Max     int     // of a namespace: capacity of its table
 	Rate    float64 // entries a second by which it grew
@@ -63,6 +74,22 @@ type Row struct {
 	Compared bool
 	Report   *conntrack.Report // of a namespace
 }
+
+// key identifies a row in Samples of one view: its name may change.
+func (r *Row) key() string {
+	switch {
+	case r.Inode != 0:
+		return fmt.Sprint(r.Inode)
+	case r.Client.IsValid():
+		return r.Client.String() + " " + r.Address.String()
+	case r.Address != Address{}:
+		return r.Address.String()
+	}
+	return r.Name
+}
+
+// pod is the name of the pod of Client; its address if the name is unknown.
+func (r *Row) pod() string { return cmp.Or(r.Owner.Pod, r.Client.String()) }
 
 // Share returns the share of the table that is in use, 0 if the table's size is unknown.
 func (r *Row) Share() float64 {
@@ -214,9 +241,15 @@ func (c *Collector) count(d *drops.Drop) {
 }
 
 // Read reads a Sample of one view. If only is not 0, only the entries of that namespace
-// count. Errors of some namespaces are in Problems; Read returns an error if all fail.
+// count; Egress is of the whole node. Errors of some namespaces are in Problems; Read returns
+// an error if all fail.
 func (c *Collector) Read(ctx context.Context, view View, only uint64) (Sample, error) {
 	s := Sample{At: time.Now(), View: view, Serving: c.Serving}
+	if view == Egress { // conntrack has none of it
+		s.Rows = c.egress(ctx, &s)
+		c.compare(&s, 0)
+		return s, ctx.Err()
+	}
 	reports, err := c.ReadAll(ctx)
 	// Without conntrack, an agent's own flows are all there is.
 	if errors.Is(err, conntrack.ErrUnsupported) && (view == Namespaces || c.Agent == nil) || ctx.Err() != nil {
@@ -328,12 +361,7 @@ func (c *Collector) compare(s *Sample, only uint64) {
 	now := make(map[string]Row, len(s.Rows))
 	for i := range s.Rows {
 		r := &s.Rows[i]
-		key := r.Name
-		if r.Inode != 0 {
-			key = fmt.Sprint(r.Inode) // the name of a namespace may change
-		} else if r.Address != (Address{}) {
-			key = r.Address.String() // its owner may change
-		}
+		key := r.key()
 		old, known := c.before[key]
 		r.Compared = same && (known || r.Inode == 0)
 		if r.Compared {

@@ -93,17 +93,21 @@ func TestEntriesAreCountedByServiceEndpointAndSource(t *testing.T) {
 
 // fakeAgent has flows of its own, and names the addresses of a Service.
 type fakeAgent struct {
-	more bool
-	err  error
+	egress  []Flow
+	more    bool
+	err     error
+	without error
 }
 
 func (a *fakeAgent) Flows(context.Context) ([]Flow, bool, error) {
 	at := netip.MustParseAddrPort
-	return []Flow{
-		{"tcp", at("10.1.0.2:5000"), at("10.96.0.1:80"), at("10.1.0.7:8080")},
-		{"udp", at("10.1.0.2:5000"), at("10.96.0.1:80"), at("10.1.0.7:8080")},
-	}, a.more, a.err
+	return append([]Flow{
+		{Protocol: "tcp", Client: at("10.1.0.2:5000"), Service: at("10.96.0.1:80"), Endpoint: at("10.1.0.7:8080")},
+		{Protocol: "udp", Client: at("10.1.0.2:5000"), Service: at("10.96.0.1:80"), Endpoint: at("10.1.0.7:8080")},
+	}, a.egress...), a.more, a.err
 }
+
+func (a *fakeAgent) WithoutEgress(context.Context) error { return a.without }
 
 func (a *fakeAgent) Owners(_ context.Context, addrs []Address) ([]Owner, error) {
 	out := make([]Owner, len(addrs))
@@ -148,6 +152,58 @@ func TestAnAgentAddsNamesAndItsOwnFlows(t *testing.T) {
 	check(Sources, 0, "10.1.0.2 shop/client=3", "Spillway's flow table has more flows than are counted here")
 	agent.err = errors.New("no agent")
 	check(Sources, 0, "10.1.0.2 shop/client=1", "no agent")
+}
+
+func TestEgressIsCountedByPodAndDestination(t *testing.T) {
+	at := netip.MustParseAddrPort
+	out := func(pod, client, destination string) Flow {
+		return Flow{Protocol: "tcp", Client: at(client), Endpoint: at(destination), Egress: true, Pod: pod}
+	}
+	agent := &fakeAgent{without: errors.New("egress is off")}
+	c := collector(map[uint64][]*conntrack.Entry{1: {flow("10.1.0.2:4000", "203.0.113.5:443", "203.0.113.6:443")}}, nil)
+	c.Agent = agent
+	check := func(want, problems string) (s Sample) {
+		t.Helper()
+		s, err := c.Read(t.Context(), Egress, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sortRows(s.Rows, ByEntries)
+		var got []string
+		for _, r := range s.Rows {
+			got = append(got, r.Name+"="+itoa(r.Entries))
+		}
+		if strings.Join(got, ", ") != want || strings.Join(s.Problems, "; ") != problems {
+			t.Errorf("%s, want %s; problems %q, want %q", strings.Join(got, ", "), want, s.Problems, problems)
+		}
+		return s
+	}
+	check("", "egress is off")
+	// Two pods have one name, one after the other, and the name of a third comes later.
+	const last = ", shop/a tcp 203.0.113.5:80=1, shop/a tcp 203.0.113.5:80=1"
+	agent.egress = []Flow{
+		out("", "10.1.0.3:1", "203.0.113.5:53"), out("", "10.1.0.3:2", "203.0.113.5:53"), out("", "10.1.0.3:3", "203.0.113.5:53"),
+		out("shop/a", "10.1.0.2:1", "203.0.113.5:443"), out("shop/a", "10.1.0.2:2", "203.0.113.5:443"),
+		out("shop/a", "10.1.0.2:1", "203.0.113.5:80"), out("shop/a", "10.1.0.9:1", "203.0.113.5:80"),
+	}
+	check("10.1.0.3 tcp 203.0.113.5:53=3, shop/a tcp 203.0.113.5:443=2"+last, "")
+	for i := range 3 {
+		agent.egress[i].Pod = "shop/b"
+	}
+	agent.egress = append(agent.egress, out("shop/a", "10.1.0.2:3", "203.0.113.5:443"), out("shop/a", "10.1.0.2:4", "203.0.113.5:443"))
+	s := check("shop/a tcp 203.0.113.5:443=4, shop/b tcp 203.0.113.5:53=3"+last, "")
+	for i, r := range s.Rows {
+		if grown := i == 0; !r.Compared || r.Rate > 0 != grown || r.Rate < 0 {
+			t.Errorf("growth of %s: %v", r.Name, r.Rate)
+		}
+	}
+	agent.more = true
+	check("shop/a tcp 203.0.113.5:443=4, shop/b tcp 203.0.113.5:53=3"+last,
+		"Spillway's flow table has more flows than are counted here")
+	agent.err = errors.New("broken")
+	check("", "broken")
+	c.Agent = nil
+	check("", "connections of egress are not listed: they need an agent")
 }
 
 func TestRatesOutliveNames(t *testing.T) {
