@@ -82,6 +82,9 @@ func (c *Collector) countFlows(ctx context.Context, s *Sample, reports []conntra
 			a = Address{AddrPort: netip.AddrPortFrom(f.Client.Addr(), 0)}
 		case Endpoints:
 			a.AddrPort = f.Endpoint
+			if f.Egress { // no endpoint of a Service
+				continue
+			}
 		}
 		if a.AddrPort.IsValid() {
 			counts[a]++

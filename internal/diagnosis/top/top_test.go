@@ -127,7 +127,9 @@ func (a *fakeAgent) Owners(_ context.Context, addrs []Address) ([]Owner, error) 
 func TestAnAgentAddsNamesAndItsOwnFlows(t *testing.T) {
 	entries := map[uint64][]*conntrack.Entry{2: {flow("10.1.0.2:4000", "10.96.0.1:80", "10.1.0.7:8080")}}
 	c := collector(entries, nil)
-	agent := &fakeAgent{}
+	agent := &fakeAgent{egress: []Flow{{
+		Protocol: "tcp", Client: netip.MustParseAddrPort("10.1.0.4:5000"), Endpoint: netip.MustParseAddrPort("203.0.113.5:443"), Egress: true,
+	}}}
 	c.Agent = agent
 	check := func(view View, only uint64, want, problems string) {
 		t.Helper()
@@ -146,10 +148,10 @@ func TestAnAgentAddsNamesAndItsOwnFlows(t *testing.T) {
 	}
 	check(Services, 0, "tcp 10.96.0.1:80 shop/web:http=2, udp 10.96.0.1:80=1", "")
 	check(Endpoints, 0, "tcp 10.1.0.7:8080 shop/web-0 of shop/web:http, shop/api:80=2, udp 10.1.0.7:8080 web-0=1", "")
-	check(Sources, 0, "10.1.0.2 shop/client=3", "")
+	check(Sources, 0, "10.1.0.2 shop/client=3, 10.1.0.4=1", "")
 	check(Sources, 2, "10.1.0.2 shop/client=1", "") // another namespace than the agent's
 	agent.more = true
-	check(Sources, 0, "10.1.0.2 shop/client=3", "Spillway's flow table has more flows than are counted here")
+	check(Sources, 0, "10.1.0.2 shop/client=3, 10.1.0.4=1", "Spillway's flow table has more flows than are counted here")
 	agent.err = errors.New("no agent")
 	check(Sources, 0, "10.1.0.2 shop/client=1", "no agent")
 }
