@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 )
@@ -43,6 +44,7 @@ func FuzzRuleset(f *testing.F) {
 		rs.FirstPacket()
 		rs.Assigned("tftp", 69)
 		rs.Addresses()
+		rs.Restrictions(Outward{Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Devices: []string{"eth0"}})
 		for _, r := range rs.Rules {
 			r.SourceNAT()
 			r.DropsInvalid()

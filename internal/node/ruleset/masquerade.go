@@ -75,6 +75,8 @@ type walker struct {
 	family   string
 	hook     string // "postrouting" or "prerouting"
 	external []string
+	usual    []string // of those, the ones that a rule has to name for all packets; nil: all of them
+	outward  *Outward // not nil: packets are these, with any mark and in any state but INVALID
 
 	source  netip.Addr // that is evaluated
 	leaves  netipx.IPSetBuilder
@@ -371,11 +373,11 @@ func (w *walker) addresses(list ...string) (*netipx.IPSet, bool) {
 // only some do.
 func (w *walker) isExternal(name string) (yes, known bool) {
 	prefix := strings.TrimRight(name, "*+")
-	n := 0
-	for _, e := range w.external {
-		if e == name || prefix != name && strings.HasPrefix(e, prefix) {
-			n++
-		}
+	is := func(e string) bool { return e == name || prefix != name && strings.HasPrefix(e, prefix) }
+	usual := w.usual
+	if usual == nil {
+		usual = w.external
 	}
-	return n > 0, n == 0 || n == len(w.external)
+	yes = slices.ContainsFunc(w.external, is)
+	return yes, !yes || !slices.ContainsFunc(usual, func(e string) bool { return !is(e) })
 }

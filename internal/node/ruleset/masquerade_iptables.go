@@ -34,32 +34,49 @@ func (w *walker) parseIptables(r *Rule, m *match) {
 				m.dest(w, set, not)
 			}
 		case "-o":
-			yes, known := w.isExternal(value)
-			if m.require(yes, not); !known {
-				m.never = false
+			if yes, known := w.isExternal(value); known {
+				m.require(yes, not)
+			} else {
 				m.setUnclear("it depends on the output device")
 			}
 		case "-i": // a pod's packet enters by no external device
-			if yes, _ := w.isExternal(value); yes {
+			if w.entersElsewhere(value) {
 				m.require(false, not)
 			} else {
 				m.setUnclear("it depends on the input device")
 			}
 		case "-p":
-			m.setUnclear("it depends on the protocol")
+			if w.outward != nil {
+				m.protocol([]string{value}, not)
+			} else {
+				m.setUnclear("it depends on the protocol")
+			}
 		case "-m":
 			module = value
 		case "--comment":
+		case "--invert": // a reverse path filter: the eBPF programs know the source of each packet themselves
+			if m.setUnclear("its match --invert is not understood"); w.outward != nil && module == "rpfilter" {
+				m.never = true
+			}
+			not = false
+			continue
 		case "--dst-type", "--src-type": // of the node, or a group
 			m.require(value == "UNICAST", not)
 		case "--mark":
-			if module != "mark" {
+			switch {
+			case module != "mark":
 				m.setUnclear("it depends on the connection's mark")
-				break
+			case w.outward != nil:
+				m.setUnclear("it depends on a mark")
+			default:
+				m.require(maskedIsZero(value), not)
 			}
-			m.require(maskedIsZero(value), not)
 		case "--ctstate", "--state":
-			m.require(slices.Contains(strings.Split(value, ","), "NEW"), not)
+			if w.outward != nil {
+				m.states(words(strings.ToLower(value)), not)
+			} else {
+				m.require(slices.Contains(strings.Split(value, ","), "NEW"), not)
+			}
 		case "-j", "-g":
 			w.targetOf(args[i], value, m)
 			m.options(args[i+2:])

@@ -69,6 +69,9 @@ func (p *nftRule) not() bool {
 
 func (p *nftRule) next() {
 	m := p.m
+	if p.w.outward != nil && p.outwardNext() {
+		return
+	}
 	switch {
 	case p.follows("ip", "saddr"), p.follows("ip6", "saddr"), p.follows("ip", "daddr"), p.follows("ip6", "daddr"):
 		p.address()
@@ -139,7 +142,7 @@ func (p *nftRule) address() {
 func (p *nftRule) set(word string) (*netipx.IPSet, bool) {
 	if name, named := strings.CutPrefix(word, "@"); named {
 		c := p.w.rs.chains[chainKey{"nft", p.r.Family, p.r.Table, "@" + name}]
-		if c == nil {
+		if c == nil || p.w.outward != nil && len(c.Rules) > maxElements {
 			return nil, false
 		}
 		var list []string

@@ -29,7 +29,8 @@ func (rs *Ruleset) parseSave(command, family string, out []byte, take func(table
 		switch {
 		case !wanted:
 		case line.Kind == iptablessave.Chain:
-			rs.chain(command, family, line.Table, line.Chain).Base = !strings.HasPrefix(line.Policy, "-")
+			c := rs.chain(command, family, line.Table, line.Chain)
+			c.Base, c.Policy = !strings.HasPrefix(line.Policy, "-"), line.Policy
 		case line.Kind == iptablessave.Rule:
 			c := rs.chain(command, family, line.Table, line.Chain)
 			rs.add(c, len(c.Rules)+1, line.Rule)
@@ -106,6 +107,7 @@ func (p *nftParser) line(line string) {
 	case fields[0] == "type" && strings.Contains(text, " hook "):
 		p.chain.Base = true
 		p.chain.Type, p.chain.Hook, p.chain.Priority = fields[1], word(fields, "hook"), priority(text)
+		p.chain.Policy = strings.TrimSuffix(word(fields, "policy"), ";")
 	case handle != 0:
 		p.rs.add(p.chain, handle, named(text))
 		r := p.chain.Rules[len(p.chain.Rules)-1]

@@ -30,6 +30,7 @@ type Chain struct {
 	Base                         bool   // packets enter here, from a hook
 	Type, Hook                   string // of a base chain of nft: "nat", "postrouting"
 	Priority                     int    // of a base chain of nft
+	Policy                       string // of a base chain: "ACCEPT", of nft "accept"
 	Rules                        []*Rule
 }
 
