@@ -16,6 +16,10 @@ type EgressReporter interface {
 type EgressUse struct {
 	Connections uint64 // open ones of all protocols, UDP flows included
 	Refused     uint64 // packets dropped for want of a port, since the programs were loaded
+	// Bypasses says that new connections bypass netfilter: --bypass may leave them to it. Devices are those
+	// to other machines, by which they may leave.
+	Bypasses bool
+	Devices  []string
 	// Ports is how many connections of one protocol, from one address of the node, one destination can
 	// have.
 	Ports int

@@ -1,6 +1,11 @@
 package ebpf
 
-import "spillway.dev/spillway/internal/dataplane"
+import (
+	"slices"
+
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+)
 
 var _ dataplane.EgressReporter = (*Backend)(nil)
 
@@ -9,6 +14,11 @@ func (b *Backend) EgressUse() (*dataplane.EgressUse, error) {
 	use, err := b.flows.EgressUse()
 	if use != nil {
 		use.Refused = b.Verdicts()["drop_egress_ports"]
+		for _, s := range b.attacher.Status() {
+			if s.Role == attach.External && slices.Contains(s.Attached, "ingress") {
+				use.Devices = append(use.Devices, s.Name)
+			}
+		}
 	}
 	return use, err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -174,6 +175,7 @@ func (l *loader) namespace(ctx context.Context, n conntrack.Namespace) {
 		}
 		l.addProblem(name, ns.readLinks())
 		l.addProblem(name, ns.readIPsec())
+		l.addProblem(name, ns.readMarkRules())
 		ns.readSysctls()
 		ns.readProc()
 		ns.findRoutes()
@@ -399,6 +401,54 @@ func (ns *Namespace) readIPsec() (err error) {
 		}
 	}
 	return nil
+}
+
+// readMarkRules reads the routing rules that packets without a mark do not meet.
+func (ns *Namespace) readMarkRules() error {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		list, err := kernel.Dump(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+			continue // a kernel without policy routing, or without IPv6
+		}
+		if err != nil {
+			return fmt.Errorf("list routing rules: %w", err)
+		}
+		for i := range list {
+			if r := &list[i]; r.Mark != 0 && !r.Invert {
+				ns.MarkRules = append(ns.MarkRules, markRule(r, family == netlink.FAMILY_V6))
+			}
+		}
+	}
+	return nil
+}
+
+func markRule(r *netlink.Rule, v6 bool) MarkRule {
+	m := MarkRule{Input: r.IifName, V6: v6}
+	from, to, input := "all", "", ""
+	if r.Src != nil {
+		m.Src, _ = netip.ParsePrefix(r.Src.String())
+		from = r.Src.String()
+	}
+	if r.Dst != nil {
+		m.Dst, _ = netip.ParsePrefix(r.Dst.String())
+		to = " to " + r.Dst.String()
+	}
+	if r.IifName != "" {
+		input = " iif " + r.IifName
+	}
+	mark := fmt.Sprintf("%#x", r.Mark)
+	if r.Mask != nil && *r.Mask != math.MaxUint32 {
+		mark += fmt.Sprintf("/%#x", *r.Mask)
+	}
+	m.Text = fmt.Sprintf("%d: from %s%s fwmark %s%s", r.Priority, from, to, mark, input)
+	switch r.Table {
+	case unix.RT_TABLE_UNSPEC:
+	case unix.RT_TABLE_MAIN:
+		m.Text += " lookup main"
+	default:
+		m.Text += fmt.Sprintf(" lookup %d", r.Table)
+	}
+	return m
 }
 
 // spillwayPrograms are the names of the eBPF dataplane's programs at ingress: of tcx

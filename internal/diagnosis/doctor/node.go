@@ -60,6 +60,8 @@ type Namespace struct {
 	Links        []Link
 	IPVS         bool // IPVS has services here, which no rule shows
 
+	MarkRules []MarkRule // routing rules for packets with a mark
+
 	IPsec []kernel.XfrmPolicy
 	EBPF  bool // programs of Spillway's eBPF dataplane are attached; read only where there is IPsec
 
@@ -87,6 +89,14 @@ type Endpoint struct {
 	Unreachable string // why: "no route", "no neighbor answers for it"; "" if no reason is known
 	RemovedFrom string // the Service port of the example's client, which does not have it; "": none is known
 	Local       bool   // an address of the namespace itself
+}
+
+// MarkRule is a routing rule for packets with a mark.
+type MarkRule struct {
+	Text     string       // as "ip rule" prints it
+	Src, Dst netip.Prefix // invalid: all
+	Input    string       // device by which packets enter; "": all
+	V6       bool
 }
 
 // Link is a device.

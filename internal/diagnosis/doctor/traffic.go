@@ -22,6 +22,13 @@ type Traffic struct {
 	DSR    DSRReplies
 	Flows  Table // the flow table; zero: unknown
 	Egress EgressPorts
+	Bypass EgressBypass
+}
+
+// EgressBypass says which packets of pods to the outside bypass netfilter. Without Sources there are none.
+type EgressBypass struct {
+	Sources, Keeps []netip.Prefix // ranges of pods, and destinations whose packets do not
+	Devices        []string       // to other machines, by which they may leave
 }
 
 // EgressPorts is the use of the node's ports by pods' connections to the outside, with eBPF.

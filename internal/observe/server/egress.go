@@ -99,3 +99,13 @@ func (s *Server) egressPorts(ctx context.Context) (out doctor.EgressPorts, err e
 	}
 	return out, nil
 }
+
+// egressBypass returns which packets of pods to the outside bypass netfilter.
+func (s *Server) egressBypass() (out doctor.EgressBypass, err error) {
+	use, err := s.egressUse()
+	if use == nil || !use.Bypasses {
+		return out, err
+	}
+	plan := s.cfg.State.Status().Egress
+	return doctor.EgressBypass{Sources: plan.Sources, Keeps: plan.Keep, Devices: use.Devices}, nil
+}

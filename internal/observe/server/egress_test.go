@@ -1,15 +1,20 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/egress"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/reconcile"
 )
 
@@ -91,3 +96,41 @@ func TestStatusDescribesEgress(t *testing.T) {
 		}
 	}
 }
+
+// TestRulesThatEgressBypassesAreFound: the agent knows which packets bypass them, and the node its rules.
+func TestRulesThatEgressBypassesAreFound(t *testing.T) {
+	plan := egress.Plan{Sources: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}
+	bypasses := dataplane.EgressUse{Bypasses: true, Devices: []string{"eth0"}}
+	for _, row := range []struct {
+		name  string
+		plane dataplane.Backend
+		plan  egress.Plan
+		found bool
+	}{
+		{"egress", &egressPlane{use: bypasses}, plan, true},
+		{"--bypass never", &egressPlane{use: dataplane.EgressUse{Devices: bypasses.Devices}}, plan, false},
+		{"no pods", &egressPlane{use: bypasses}, egress.Plan{}, false},
+		{"another dataplane", &fakePlane{}, plan, false},
+	} {
+		h := start(t, func(c *Config) {
+			c.State, c.Backends = &fakeState{status: reconcile.Status{Egress: row.plan}}, []dataplane.Backend{row.plane}
+			c.examine = func(context.Context) (*doctor.Node, error) {
+				ns := doctor.Namespace{Report: conntrack.Report{Namespace: conntrack.OwnNamespace()},
+					MarkRules: []doctor.MarkRule{{Text: "500: from all fwmark 0x1 lookup 100"}}}
+				ns.Rules = zeroOf(ns.Rules)
+				return &doctor.Node{Namespaces: []doctor.Namespace{ns}}, nil
+			}
+		}).wait(t)
+		resp, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := slices.ContainsFunc(resp.Findings, func(f *nodev1alpha1.Finding) bool { return f.Id == "egress-bypasses-rules" })
+		if found != row.found {
+			t.Errorf("%s: findings %v, %v", row.name, resp.Findings, resp.Problems)
+		}
+	}
+}
+
+// zeroOf returns a zero value for a pointer of a type whose package is not imported.
+func zeroOf[T any](*T) *T { return new(T) }

@@ -79,6 +79,9 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if t.Egress, err = s.egressPorts(ctx); err != nil {
 		return t, err
 	}
+	if t.Bypass, err = s.egressBypass(); err != nil {
+		return t, err
+	}
 	t.Taken, err = s.taken(ctx)
 	return t, err
 }

@@ -81,6 +81,8 @@ func (t *Table) EgressUse() (*dataplane.EgressUse, error) {
 	}
 	use := *last
 	use.Ports = int(s.SnatPorts)
+	const flags = objects.TCSettingsFlagsSETTING_EGRESS | objects.TCSettingsFlagsSETTING_BYPASS_NEVER
+	use.Bypasses = s.Flags&uint32(flags) == uint32(objects.TCSettingsFlagsSETTING_EGRESS)
 	return &use, nil
 }
 

@@ -53,7 +53,7 @@ func TestSweepCountsEgress(t *testing.T) {
 	use, err := b.EgressUse()
 	must.Do(t, err)
 	addr, to := netip.MustParseAddr, netip.MustParseAddrPort
-	want := &dataplane.EgressUse{Connections: 60, Ports: 33_500, Busiest: []dataplane.EgressDestination{
+	want := &dataplane.EgressUse{Connections: 60, Ports: 33_500, Bypasses: true, Busiest: []dataplane.EgressDestination{
 		{Protocol: model.TCP, Source: addr("192.0.2.1"), Destination: to("198.51.100.7:443"), Connections: 40,
 			Pods: []dataplane.EgressPod{{Addr: addr("10.244.0.5"), Connections: 30}, {Addr: addr("10.244.0.6"), Connections: 10}}},
 		{Protocol: model.TCP, Source: addr("192.0.2.2"), Destination: to("198.51.100.7:443"), Connections: 10,
@@ -63,6 +63,12 @@ func TestSweepCountsEgress(t *testing.T) {
 	}}
 	if !reflect.DeepEqual(use, want) {
 		t.Errorf("use %+v, want %+v", use, want)
+	}
+	must.Do(t, b.m(objects.TCMapNodeSettings).Put(uint32(0), objects.TCSettings{
+		Flags: uint32(objects.TCSettingsFlagsSETTING_EGRESS | objects.TCSettingsFlagsSETTING_BYPASS_NEVER),
+	}))
+	if use, err := b.EgressUse(); err != nil || use.Bypasses {
+		t.Errorf("with --bypass never: use %+v, %v", use, err)
 	}
 }
 
