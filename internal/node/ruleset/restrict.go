@@ -23,10 +23,10 @@ type Restriction struct{ Where, Text string }
 
 // Bounds of the work: the rules of a host firewall are some hundred.
 const (
-	maxSteps    = 1 << 15 // rules that are compared for a family
+	maxSteps    = 1 << 13 // rules that are compared for a family
 	maxElements = 1 << 12 // of a set that is compared by its addresses
 	maxParts    = 64      // ranges of destinations that are told apart
-	maxVisits   = 16      // of a chain, each for more destinations; then all destinations may meet it
+	maxVisits   = 8       // of a chain, each for more destinations; then all destinations may meet it
 )
 
 // Restrictions returns the rules and policies that may concern such packets, in the order in which

@@ -25,7 +25,7 @@ func TestRestrictionsOfHugeRulesets(t *testing.T) {
 	for i := range 12 {
 		fmt.Fprintf(&chains, ":C%d - [0:0]\n", i)
 		if i < 11 {
-			jumps.WriteString(repeat(100, fmt.Sprintf("-A C%d -d 198.%%d.%%d.0/24 -p tcp -j C%d\n", i, i+1)))
+			jumps.WriteString(repeat(60, fmt.Sprintf("-A C%d -d 198.%%d.%%d.0/24 -p tcp -j C%d\n", i, i+1)))
 		}
 	}
 	for _, row := range []struct {
