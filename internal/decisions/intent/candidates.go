@@ -21,11 +21,21 @@ type candidate struct {
 	near          bool // of the Service in LocalRedirectAnnotation
 }
 
-// lastResort reports whether kube-proxy falls back to the endpoint when no ready one is
+// isReady reports whether the endpoint may take new connections. With publishNotReadyAddresses
+// that is so while it terminates, too.
+func (c *candidate) isReady() bool { return c.ep.Ready }
+
+// isStaying reports whether the endpoint may take new connections and does not terminate.
+func (c *candidate) isStaying() bool { return c.isReady() && !c.ep.Terminating }
+
+// isLastResort reports whether kube-proxy falls back to the endpoint when no ready one is
 // left: it terminates, but still serves.
-func (c *candidate) lastResort() bool {
-	return !c.ep.Ready && c.ep.Serving && c.ep.Terminating
+func (c *candidate) isLastResort() bool {
+	return !c.isReady() && c.ep.Serving && c.ep.Terminating
 }
+
+// isServing reports whether the endpoint may keep the flows that it has.
+func (c *candidate) isServing() bool { return c.isReady() || c.ep.Serving }
 
 // serviceSlices is the slices of one Service, sorted by name so that equal facts give equal
 // results, and an index of their ports.

@@ -22,26 +22,26 @@ type reach struct {
 // own.
 func categorize(cs []candidate, n need, node, zone string) reach {
 	r := reach{any: slices.ContainsFunc(cs, func(c candidate) bool {
-		return c.ep.Ready || c.lastResort()
+		return c.isReady() || c.isLastResort()
 	})}
 	if n.clusterPolicy {
 		t := topologyOf(cs, node, zone)
 		r.clusterPolicy = selectAll(cs,
-			func(c *candidate) bool { return c.ep.Ready && t.allows(c.ep) },
+			func(c *candidate) bool { return c.isReady() && t.allows(c.ep) },
 			func(c *candidate) { c.clusterPolicy = true })
 		if !r.clusterPolicy {
 			// The topology is not the reason: without a suitable ready endpoint it is
 			// ignored. No endpoint is ready at all.
-			r.clusterPolicy = selectAll(cs, (*candidate).lastResort, func(c *candidate) { c.clusterPolicy = true })
+			r.clusterPolicy = selectAll(cs, (*candidate).isLastResort, func(c *candidate) { c.clusterPolicy = true })
 		}
 	}
 	if n.localPolicy {
 		r.localPolicy = selectAll(cs,
-			func(c *candidate) bool { return c.onThisNode && c.ep.Ready },
+			func(c *candidate) bool { return c.onThisNode && c.isReady() },
 			func(c *candidate) { c.localPolicy = true })
 		if !r.localPolicy {
 			r.localPolicy = selectAll(cs,
-				func(c *candidate) bool { return c.onThisNode && c.lastResort() },
+				func(c *candidate) bool { return c.onThisNode && c.isLastResort() },
 				func(c *candidate) { c.localPolicy = true })
 		}
 	}
@@ -93,7 +93,7 @@ func topologyOf(cs []candidate, node, zone string) topology {
 	allNodes, allZones := true, true
 	forNode, forZone := false, false
 	for _, c := range cs {
-		if !c.ep.Ready {
+		if !c.isReady() {
 			continue
 		}
 		h := hintsOf(c.ep)

@@ -98,7 +98,7 @@ func (t *Tracker) decidePort(e *service, p *portPlan, held []addressRequest, fro
 	cs := gather(t.candidates[:0], from, p.id, t.cfg.NodeName)
 	t.candidates = cs
 	for i := range cs {
-		if c := &cs[i]; c.onThisNode && c.ep.Ready && !c.ep.Terminating {
+		if c := &cs[i]; c.onThisNode && c.isStaying() {
 			t.healthy = append(t.healthy, c.addr.Addr())
 		}
 	}
@@ -166,7 +166,7 @@ func (t *Tracker) servingUnselected(protocol model.Protocol, cs []candidate) []E
 	}
 	var out []Endpoint
 	for i := range cs {
-		if c := &cs[i]; !c.selected() && !c.near && (c.ep.Ready || c.ep.Serving) {
+		if c := &cs[i]; !c.selected() && !c.near && c.isServing() {
 			out = append(out, t.endpoint(protocol, c))
 		}
 	}
@@ -180,7 +180,7 @@ func (t *Tracker) lingering(cs []candidate) []netip.AddrPort {
 	}
 	var out []netip.AddrPort
 	for _, c := range cs {
-		if !c.selected() && (c.ep.Ready || c.ep.Serving || c.ep.Terminating) {
+		if !c.selected() && (c.isServing() || c.ep.Terminating) {
 			out = append(out, c.addr)
 		}
 	}

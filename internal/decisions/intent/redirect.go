@@ -76,7 +76,7 @@ func (t *Tracker) redirect(id PortID, cs []candidate, near *serviceSlices, n nee
 		c.near = true
 		switch {
 		case !c.onThisNode:
-		case c.ep.Ready && !c.ep.Terminating:
+		case c.isStaying():
 			ready = append(ready, c)
 		default:
 			rest = append(rest, c)

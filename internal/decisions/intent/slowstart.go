@@ -45,7 +45,7 @@ func (s starts) readySince(id PortID, before starts, cs []candidate, now time.Ti
 	at := make(map[netip.AddrPort]time.Time, len(cs))
 	for i := range cs {
 		c := &cs[i]
-		if !c.ep.Ready {
+		if !c.isReady() {
 			continue
 		}
 		since, same := was[c.addr]
