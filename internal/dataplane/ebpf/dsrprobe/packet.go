@@ -11,18 +11,45 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/wire"
 )
 
-// The option of bpf/lib/dsr/option.h, and the header around it in IPv6.
+// Types of the option of bpf/lib/dsr/option.h: those that IANA has for experiments (RFC 4727).
 const (
-	optionV4, optionV4Len = 0x9e, 16
-	optionV6, optionV6Len = 0x1e, 26
-	headerV6Words         = 3
+	// optionCopied says that fragments have the option, too (RFC 791, 3.1): IPOPT_COPY of
+	// include/uapi/linux/ip.h.
+	optionCopied = 0x80
+	optionV4     = optionCopied | 30 // EXP, of class control
+	// optionV6 has the highest bits 000: a node that does not know it skips it, and routers do not
+	// change it (RFC 8200, 4.2).
+	optionV6 = 0x1e
+	padN     = 1 // RFC 8200, 4.2: IPV6_TLV_PADN of include/uapi/linux/in6.h
 )
 
 // Lengths in bytes.
 const (
-	gueLen      = 4
-	bodyV6Len   = 2 + optionV6Len // of the option, with type and length
-	tagInputLen = 56
+	portLen, ipv4Len, ipv6Len, tagLen = 2, 4, 16, 8
+
+	optionHeaderLen = 2 // type and length, in both families
+	optionV4Len     = optionHeaderLen + portLen + ipv4Len + tagLen
+	optionV6Len     = optionHeaderLen + portLen + ipv6Len + tagLen
+
+	destinationOptionsUnit      = 8 // the header's own length counts those after the first (RFC 8200, 4.6)
+	destinationOptionsHeaderLen = 2 // next header and length
+	padNLen                     = optionHeaderLen
+	destinationOptionsLen       = destinationOptionsHeaderLen + optionV6Len + padNLen
+
+	gueLen  = 4 // draft-ietf-intarea-gue, 3.1
+	gueUnit = 4 // its own length counts those after the first gueLen bytes
+)
+
+// Where struct dsr_connection of bpf/lib/dsr/option.h has what the tag of a probe is of, in bytes.
+const (
+	tagEndpoint     = 1 * ipv6Len // after the client, and before the Service
+	tagPorts        = 3 * ipv6Len
+	tagEndpointPort = tagPorts + portLen // after the client's, and before the Service's
+	tagProtocol     = tagPorts + 3*portLen
+	tagFamily       = tagProtocol + 1
+	tagInputLen     = tagFamily + 1
+
+	familyV4, familyV6 = 4, 6 // enum family of bpf/abi.h
 )
 
 // minIPv6 is the length that each network of IPv6 forwards (RFC 8200, 5).
@@ -34,7 +61,7 @@ func Room(is4 bool) int {
 	if is4 {
 		return wire.IPv4Len + wire.UDPLen + gueLen + optionV4Len
 	}
-	return wire.IPv6Len + wire.UDPLen + gueLen + bodyV6Len
+	return wire.IPv6Len + wire.UDPLen + gueLen + optionV6Len
 }
 
 // path is the two ends of a probe.
@@ -48,24 +75,24 @@ func (p path) is4() bool { return p.from.Addr().Is4() }
 // client is not named.
 func (p path) tag(key [16]byte) uint64 {
 	input := make([]byte, tagInputLen)
-	copy(input[16:], p.to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(input[50:], p.to.Port())
-	input[54], input[55] = unix.IPPROTO_UDP, 6
+	copy(input[tagEndpoint:], p.to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(input[tagEndpointPort:], p.to.Port())
+	input[tagProtocol], input[tagFamily] = unix.IPPROTO_UDP, familyV6
 	if p.is4() {
-		input[55] = 4
+		input[tagFamily] = familyV4
 	}
 	return siphash.Hash(binary.LittleEndian.Uint64(key[:]), binary.LittleEndian.Uint64(key[8:]), input)
 }
 
 // option returns the option, without the header around it in IPv6.
 func (p path) option(key [16]byte) []byte {
-	o := make([]byte, bodyV6Len)
-	o[0], o[1] = optionV6, optionV6Len
+	o := make([]byte, optionV6Len)
+	o[0], o[1] = optionV6, optionV6Len-optionHeaderLen // RFC 8200, 4.2: without type and length
 	if p.is4() {
 		o = o[:optionV4Len]
-		o[0], o[1] = optionV4, optionV4Len
+		o[0], o[1] = optionV4, optionV4Len // RFC 791, 3.1: with type and length
 	}
-	binary.LittleEndian.PutUint64(o[len(o)-8:], p.tag(key))
+	binary.LittleEndian.PutUint64(o[len(o)-tagLen:], p.tag(key))
 	return o
 }
 
@@ -74,10 +101,10 @@ func (p path) control(key [16]byte) []byte {
 	if p.is4() {
 		return controlMessage(unix.SOL_IP, unix.IP_RETOPTS, p.option(key))
 	}
-	h := make([]byte, (headerV6Words+1)*8)
-	h[1] = headerV6Words
-	n := copy(h[2:], p.option(key))
-	h[2+n] = 1 // PadN, without data
+	h := make([]byte, destinationOptionsLen)
+	h[1] = destinationOptionsLen/destinationOptionsUnit - 1
+	n := copy(h[destinationOptionsHeaderLen:], p.option(key))
+	h[destinationOptionsHeaderLen+n] = padN // without data
 	return controlMessage(unix.SOL_IPV6, unix.IPV6_DSTOPTS, h)
 }
 
@@ -94,7 +121,7 @@ func controlMessage(level, kind int, data []byte) []byte {
 // with the option as its private data.
 func (p path) encapsulated(key [16]byte, data []byte) []byte {
 	option := p.option(key)
-	b := append([]byte{byte(len(option) / 4), unix.IPPROTO_IPV6, 0, 0}, option...)
+	b := append([]byte{byte(len(option) / gueUnit), unix.IPPROTO_IPV6, 0, 0}, option...)
 	if p.is4() {
 		b[1] = unix.IPPROTO_IPIP
 	}
