@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
 )
 
@@ -37,9 +38,9 @@ type ConntrackConfig struct {
 
 func (c *ConntrackConfig) flags() []flag {
 	return []flag{
-		{name: "conntrack-autopilot", to: at(&c.Autopilot, autopilot.Advise), choices: autopilot.Modes,
+		{name: conntrack.FlagAutopilot, to: at(&c.Autopilot, autopilot.Advise), choices: autopilot.Modes,
 			usage: "Sizes and timeouts of the kernel's conntrack: off, advise (report the changes to make) or on (make them)."},
-		{name: "conntrack-autopilot-memory", to: at(&c.AutopilotMemory, "5%"),
+		{name: conntrack.FlagAutopilotMemory, to: at(&c.AutopilotMemory, "5%"),
 			usage: "Memory limit for full conntrack tables: a share of the machine's memory, such as 5%, or bytes, such as 512Mi."},
 	}
 }
@@ -78,15 +79,15 @@ func memoryShare(text string, memory uint64) (int64, error) {
 // bounds returns the limits of the autopilot: the configured size of the table, and timeouts
 // by their sysctl. A flag that was not given is no limit.
 func (c *ConntrackConfig) bounds() (entries int, timeouts map[string]time.Duration) {
-	if (c.given["conntrack-max-per-core"] || c.given["conntrack-min"]) && c.MaxPerCore > 0 {
+	if (c.given[conntrack.FlagMaxPerCore] || c.given[conntrack.FlagMin]) && c.MaxPerCore > 0 {
 		entries = int(min(max(int64(c.MaxPerCore)*int64(runtime.NumCPU()), int64(c.Min)), math.MaxInt32))
 	}
 	timeouts = map[string]time.Duration{}
-	if c.given["conntrack-udp-timeout"] {
-		timeouts["nf_conntrack_udp_timeout"] = c.UDP
+	if c.given[conntrack.FlagUDP] {
+		timeouts[conntrack.SysctlUDP] = c.UDP
 	}
-	if c.given["conntrack-udp-timeout-stream"] {
-		timeouts["nf_conntrack_udp_timeout_stream"] = c.UDPStream
+	if c.given[conntrack.FlagUDPStream] {
+		timeouts[conntrack.SysctlUDPStream] = c.UDPStream
 	}
 	return entries, timeouts
 }

@@ -7,6 +7,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
 // minFlows is the smallest flow table. Each CPU evicts from an LRU map in batches: in a
@@ -24,20 +25,20 @@ const maxPerCore = 32768
 func (c *Config) flowTableFlags() []flag {
 	d, n := ebpf.DefaultTimeouts, &c.Conntrack
 	return []flag{
-		{name: "conntrack-max-per-core", to: at(&n.MaxPerCore, maxPerCore), field: "conntrack.maxPerCore",
+		{name: conntrack.FlagMaxPerCore, to: at(&n.MaxPerCore, maxPerCore), field: "conntrack.maxPerCore",
 			usage: fmt.Sprintf("Flows kept for each core, at least %d in all. If neither this nor --conntrack-min is given: %d in all at most, "+
 				"and fewer on a node, or in a container, with little memory. 0: likewise %d, and --conntrack-min is ignored.", minFlows,
 				maxDefaultFlows, ebpf.DefaultFlowTableSize)},
-		{name: "conntrack-min", to: at(&n.Min, 131072), field: "conntrack.min",
+		{name: conntrack.FlagMin, to: at(&n.Min, 131072), field: "conntrack.min",
 			usage: fmt.Sprintf("Least number of flows kept; never below %d.", minFlows)},
-		{name: "conntrack-tcp-timeout-established", to: at(&n.TCPEstablished, d.TCPEstablished), modes: onEBPF,
+		{name: conntrack.FlagTCPEstablished, to: at(&n.TCPEstablished, d.TCPEstablished), modes: onEBPF,
 			field: "conntrack.tcpEstablishedTimeout", usage: "Timeout for idle TCP connections."},
-		{name: "conntrack-tcp-timeout-close-wait", to: at(&n.TCPCloseWait, d.TCPClosing), modes: onEBPF, field: "conntrack.tcpCloseWaitTimeout",
+		{name: conntrack.FlagTCPCloseWait, to: at(&n.TCPCloseWait, d.TCPClosing), modes: onEBPF, field: "conntrack.tcpCloseWaitTimeout",
 			usage: "Timeout for TCP connections that one side has closed."},
-		{name: "conntrack-udp-timeout", to: at(&n.UDP, d.UDPNew), field: "conntrack.udpTimeout", usage: "Timeout for unreplied UDP flows."},
-		{name: "conntrack-udp-timeout-stream", to: at(&n.UDPStream, d.UDP), field: "conntrack.udpStreamTimeout",
+		{name: conntrack.FlagUDP, to: at(&n.UDP, d.UDPNew), field: "conntrack.udpTimeout", usage: "Timeout for unreplied UDP flows."},
+		{name: conntrack.FlagUDPStream, to: at(&n.UDPStream, d.UDP), field: "conntrack.udpStreamTimeout",
 			usage: "Timeout for answered UDP flows."},
-		{name: "conntrack-tcp-be-liberal", to: at(&c.EBPF.TCPLiberal, false), modes: onEBPF, field: "conntrack.tcpBeLiberal",
+		{name: conntrack.FlagTCPLiberal, to: at(&c.EBPF.TCPLiberal, false), modes: onEBPF, field: "conntrack.tcpBeLiberal",
 			usage: "Compare only RSTs with the window of their TCP connection, not all segments."},
 	}
 }
@@ -47,13 +48,13 @@ func (c *ConntrackConfig) validateFlowTable() error {
 		return cli.UsageErrorf("--conntrack-max-per-core %d, --conntrack-min %d: must not be negative", c.MaxPerCore, c.Min)
 	}
 	for flag, d := range map[string]time.Duration{
-		"--conntrack-tcp-timeout-established": c.TCPEstablished,
-		"--conntrack-tcp-timeout-close-wait":  c.TCPCloseWait,
-		"--conntrack-udp-timeout":             c.UDP,
-		"--conntrack-udp-timeout-stream":      c.UDPStream,
+		conntrack.FlagTCPEstablished: c.TCPEstablished,
+		conntrack.FlagTCPCloseWait:   c.TCPCloseWait,
+		conntrack.FlagUDP:            c.UDP,
+		conntrack.FlagUDPStream:      c.UDPStream,
 	} {
 		if d != 0 && d < time.Second {
-			return cli.UsageErrorf("%s %v: must be a second or longer, or 0 for the default", flag, d)
+			return cli.UsageErrorf("--%s %v: must be a second or longer, or 0 for the default", flag, d)
 		}
 	}
 	return c.validateFlows(ebpf.MaxFlowTableSize)
@@ -87,7 +88,7 @@ func (c *ConntrackConfig) flows() uint64 {
 
 // flowsGiven reports whether flags, or a file, request a size.
 func (c *ConntrackConfig) flowsGiven() bool {
-	return c.MaxPerCore > 0 && (c.given["conntrack-max-per-core"] || c.given["conntrack-min"])
+	return c.MaxPerCore > 0 && (c.given[conntrack.FlagMaxPerCore] || c.given[conntrack.FlagMin])
 }
 
 // requestedFlows returns the size that the flags request, even if it is too small.

@@ -14,6 +14,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/agent/kubeproxyconfig"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/proxymode"
 )
 
@@ -189,10 +190,10 @@ func (c *Config) applyConntrackConfig(file *v1alpha1.KubeProxyConntrackConfigura
 	set(&c.Conntrack.UDP, file.UDPTimeout.Duration)
 	set(&c.Conntrack.UDPStream, file.UDPStreamTimeout.Duration)
 	set(&c.EBPF.TCPLiberal, file.TCPBeLiberal)
-	c.Conntrack.given["conntrack-max-per-core"] = file.MaxPerCore != nil
-	c.Conntrack.given["conntrack-min"] = file.Min != nil
-	c.Conntrack.given["conntrack-udp-timeout"] = file.UDPTimeout.Duration != 0
-	c.Conntrack.given["conntrack-udp-timeout-stream"] = file.UDPStreamTimeout.Duration != 0
+	c.Conntrack.given[conntrack.FlagMaxPerCore] = file.MaxPerCore != nil
+	c.Conntrack.given[conntrack.FlagMin] = file.Min != nil
+	c.Conntrack.given[conntrack.FlagUDP] = file.UDPTimeout.Duration != 0
+	c.Conntrack.given[conntrack.FlagUDPStream] = file.UDPStreamTimeout.Duration != 0
 }
 
 // set sets *to unless v is the zero value.

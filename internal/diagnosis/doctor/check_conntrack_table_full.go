@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	conntrackMax     = "net.netfilter.nf_conntrack_max"
-	conntrackBuckets = "net.netfilter.nf_conntrack_buckets"
-	expectMax        = "net.netfilter.nf_conntrack_expect_max"
-	beLiberal        = "net.netfilter.nf_conntrack_tcp_be_liberal"
+	conntrackMax     = conntrack.SysctlPrefix + conntrack.SysctlMax
+	conntrackBuckets = conntrack.SysctlPrefix + conntrack.SysctlBuckets
+	expectMax        = conntrack.SysctlPrefix + conntrack.SysctlExpectMax
+	beLiberal        = conntrack.SysctlPrefix + conntrack.SysctlLiberal
 )
 
 // recent is the age up to which a line of the kernel's log counts.

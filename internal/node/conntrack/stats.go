@@ -179,8 +179,6 @@ type Limits struct {
 // Timeout returns the timeout of a sysctl by its full name, 0 for an unknown name.
 func (l Limits) Timeout(sysctl string) time.Duration { return l.Timeouts[timeoutName(sysctl)] }
 
-const sysctlDir = "/proc/sys/net/netfilter"
-
 // knownTimeouts lists the names of this kernel's timeouts. They are the same in every
 // namespace and listed once: listing takes longer than reading the values.
 var knownTimeouts atomic.Pointer[[]string]
@@ -189,7 +187,7 @@ func timeoutSysctls() (names []string) {
 	if known := knownTimeouts.Load(); known != nil {
 		return *known
 	}
-	paths, _ := filepath.Glob(filepath.Join(sysctlDir, "nf_conntrack_*timeout*"))
+	paths, _ := filepath.Glob(filepath.Join(SysctlDir, "nf_conntrack_*timeout*"))
 	for _, path := range paths {
 		names = append(names, filepath.Base(path))
 	}
@@ -202,7 +200,7 @@ func timeoutSysctls() (names []string) {
 // ReadCount reads the number of entries of the calling thread's network namespace,
 // including expired ones that the kernel has not removed yet. It needs no Conn.
 func ReadCount() (int, error) {
-	n, err := readNumber("nf_conntrack_count")
+	n, err := readNumber(SysctlCount)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, ErrUnsupported
 	}
@@ -215,7 +213,7 @@ func ReadSize() (entries, buckets int, err error) {
 	if entries, err = ReadCount(); err != nil {
 		return 0, 0, err
 	}
-	buckets, err = readNumber("nf_conntrack_buckets")
+	buckets, err = readNumber(SysctlBuckets)
 	return entries, buckets, err
 }
 
@@ -229,7 +227,7 @@ func ReadLimits() (Limits, error) {
 		errs = append(errs, err)
 		return n
 	}
-	l.Max, l.Buckets, l.ExpectMax = read("nf_conntrack_max"), read("nf_conntrack_buckets"), read("nf_conntrack_expect_max")
+	l.Max, l.Buckets, l.ExpectMax = read(SysctlMax), read(SysctlBuckets), read(SysctlExpectMax)
 	for _, name := range names {
 		l.Timeouts[timeoutName(name)] = time.Duration(read(name)) * time.Second
 	}
@@ -243,19 +241,19 @@ func ReadLimits() (Limits, error) {
 // readNumber reads one conntrack sysctl without a file object or a heap buffer, since
 // callers read many.
 func readNumber(name string) (int, error) {
-	fd, err := unix.Open(sysctlDir+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(SysctlDir+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("read sysctl net.netfilter.%s: %w", name, err)
+		return 0, fmt.Errorf("read sysctl %s: %w", SysctlPrefix+name, err)
 	}
 	defer unix.Close(fd)
 	var buf [32]byte
 	n, err := unix.Read(fd, buf[:])
 	if err != nil {
-		return 0, fmt.Errorf("read sysctl net.netfilter.%s: %w", name, err)
+		return 0, fmt.Errorf("read sysctl %s: %w", SysctlPrefix+name, err)
 	}
 	v, err := strconv.Atoi(strings.TrimSpace(string(buf[:max(n, 0)])))
 	if err != nil {
-		return 0, fmt.Errorf("read sysctl net.netfilter.%s: %w", name, err)
+		return 0, fmt.Errorf("read sysctl %s: %w", SysctlPrefix+name, err)
 	}
 	return v, nil
 }
@@ -272,7 +270,7 @@ func TimeoutSysctl(name string) string {
 	if state != "" {
 		state = "_" + state
 	}
-	return "net.netfilter.nf_conntrack_" + protocol + "_timeout" + state
+	return SysctlPrefix + "nf_conntrack_" + protocol + "_timeout" + state
 }
 
 // TimeoutName returns the timeout that applies to the entry's state, by its name in

@@ -16,6 +16,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/reconcile"
 )
@@ -95,8 +96,8 @@ func (s *Server) inspectors() (list []dataplane.Inspector) {
 // kernel has none.
 func conntrackTable() *nodev1alpha1.Table {
 	t := &nodev1alpha1.Table{Name: "conntrack"}
-	for name, to := range map[string]*uint64{"net.netfilter.nf_conntrack_count": &t.Used, "net.netfilter.nf_conntrack_max": &t.Size} {
-		text, err := kernel.ReadSysctl(name)
+	for name, to := range map[string]*uint64{conntrack.SysctlCount: &t.Used, conntrack.SysctlMax: &t.Size} {
+		text, err := kernel.ReadSysctl(conntrack.SysctlPrefix + name)
 		if err != nil {
 			return nil
 		}

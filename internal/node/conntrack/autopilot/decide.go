@@ -10,19 +10,20 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/node/capacity"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
-// Names of the managed sysctls below net.netfilter. The sizes are global, and writable
+// The managed sysctls. The sizes are global, and writable
 // only in the initial network namespace; the timeouts are per namespace.
 const (
-	sizeMax       = "nf_conntrack_max"
-	sizeBuckets   = "nf_conntrack_buckets"
-	sizeExpectMax = "nf_conntrack_expect_max"
+	sizeMax       = conntrack.SysctlMax
+	sizeBuckets   = conntrack.SysctlBuckets
+	sizeExpectMax = conntrack.SysctlExpectMax
 
-	timeoutUDP       = "nf_conntrack_udp_timeout"
-	timeoutUDPStream = "nf_conntrack_udp_timeout_stream"
-	timeoutTimeWait  = "nf_conntrack_tcp_timeout_time_wait"
-	timeoutFinWait   = "nf_conntrack_tcp_timeout_fin_wait"
+	timeoutUDP       = conntrack.SysctlUDP
+	timeoutUDPStream = conntrack.SysctlUDPStream
+	timeoutTimeWait  = conntrack.SysctlTimeWait
+	timeoutFinWait   = conntrack.SysctlFinWait
 )
 
 // shortest holds the timeouts that may be shortened and their minimum in seconds. With

@@ -125,7 +125,7 @@ var errChangedElsewhere = errors.New("another program has changed the value mean
 // writeStep sets a value in its namespace if it still has the value From, and returns the
 // value that the kernel chose.
 func writeStep(in conntrack.Namespace, s Step) (got int, err error) {
-	name := "net.netfilter." + s.Sysctl
+	name := conntrack.SysctlPrefix + s.Sysctl
 	err = in.Enter(func() error {
 		if cookie, err := kernel.NetnsCookie(); err != nil || s.Netns != 0 && cookie != s.Netns {
 			return errors.Join(err, fmt.Errorf("write sysctl %s: %w", name, os.ErrNotExist))
