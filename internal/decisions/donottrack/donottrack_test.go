@@ -90,18 +90,6 @@ func TestOnePodMoreIsOneMemberMore(t *testing.T) {
 	}
 }
 
-func TestPortsAreCutWhereRulesMeet(t *testing.T) {
-	tr := New(Config{NodeName: "here"})
-	tr.Apply(model.Delta{Full: true,
-		DoNotTrackPolicies: policiesOf(cache("a", 10, 20, "x"), cache("b", 15, 30, "y")),
-		Pods:               podsOf(pod("n", "p", "here", "cache", "10.0.0.1")),
-	})
-	want := "ingress 10.0.0.1 TCP 10-14 in-a-0\ningress 10.0.0.1 TCP 15-20 in-a-0/in-b-0\ningress 10.0.0.1 TCP 21-30 in-b-0"
-	if got := targets(tr.State()); got != want {
-		t.Errorf("targets:\n%s\nwant:\n%s", got, want)
-	}
-}
-
 func TestOlderPoliciesHoldAgainstThoseThatContradict(t *testing.T) {
 	for _, field := range []string{"spec.deny", "spec.track"} {
 		older, newer := cache("z", 10, 20, ""), cache("a", 20, 30, "")
@@ -365,44 +353,6 @@ func TestPortsThatPodsAskFrom(t *testing.T) {
 		if len(tr.Refusals()) > 0 || len(tr.State().Targets) != 1 {
 			t.Errorf("%+v: the Service gone: %v", test, tr.Refusals())
 		}
-	}
-}
-
-// TestOfPoliciesOfOneAgeTheOneThatDeniesHolds: files have no time, and another one that
-// comes must not open what was closed.
-func TestOfPoliciesOfOneAgeTheOneThatDeniesHolds(t *testing.T) {
-	for _, denies := range []string{"a", "b"} {
-		a, b := cache("a", 1, 1, "x"), cache("b", 1, 1, "y")
-		a.DenyOthers, b.DenyOthers = denies == "a", denies == "b"
-		tr := New(Config{NodeName: "here"})
-		tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(a, b), Pods: podsOf(pod("n", "p", "here", "cache", "10.0.0.1"))})
-		if got, want := targets(tr.State()), "ingress 10.0.0.1 TCP 1-1 in-"+denies+"-0"; got != want {
-			t.Errorf("targets %s, want %s", got, want)
-		}
-		if r := tr.Refusals(); len(r) != 1 || !strings.Contains(r[0].Message, "which is as old and denies") {
-			t.Errorf("refusals %v", r)
-		}
-	}
-}
-
-func TestAnAddressBelongsToThePodThatHasIt(t *testing.T) {
-	tr := New(Config{NodeName: "here"})
-	deny := cache("c", 1, 1, "client")
-	deny.DenyOthers = true
-	old := pod("n", "old", "here", "cache", "10.0.0.1")
-	c := tr.Apply(model.Delta{Full: true, DoNotTrackPolicies: policiesOf(deny), Pods: podsOf(old)})
-	if want := []netip.Addr{old.IPs[0]}; c.Traversal == nil || !slices.Equal(c.Traversal.DenyRulePods, want) {
-		t.Errorf("guarded %v, want %v", c.Traversal, want)
-	}
-	// The address is given to another pod before, and after, the first is gone.
-	tr.Apply(model.Delta{Pods: podsOf(pod("n", "new", "here", "other", "10.0.0.1"))})
-	c = tr.Apply(model.Delta{Pods: map[model.Name]*model.Pod{old.Name: nil}})
-	if targets(tr.State()) != "" || c.Traversal == nil || len(c.Traversal.DenyRulePods) > 0 {
-		t.Errorf("targets %s, guarded %v", targets(tr.State()), c.Traversal)
-	}
-	tr.Apply(model.Delta{Pods: podsOf(pod("n", "new", "here", "cache", "10.0.0.1"))})
-	if targets(tr.State()) != "ingress 10.0.0.1 TCP 1-1 in-c-0" {
-		t.Errorf("targets %s", targets(tr.State()))
 	}
 }
 

@@ -251,22 +251,6 @@ func TestMovesNameBothPorts(t *testing.T) {
 	}
 }
 
-func TestAServiceThatLostEverythingVanishes(t *testing.T) {
-	tr := newTracker(web())
-	c := tr.Apply(delta(web(called("older"), born(1))))
-	if len(c.Deletes) != 1 || c.Deletes[0].Service != name("web") || len(c.Upserts) != 1 {
-		t.Errorf("got %+v", c)
-	}
-}
-
-func TestTheThirdClaimantHearsOfTheNewHolder(t *testing.T) {
-	tr := newTracker(web(called("a"), born(1)), web(called("b"), born(2)), web(called("c"), born(3)))
-	c := tr.Apply(model.Delta{Services: map[model.Name]*model.Service{name("a"): nil}})
-	if len(c.Problems) != 1 || c.Problems[0].Where != "Service ns/c" || !strings.Contains(c.Problems[0].What, "ns/b") {
-		t.Errorf("problems are %v", c.Problems)
-	}
-}
-
 // TestExternalIPDoesNotTakeTheAPIServer: an agent that lost its API server to a Service
 // would not see that the Service is deleted.
 func TestExternalIPDoesNotTakeTheAPIServer(t *testing.T) {

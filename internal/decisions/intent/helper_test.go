@@ -70,25 +70,3 @@ func TestHelpers(t *testing.T) {
 		})
 	}
 }
-
-func TestAChangedHelperIsAChangedPort(t *testing.T) {
-	svc := func(annotation string) *model.Service {
-		s := web(ports(model.ServicePort{Protocol: model.UDP, Port: 69}))
-		s.Annotations = map[string]string{HelperAnnotation: annotation}
-		return s
-	}
-	tracker := New(Config{NodeName: here})
-	s := svc("none")
-	c := tracker.Apply(model.Delta{Full: true, Services: map[model.Name]*model.Service{s.Name: s}})
-	if len(c.Upserts) != 1 || c.Upserts[0].Helper != NoHelper {
-		t.Fatalf("first: %+v", c.Upserts)
-	}
-	s = svc("tftp")
-	c = tracker.Apply(model.Delta{Services: map[model.Name]*model.Service{s.Name: s}})
-	if len(c.Upserts) != 1 || c.Upserts[0].Helper != TFTP {
-		t.Fatalf("after the annotation changed: %+v", c.Upserts)
-	}
-	if !slices.Equal(c.Deletes, nil) {
-		t.Fatalf("deletes %v", c.Deletes)
-	}
-}

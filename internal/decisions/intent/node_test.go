@@ -200,25 +200,6 @@ func TestConfigIsValidated(t *testing.T) {
 	}
 }
 
-func TestPeersAreTheOtherNodesAddresses(t *testing.T) {
-	tr := New(Config{NodeName: here})
-	c := tr.Apply(delta(
-		&model.Node{Name: here, Addresses: addrs("192.168.0.1")},
-		&model.Node{Name: there, Addresses: addrs("192.168.0.2", "fd00::2")},
-	))
-	if c.Node == nil || !slices.Equal(c.Node.Peers, addrs("192.168.0.2", "fd00::2")) {
-		t.Errorf("Node: %+v", c.Node)
-	}
-	c = tr.Apply(delta(&model.Node{Name: there, Addresses: addrs("192.168.0.3")}))
-	if c.Node == nil || !slices.Equal(c.Node.Peers, addrs("192.168.0.3")) {
-		t.Errorf("Node after its peer moved: %+v", c.Node)
-	}
-	c = tr.Apply(model.Delta{Nodes: map[string]*model.Node{there: nil}})
-	if c.Node == nil || len(c.Node.Peers) != 0 {
-		t.Errorf("Node without peers: %+v", c.Node)
-	}
-}
-
 func TestANodeThatNobodyKnowsIsReportedWithThoseThatAreKnown(t *testing.T) {
 	nodes := func(names ...string) model.Delta {
 		d := model.Delta{Nodes: map[string]*model.Node{}}

@@ -81,25 +81,3 @@ func TestPortsOfNodesAreNotServedAtTheirAddresses(t *testing.T) {
 		})
 	}
 }
-
-// A Node may come, go or get another address while a Service has it.
-func TestReservedPortsFollowTheNodes(t *testing.T) {
-	tr := newTracker(&model.Node{Name: here}, taker(10250, externalIPs("192.168.0.2")))
-	steps := []struct {
-		node   *model.Node
-		served bool
-	}{
-		{nil, true},
-		{&model.Node{Name: there, Addresses: addrs("192.168.0.2")}, false},
-		{&model.Node{Name: there, Addresses: addrs("192.168.0.3")}, true},
-		{&model.Node{Name: there, Addresses: addrs("192.168.0.3", "192.168.0.2")}, false},
-		{nil, true},
-	}
-	for i, step := range steps {
-		tr.Apply(model.Delta{Nodes: map[string]*model.Node{there: step.node}})
-		if served := strings.Contains(describe(tr.State().Ports), "ExternalIP"); served != step.served ||
-			(len(tr.Problems()) == 0) != step.served {
-			t.Errorf("step %d: served: %v, want %v; problems %v", i, served, step.served, tr.Problems())
-		}
-	}
-}
