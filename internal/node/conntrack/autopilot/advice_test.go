@@ -12,13 +12,13 @@ func TestAdviceDoesNotFlap(t *testing.T) {
 	var notes []string
 	p := &Pilot{
 		Config:  Config{Log: slog.New(slog.DiscardHandler), Event: func(note string) { notes = append(notes, note) }},
-		advised: map[Setting]advice{}, metrics: newMetrics(),
+		advised: map[setting]advice{}, metrics: newMetrics(),
 	}
 	at := time.Now()
 	say := func(after time.Duration, sysctl string, from, to, want int) {
 		t.Helper()
 		notes, at = nil, at.Add(after)
-		p.advise(Step{Setting: Setting{Sysctl: sysctl}, From: from, To: to, Why: "full"}, at)
+		p.advise(step{setting: setting{Sysctl: sysctl}, From: from, To: to, Why: "full"}, at)
 		if len(notes) != want {
 			t.Errorf("%s %d -> %d notes %q, want %d", sysctl, from, to, slices.Clone(notes), want)
 		}

@@ -2,7 +2,7 @@
 // rate of new flows, calculates with package capacity what they need, and applies the
 // decisions of decide.go, within a memory budget:
 //
-//	measure ──> Decide ──> apply ──> /proc/sys/net/netfilter
+//	measure ──> decide ──> apply ──> /proc/sys/net/netfilter
 //	   ^       (pure)        └─────> state file, log, Event, metric
 //	   └── count, growth, ages of entries in each network namespace
 //
@@ -75,11 +75,11 @@ func (c Config) Validate() error {
 // Pilot is an autopilot. Make one with New.
 type Pilot struct {
 	Config
-	mem     *Memory
+	mem     *memory
 	meter   meter
-	write   func(conntrack.Namespace, Step) (int, error)
-	fixed   map[Setting]time.Time // values that could not be written, and until when they are left alone
-	advised map[Setting]advice    // last advice
+	write   func(conntrack.Namespace, step) (int, error)
+	fixed   map[setting]time.Time // values that could not be written, and until when they are left alone
+	advised map[setting]advice    // last advice
 	failed  string                // the last measurement's error, logged once
 	*metrics
 }
@@ -103,8 +103,8 @@ func New(c Config) (*Pilot, error) {
 		c.Log.Warn("conntrack autopilot: cannot read the values that a previous agent found", "err", err)
 	}
 	p := &Pilot{
-		Config: c, mem: NewMemory(records), meter: newMeter(), write: writeStep,
-		fixed: map[Setting]time.Time{}, advised: map[Setting]advice{}, metrics: newMetrics(),
+		Config: c, mem: newMemory(records), meter: newMeter(), write: writeStep,
+		fixed: map[setting]time.Time{}, advised: map[setting]advice{}, metrics: newMetrics(),
 	}
 	p.within.Set(float64(capacity.TableWithin(c.Memory)))
 	return p, nil
@@ -143,11 +143,11 @@ func (p *Pilot) round(ctx context.Context, now time.Time) {
 	}
 	p.forget(spaces)
 	before := len(p.mem.Records)
-	p.mem.Reconcile(current(m, p.mem.Records, err == nil))
+	p.mem.reconcile(current(m, p.mem.Records, err == nil))
 	if len(p.mem.Records) != before {
 		_ = p.save() // logged
 	}
-	for _, s := range Decide(m, p.mem, p.bounds(now)) {
+	for _, s := range decide(m, p.mem, p.bounds(now)) {
 		if p.Mode == On {
 			p.apply(spaces[s.Netns], s, now)
 		} else {
@@ -159,8 +159,8 @@ func (p *Pilot) round(ctx context.Context, now time.Time) {
 
 // forget forgets the advice and the failed writes of deleted namespaces.
 func (p *Pilot) forget(there map[uint64]conntrack.Namespace) {
-	maps.DeleteFunc(p.advised, func(s Setting, _ advice) bool { _, is := there[s.Netns]; return !is })
-	maps.DeleteFunc(p.fixed, func(s Setting, _ time.Time) bool { _, is := there[s.Netns]; return !is })
+	maps.DeleteFunc(p.advised, func(s setting, _ advice) bool { _, is := there[s.Netns]; return !is })
+	maps.DeleteFunc(p.fixed, func(s setting, _ time.Time) bool { _, is := there[s.Netns]; return !is })
 }
 
 // logError logs a new error of a measurement, once.
@@ -175,8 +175,8 @@ func (p *Pilot) logError(err error) {
 	p.failed = text
 }
 
-func (p *Pilot) bounds(now time.Time) Bounds {
-	b := Bounds{Memory: p.Memory, Entries: p.Entries, PageBytes: os.Getpagesize(), Timeouts: map[string]int{}, Fixed: map[Setting]bool{}}
+func (p *Pilot) bounds(now time.Time) bounds {
+	b := bounds{Memory: p.Memory, Entries: p.Entries, PageBytes: os.Getpagesize(), Timeouts: map[string]int{}, Fixed: map[setting]bool{}}
 	for sysctl, d := range p.Timeouts {
 		b.Timeouts[sysctl] = int(d / time.Second)
 	}
@@ -194,17 +194,17 @@ type advice struct {
 
 // advise reports a step that On would take. It reports a different step at once if the
 // change is larger, and after Calm if it is smaller, so that noise is not reported.
-func (p *Pilot) advise(s Step, now time.Time) {
-	last, known := p.advised[s.Setting]
+func (p *Pilot) advise(s step, now time.Time) {
+	last, known := p.advised[s.setting]
 	less := known && (s.To > s.From) == (s.To < last.to)
 	switch {
 	case known && s.To == last.to:
-		p.advised[s.Setting] = advice{s.To, now}
+		p.advised[s.setting] = advice{s.To, now}
 		return
 	case less && now.Sub(last.at) < Calm:
 		return
 	}
-	p.advised[s.Setting] = advice{s.To, now}
+	p.advised[s.setting] = advice{s.To, now}
 	p.count(s, "advised")
 	p.Log.Info("conntrack autopilot advises", "step", s.String(), "why", s.Why)
 	p.event("advises %s: %s", s, s.Why)
@@ -213,10 +213,10 @@ func (p *Pilot) advise(s Step, now time.Time) {
 // apply carries out a step. It writes the found value to the file before it changes the
 // kernel, and removes it from the file after it has restored the kernel. So after a
 // SIGKILL at any point the next agent can restore the value.
-func (p *Pilot) apply(in conntrack.Namespace, s Step, now time.Time) {
+func (p *Pilot) apply(in conntrack.Namespace, s step, now time.Time) {
 	records := maps.Clone(p.mem.Records)
 	if !s.Back {
-		p.mem.Note(s, now)
+		p.mem.note(s, now)
 		if err := p.save(); err != nil {
 			p.mem.Records = records
 			return // without a saved value the change could not be undone
@@ -231,11 +231,11 @@ func (p *Pilot) apply(in conntrack.Namespace, s Step, now time.Time) {
 		}
 		return
 	}
-	if delete(p.fixed, s.Setting); s.Back {
-		p.mem.Note(s, now)
-	} else if r := p.mem.Records[s.Setting]; got != r.Set {
+	if delete(p.fixed, s.setting); s.Back {
+		p.mem.note(s, now)
+	} else if r := p.mem.Records[s.setting]; got != r.Set {
 		r.Set = got // the kernel rounds
-		p.mem.Records[s.Setting] = r
+		p.mem.Records[s.setting] = r
 	}
 	_ = p.save() // logged
 	p.readOnly.Set(float64(len(p.fixed)))
@@ -246,9 +246,9 @@ func (p *Pilot) apply(in conntrack.Namespace, s Step, now time.Time) {
 
 // onWriteError notes that a value cannot be written. It reports this once, and the value
 // is not tried again for fixedFor: in a container /proc/sys is often read-only forever.
-func (p *Pilot) onWriteError(s Step, err error, now time.Time) {
-	_, known := p.fixed[s.Setting]
-	p.fixed[s.Setting] = now.Add(fixedFor)
+func (p *Pilot) onWriteError(s step, err error, now time.Time) {
+	_, known := p.fixed[s.setting]
+	p.fixed[s.setting] = now.Add(fixedFor)
 	p.readOnly.Set(float64(len(p.fixed)))
 	if known {
 		return
@@ -275,10 +275,10 @@ func (p *Pilot) save() error {
 // current returns the current values of changed settings. A setting whose value could not
 // be read counts as unchanged. If all namespaces were measured, settings of a removed
 // namespace are missing.
-func current(m Measured, records map[Setting]Record, all bool) map[Setting]int {
-	now := map[Setting]int{{Sysctl: sizeMax}: m.Max, {Sysctl: sizeBuckets}: m.Buckets, {Sysctl: sizeExpectMax}: m.ExpectMax}
+func current(m measured, records map[setting]record, all bool) map[setting]int {
+	now := map[setting]int{{Sysctl: sizeMax}: m.Max, {Sysctl: sizeBuckets}: m.Buckets, {Sysctl: sizeExpectMax}: m.ExpectMax}
 	for s, r := range records {
-		i := slices.IndexFunc(m.Spaces, func(sp Space) bool { return sp.Netns == s.Netns })
+		i := slices.IndexFunc(m.Spaces, func(sp space) bool { return sp.Netns == s.Netns })
 		switch {
 		case s.Netns == 0 || i < 0 && all:
 			continue

@@ -49,14 +49,14 @@ const (
 	worthwhile = 0.05
 )
 
-// Setting names one value.
-type Setting struct {
+// setting names one value.
+type setting struct {
 	Netns  uint64 `json:"netns,omitempty"` // the namespace's cookie; 0: global
 	Sysctl string `json:"sysctl"`
 }
 
-// Space is one network namespace as measured.
-type Space struct {
+// space is one network namespace as measured.
+type space struct {
 	Netns        uint64
 	Own          bool // the agent's
 	Name         string
@@ -67,63 +67,63 @@ type Space struct {
 	Ages         map[string]capacity.Ages // of the entries of each timeout
 }
 
-// Measured is the machine at one moment.
-type Measured struct {
+// measured is the machine at one moment.
+type measured struct {
 	At                      time.Time
 	Max, Buckets, ExpectMax int
-	Spaces                  []Space
+	Spaces                  []space
 }
 
-// Bounds are the limits of decisions.
-type Bounds struct {
+// bounds are the limits of decisions.
+type bounds struct {
 	Memory    int64            // largest size of a full table, in bytes
 	Entries   int              // configured minimum of the table size
 	Timeouts  map[string]int   // configured minimum, in seconds
 	PageBytes int              // the kernel's page size
-	Fixed     map[Setting]bool // values that cannot be written
+	Fixed     map[setting]bool // values that cannot be written
 }
 
-// Record is a changed value.
-type Record struct {
+// record is a changed value.
+type record struct {
 	Found int `json:"found"` // before the first change
 	Set   int `json:"set"`   // by the last one
 	// Settled is the time at which no entry with the previous timeout is left.
 	Settled time.Time `json:"settled,omitzero"`
 }
 
-// Memory is the state between decisions. Only Records outlive the process.
-type Memory struct {
-	Records map[Setting]Record
-	calm    map[Setting]time.Time     // since when
-	ages    map[Setting]capacity.Ages // before a timeout changed
+// memory is the state between decisions. Only Records outlive the process.
+type memory struct {
+	Records map[setting]record
+	calm    map[setting]time.Time     // since when
+	ages    map[setting]capacity.Ages // before a timeout changed
 }
 
-// NewMemory returns a Memory with the changes of a previous agent.
-func NewMemory(records map[Setting]Record) *Memory {
-	m := &Memory{Records: records, calm: map[Setting]time.Time{}, ages: map[Setting]capacity.Ages{}}
+// newMemory returns a memory with the changes of a previous agent.
+func newMemory(records map[setting]record) *memory {
+	m := &memory{Records: records, calm: map[setting]time.Time{}, ages: map[setting]capacity.Ages{}}
 	if m.Records == nil {
-		m.Records = map[Setting]Record{}
+		m.Records = map[setting]record{}
 	}
 	return m
 }
 
-// Step is one change.
-type Step struct {
-	Setting
+// step is one change.
+type step struct {
+	setting
 	Space    string // name of the namespace; "" for global values
 	From, To int
 	Back     bool // restores the value found at the start
 	Why      string
 }
 
-// Note records a step that is carried out at now.
-func (m *Memory) Note(s Step, now time.Time) {
-	delete(m.calm, s.Setting)
+// note records a step that is carried out at now.
+func (m *memory) note(s step, now time.Time) {
+	delete(m.calm, s.setting)
 	if s.Back {
-		delete(m.Records, s.Setting)
+		delete(m.Records, s.setting)
 		return
 	}
-	r, changed := m.Records[s.Setting]
+	r, changed := m.Records[s.setting]
 	if !changed {
 		r.Found = s.From
 	}
@@ -131,32 +131,32 @@ func (m *Memory) Note(s Step, now time.Time) {
 	if s.Netns != 0 {
 		r.Settled = now.Add(time.Duration(max(s.From, s.To)) * time.Second)
 	}
-	m.Records[s.Setting] = r
+	m.Records[s.setting] = r
 }
 
-// Reconcile forgets changes that are no longer in effect: another program or an operator
+// reconcile forgets changes that are no longer in effect: another program or an operator
 // has set another value, which stays, or the namespace is gone.
-func (m *Memory) Reconcile(now map[Setting]int) {
-	maps.DeleteFunc(m.Records, func(s Setting, r Record) bool {
+func (m *memory) reconcile(now map[setting]int) {
+	maps.DeleteFunc(m.Records, func(s setting, r record) bool {
 		v, there := now[s]
 		return !there || v != r.Set
 	})
-	maps.DeleteFunc(m.ages, func(s Setting, _ capacity.Ages) bool { _, there := m.Records[s]; return !there })
-	maps.DeleteFunc(m.calm, func(s Setting, _ time.Time) bool { _, there := m.Records[s]; return !there })
+	maps.DeleteFunc(m.ages, func(s setting, _ capacity.Ages) bool { _, there := m.Records[s]; return !there })
+	maps.DeleteFunc(m.calm, func(s setting, _ time.Time) bool { _, there := m.Records[s]; return !there })
 }
 
 // need is the need of one namespace, in entries.
 type need struct {
-	*Space
+	*space
 	long  float64            // in the long run, with the timeouts found at the start
 	peak  float64            // including the growth until the horizon
 	short map[string]float64 // flows per second, by timeouts with short-lived flows
 }
 
-// Decide returns the changes to make now. It updates the calm periods and rates in mem;
-// the caller records the changes that it makes with Note.
-func Decide(m Measured, mem *Memory, b Bounds) []Step {
-	d := &decision{Measured: m, mem: mem, bounds: b, within: capacity.TableWithin(b.Memory)}
+// decide returns the changes to make now. It updates the calm periods and rates in mem;
+// the caller records the changes that it makes with note.
+func decide(m measured, mem *memory, b bounds) []step {
+	d := &decision{measured: m, mem: mem, bounds: b, within: capacity.TableWithin(b.Memory)}
 	for i := range m.Spaces {
 		n := d.need(&m.Spaces[i])
 		d.needs = append(d.needs, n)
@@ -172,24 +172,24 @@ func Decide(m Measured, mem *Memory, b Bounds) []Step {
 }
 
 type decision struct {
-	Measured
-	mem     *Memory
-	bounds  Bounds
+	measured
+	mem     *memory
+	bounds  bounds
 	within  int // entries that fit into the memory
 	needs   []need
 	growing float64
 	fullest float64 // needed by the fullest namespace
 	own     float64 // needed by the agent's namespace
 	max     int     // nf_conntrack_max after the steps
-	steps   []Step
+	steps   []step
 }
 
-func (d *decision) need(s *Space) need {
-	n := need{Space: s, long: float64(s.Entries), short: map[string]float64{}}
+func (d *decision) need(s *space) need {
+	n := need{space: s, long: float64(s.Entries), short: map[string]float64{}}
 	for sysctl := range shortest {
 		a, known := d.ages(s, sysctl)
-		now, measured := s.Ages[sysctl]
-		if !known || !measured || !a.ShortLived() {
+		now, isMeasured := s.Ages[sysctl]
+		if !known || !isMeasured || !a.ShortLived() {
 			continue
 		}
 		n.short[sysctl] = a.Rate()
@@ -205,8 +205,8 @@ func (d *decision) need(s *Space) need {
 
 // ages returns the Ages of a timeout's entries. While entries with its previous value
 // exist, which cannot be distinguished, it returns the Ages from before the change.
-func (d *decision) ages(s *Space, sysctl string) (capacity.Ages, bool) {
-	set := Setting{s.Netns, sysctl}
+func (d *decision) ages(s *space, sysctl string) (capacity.Ages, bool) {
+	set := setting{s.Netns, sysctl}
 	a, ok := s.Ages[sysctl]
 	if r, changed := d.mem.Records[set]; changed && d.At.Before(r.Settled) {
 		before, known := d.mem.ages[set]
@@ -219,9 +219,9 @@ func (d *decision) ages(s *Space, sysctl string) (capacity.Ages, bool) {
 }
 
 // found returns the value of a timeout at the start.
-func (d *decision) found(s *Space, sysctl string) time.Duration {
+func (d *decision) found(s *space, sysctl string) time.Duration {
 	v := s.Timeouts[sysctl]
-	if r, changed := d.mem.Records[Setting{s.Netns, sysctl}]; changed {
+	if r, changed := d.mem.Records[setting{s.Netns, sysctl}]; changed {
 		v = r.Found
 	}
 	return time.Duration(v) * time.Second
@@ -298,29 +298,29 @@ func (d *decision) expectations(buckets int) {
 
 // raise raises a global value if the difference is at least gain.
 func (d *decision) raise(sysctl string, from, to, gain int, why string) bool {
-	set := Setting{Sysctl: sysctl}
+	set := setting{Sysctl: sysctl}
 	if to <= from || to-from < gain || d.bounds.Fixed[set] {
 		return false
 	}
-	d.steps = append(d.steps, Step{Setting: set, From: from, To: to, Why: why})
+	d.steps = append(d.steps, step{setting: set, From: from, To: to, Why: why})
 	return true
 }
 
 // lower restores the found value of a global setting, or sets least, once that has been
 // enough for Calm.
 func (d *decision) lower(sysctl string, now int, need float64, least int) {
-	set := Setting{Sysctl: sysctl}
+	set := setting{Sysctl: sysctl}
 	r, changed := d.mem.Records[set]
 	to := max(r.Found, min(least, d.within))
 	if !changed || to >= now || !d.calm(set, need < calmBelow*float64(to)) {
 		return
 	}
-	d.steps = append(d.steps, Step{Setting: set, From: now, To: to, Back: to == r.Found,
+	d.steps = append(d.steps, step{setting: set, From: now, To: to, Back: to == r.Found,
 		Why: fmt.Sprintf("%.0f have been enough for %v", need, Calm)})
 }
 
 // calm reports whether a setting has been calm for Calm. now says whether it is calm now.
-func (d *decision) calm(s Setting, now bool) bool {
+func (d *decision) calm(s setting, now bool) bool {
 	if !now {
 		delete(d.mem.calm, s)
 		return false
@@ -381,8 +381,8 @@ func (d *decision) timeouts() {
 func (d *decision) shorten(n need, limit float64) {
 	silent := 0.0 // entries of ended flows
 	for sysctl, rate := range n.short {
-		delete(d.mem.calm, Setting{n.Netns, sysctl})
-		silent += rate * d.found(n.Space, sysctl).Seconds()
+		delete(d.mem.calm, setting{n.Netns, sysctl})
+		silent += rate * d.found(n.space, sysctl).Seconds()
 	}
 	if silent <= 0 {
 		return
@@ -393,14 +393,14 @@ func (d *decision) shorten(n need, limit float64) {
 		halves = bits.Len(uint(math.Ceil(1/part)) - 1)
 	}
 	for _, sysctl := range slices.Sorted(maps.Keys(n.short)) {
-		set := Setting{n.Netns, sysctl}
-		now, found := n.Timeouts[sysctl], int(d.found(n.Space, sysctl).Seconds())
+		set := setting{n.Netns, sysctl}
+		now, found := n.Timeouts[sysctl], int(d.found(n.space, sysctl).Seconds())
 		to := max(found>>halves, shortest[sysctl], d.bounds.Timeouts[sysctl])
 		r := d.mem.Records[set]
 		if to >= now || n.short[sysctl]*float64(found) < worthwhile*n.long || d.bounds.Fixed[set] || d.At.Before(r.Settled) {
 			continue
 		}
-		d.steps = append(d.steps, Step{Setting: set, Space: n.Name, From: now, To: to,
+		d.steps = append(d.steps, step{setting: set, Space: n.Name, From: now, To: to,
 			Why: fmt.Sprintf("%.0f short-lived flows/s need %.0f entries and %.0f fit", n.short[sysctl], n.long, limit)})
 	}
 }
@@ -408,18 +408,18 @@ func (d *decision) shorten(n need, limit float64) {
 // lengthen restores the found timeouts once the table has had space for them for Calm.
 func (d *decision) lengthen(n need, limit float64) {
 	for _, sysctl := range slices.Sorted(maps.Keys(shortest)) {
-		set := Setting{n.Netns, sysctl}
+		set := setting{n.Netns, sysctl}
 		r, changed := d.mem.Records[set]
 		if !changed || d.At.Before(r.Settled) || !d.calm(set, n.long < calmBelow*limit) {
 			continue
 		}
-		d.steps = append(d.steps, Step{Setting: set, Space: n.Name, From: n.Timeouts[sysctl], To: r.Found, Back: true,
+		d.steps = append(d.steps, step{setting: set, Space: n.Name, From: n.Timeouts[sysctl], To: r.Found, Back: true,
 			Why: fmt.Sprintf("%.0f entries of %.0f have been enough for %v", n.long, limit, Calm)})
 	}
 }
 
 // String formats a step as "nf_conntrack_max 262144 -> 524288".
-func (s Step) String() string {
+func (s step) String() string {
 	where := ""
 	if s.Space != "" {
 		where = " of " + s.Space
@@ -427,8 +427,8 @@ func (s Step) String() string {
 	return fmt.Sprintf("%s%s %d -> %d", s.Sysctl, where, s.From, s.To)
 }
 
-// Direction returns the direction of a step: "raise", "shorten" or "back".
-func (s Step) Direction() string {
+// direction returns the direction of a step: "raise", "shorten" or "back".
+func (s step) direction() string {
 	switch {
 	case s.Back || s.Netns == 0 && s.To < s.From:
 		return "back"

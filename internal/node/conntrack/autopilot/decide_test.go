@@ -13,7 +13,7 @@ import (
 
 const plenty = int64(8 << 30)
 
-func steps(list []Step) string {
+func steps(list []step) string {
 	var out []string
 	for _, s := range list {
 		out = append(out, s.String())
@@ -22,53 +22,53 @@ func steps(list []Step) string {
 }
 
 func TestWhatIsDecided(t *testing.T) {
-	space := func(entries int, growth float64) []Space {
-		return []Space{{Netns: 1, Name: "pod", Entries: entries, Growth: growth}}
+	one := func(entries int, growth float64) []space {
+		return []space{{Netns: 1, Name: "pod", Entries: entries, Growth: growth}}
 	}
-	machine := func(s []Space) Measured {
-		return Measured{Max: 65536, Buckets: 65536, ExpectMax: 1024, Spaces: s}
+	machine := func(s []space) measured {
+		return measured{Max: 65536, Buckets: 65536, ExpectMax: 1024, Spaces: s}
 	}
-	waiting := space(10, 0)
+	waiting := one(10, 0)
 	waiting[0].Expectations = 900
-	short := space(60_000, 0)
+	short := one(60_000, 0)
 	short[0].Timeouts = map[string]int{timeoutUDP: 30}
 	short[0].Ages = map[string]capacity.Ages{timeoutUDP: {Timeout: 30e9, All: 60_000, Fresh: 6000, Early: 6000, Late: 6000}}
-	streams := space(60_000, 0)
+	streams := one(60_000, 0)
 	streams[0].Timeouts = short[0].Timeouts
 	streams[0].Ages = map[string]capacity.Ages{timeoutUDP: {Timeout: 30e9, All: 60_000, Fresh: 60_000}}
-	noMax := map[Setting]bool{{Sysctl: sizeMax}: true}
+	noMax := map[setting]bool{{Sysctl: sizeMax}: true}
 	for _, row := range []struct {
 		name   string
-		m      Measured
-		bounds Bounds
+		m      measured
+		bounds bounds
 		want   string
 	}{
-		{"a table with room", machine(space(40_000, 0)), Bounds{Memory: plenty}, ""},
-		{"a table that is full", machine(space(60_000, 0)), Bounds{Memory: plenty},
+		{"a table with room", machine(one(40_000, 0)), bounds{Memory: plenty}, ""},
+		{"a table that is full", machine(one(60_000, 0)), bounds{Memory: plenty},
 			"nf_conntrack_buckets 65536 -> 131072; nf_conntrack_max 65536 -> 131072; nf_conntrack_expect_max 1024 -> 2048"},
-		{"one that will be in 30 s", machine(space(10_000, 2000)), Bounds{Memory: plenty},
+		{"one that will be in 30 s", machine(one(10_000, 2000)), bounds{Memory: plenty},
 			"nf_conntrack_buckets 65536 -> 262144; nf_conntrack_max 65536 -> 262144; nf_conntrack_expect_max 1024 -> 4096"},
-		{"one that shrinks", machine(space(40_000, -2000)), Bounds{Memory: plenty}, ""},
-		{"a full one without memory", machine(space(60_000, 0)), Bounds{Memory: 1 << 20}, ""},
-		{"a full one with little memory", machine(space(60_000, 0)), Bounds{Memory: 392*80_000 + 216*1248},
+		{"one that shrinks", machine(one(40_000, -2000)), bounds{Memory: plenty}, ""},
+		{"a full one without memory", machine(one(60_000, 0)), bounds{Memory: 1 << 20}, ""},
+		{"a full one with little memory", machine(one(60_000, 0)), bounds{Memory: 392*80_000 + 216*1248},
 			"nf_conntrack_buckets 65536 -> 79872; nf_conntrack_max 65536 -> 80000; nf_conntrack_expect_max 1024 -> 1248"},
-		{"memory for hardly more is not worth a step", machine(space(60_000, 0)), Bounds{Memory: 392*70_000 + 216*1100}, ""},
-		{"a size that was asked for", machine(nil), Bounds{Memory: plenty, Entries: 100_000}, "nf_conntrack_max 65536 -> 100000"},
-		{"one asked for that is hardly more", machine(nil), Bounds{Memory: plenty, Entries: 66_000}, "nf_conntrack_max 65536 -> 66000"},
-		{"one asked for that is there", machine(nil), Bounds{Memory: plenty, Entries: 10_000}, ""},
-		{"expectations that wait", machine(waiting), Bounds{Memory: plenty}, "nf_conntrack_expect_max 1024 -> 2048"},
-		{"short flows, where sizes do", machine(short), Bounds{Memory: plenty, Fixed: map[Setting]bool{}},
+		{"memory for hardly more is not worth a step", machine(one(60_000, 0)), bounds{Memory: 392*70_000 + 216*1100}, ""},
+		{"a size that was asked for", machine(nil), bounds{Memory: plenty, Entries: 100_000}, "nf_conntrack_max 65536 -> 100000"},
+		{"one asked for that is hardly more", machine(nil), bounds{Memory: plenty, Entries: 66_000}, "nf_conntrack_max 65536 -> 66000"},
+		{"one asked for that is there", machine(nil), bounds{Memory: plenty, Entries: 10_000}, ""},
+		{"expectations that wait", machine(waiting), bounds{Memory: plenty}, "nf_conntrack_expect_max 1024 -> 2048"},
+		{"short flows, where sizes do", machine(short), bounds{Memory: plenty, Fixed: map[setting]bool{}},
 			"nf_conntrack_buckets 65536 -> 131072; nf_conntrack_max 65536 -> 131072; nf_conntrack_expect_max 1024 -> 2048"},
-		{"short flows, where sizes cannot be written", machine(short), Bounds{Memory: plenty, Fixed: map[Setting]bool{
+		{"short flows, where sizes cannot be written", machine(short), bounds{Memory: plenty, Fixed: map[setting]bool{
 			{Sysctl: sizeMax}: true, {Sysctl: sizeBuckets}: true, {Sysctl: sizeExpectMax}: true}}, "nf_conntrack_udp_timeout of pod 30 -> 15"},
-		{"short flows, with little memory", machine(short), Bounds{Memory: 392 * 30_000}, "nf_conntrack_udp_timeout of pod 30 -> 10"},
-		{"an operator's timeout as a bound", machine(short), Bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 20}},
+		{"short flows, with little memory", machine(short), bounds{Memory: 392 * 30_000}, "nf_conntrack_udp_timeout of pod 30 -> 10"},
+		{"an operator's timeout as a bound", machine(short), bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 20}},
 			"nf_conntrack_udp_timeout of pod 30 -> 20"},
-		{"an operator's longer than now", machine(short), Bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 60}}, ""},
-		{"flows that go on", machine(streams), Bounds{Memory: 392 * 30_000, Fixed: noMax}, ""},
+		{"an operator's longer than now", machine(short), bounds{Memory: 392 * 30_000, Timeouts: map[string]int{timeoutUDP: 60}}, ""},
+		{"flows that go on", machine(streams), bounds{Memory: 392 * 30_000, Fixed: noMax}, ""},
 	} {
 		row.bounds.PageBytes = 4096
-		if got := steps(Decide(row.m, NewMemory(nil), row.bounds)); got != row.want {
+		if got := steps(decide(row.m, newMemory(nil), row.bounds)); got != row.want {
 			t.Errorf("%s:\n %s\nwant\n %s", row.name, got, row.want)
 		}
 	}
@@ -89,17 +89,17 @@ func TestALoadComesAndGoesAndSoDoTheValues(t *testing.T) {
 		found := fmt.Sprint(w.max, w.buckets, w.expectMax, w.spaces[0].timeouts)
 		if row.fixed {
 			for _, sysctl := range []string{sizeMax, sizeBuckets, sizeExpectMax} {
-				w.fixed[Setting{Sysctl: sysctl}] = true
+				w.fixed[setting{Sysctl: sysctl}] = true
 			}
 		}
-		mem, b := NewMemory(nil), Bounds{Memory: row.memory, PageBytes: 4096}
+		mem, b := newMemory(nil), bounds{Memory: row.memory, PageBytes: 4096}
 		w.spaces[0].rates[timeoutUDP] = 2500
 		done := w.run(mem, b, 300)
 		w.spaces[0].rates[timeoutUDP] = 10
 		done = append(done, w.run(mem, b, 900)...)
 		var got []string
 		for _, s := range done {
-			got = append(got, s.Direction())
+			got = append(got, s.direction())
 		}
 		if got = slices.Compact(got); !slices.Equal(got, row.want) {
 			t.Errorf("%s: %v, want %v: %s", row.name, got, row.want, steps(done))
@@ -112,7 +112,7 @@ func TestALoadComesAndGoesAndSoDoTheValues(t *testing.T) {
 
 func TestAnOperatorsChangeStays(t *testing.T) {
 	w := newWorld(1)
-	mem, b := NewMemory(nil), Bounds{Memory: plenty, PageBytes: 4096}
+	mem, b := newMemory(nil), bounds{Memory: plenty, PageBytes: 4096}
 	w.spaces[0].rates[timeoutUDP] = 2500
 	if w.run(mem, b, 120); w.max <= 65536 {
 		t.Fatalf("nf_conntrack_max %d was not raised", w.max)
@@ -126,13 +126,13 @@ func TestAnOperatorsChangeStays(t *testing.T) {
 
 func TestTheNextAgentGoesBack(t *testing.T) {
 	w := newWorld(1)
-	mem, b := NewMemory(nil), Bounds{Memory: 392 * 30_000, PageBytes: 4096}
+	mem, b := newMemory(nil), bounds{Memory: 392 * 30_000, PageBytes: 4096}
 	w.spaces[0].rates[timeoutUDP] = 2500
 	w.run(mem, b, 120)
 	if w.spaces[0].timeouts[timeoutUDP] != 10 {
 		t.Fatalf("timeouts %v: not shortened", w.spaces[0].timeouts)
 	}
-	next := NewMemory(mem.Records) // all that outlives a SIGKILL
+	next := newMemory(mem.Records) // all that outlives a SIGKILL
 	w.spaces[0].rates[timeoutUDP] = 0
 	if w.run(next, b, 900); w.spaces[0].timeouts[timeoutUDP] != 30 {
 		t.Errorf("timeouts %v: not gone back", w.spaces[0].timeouts)
@@ -146,10 +146,10 @@ func TestUnderAnyConstantLoadItSettlesWithinItsBounds(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		w := newWorld(1 + r.IntN(3))
 		w.max, w.buckets = 1<<(12+r.IntN(4)), 1<<(12+r.IntN(4))
-		b := Bounds{Memory: int64(1+r.IntN(60)) << 20, Entries: r.IntN(1 << 15), PageBytes: 4096,
+		b := bounds{Memory: int64(1+r.IntN(60)) << 20, Entries: r.IntN(1 << 15), PageBytes: 4096,
 			Timeouts: map[string]int{timeoutUDP: r.IntN(40), timeoutTimeWait: r.IntN(150)}}
 		for _, sysctl := range []string{sizeMax, sizeBuckets, sizeExpectMax} {
-			w.fixed[Setting{Sysctl: sysctl}] = r.IntN(3) == 0
+			w.fixed[setting{Sysctl: sysctl}] = r.IntN(3) == 0
 		}
 		for _, s := range w.spaces {
 			for _, sysctl := range slices.Sorted(maps.Keys(shortest)) {
@@ -159,12 +159,12 @@ func TestUnderAnyConstantLoadItSettlesWithinItsBounds(t *testing.T) {
 			s.expect = r.IntN(2000)
 		}
 		max, buckets, expect := w.max, w.buckets, w.expectMax
-		mem := NewMemory(nil)
+		mem := newMemory(nil)
 		moved := w.run(mem, b, 600)
 		// A need at the very limit may cross it late, but no value oscillates.
-		late, often := w.run(mem, b, 1500), map[Setting]int{}
+		late, often := w.run(mem, b, 1500), map[setting]int{}
 		for _, s := range late {
-			if often[s.Setting]++; often[s.Setting] > 1 || s.Direction() == "back" {
+			if often[s.setting]++; often[s.setting] > 1 || s.direction() == "back" {
 				t.Errorf("seed %d: moves after 10 minutes: %s (before: %s)", seed, steps(late), steps(moved))
 			}
 		}
@@ -185,7 +185,7 @@ func TestUnderAnyConstantLoadItSettlesWithinItsBounds(t *testing.T) {
 			}
 		}
 		for _, s := range moved {
-			if w.fixed[s.Setting] {
+			if w.fixed[s.setting] {
 				t.Errorf("seed %d: %s cannot be written", seed, s)
 			}
 		}

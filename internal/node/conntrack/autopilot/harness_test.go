@@ -8,14 +8,14 @@ import (
 	"spillway.dev/spillway/internal/node/capacity"
 )
 
-// world simulates the flows of a machine: Decide gets the figures that the kernel would
+// world simulates the flows of a machine: decide gets the figures that the kernel would
 // report.
 type world struct {
 	now                     time.Time
 	max, buckets, expectMax int
 	spaces                  []*worldSpace
 	noise                   *rand.Rand
-	fixed                   map[Setting]bool
+	fixed                   map[setting]bool
 }
 
 type worldSpace struct {
@@ -36,7 +36,7 @@ type batch struct {
 
 func newWorld(spaces int) *world {
 	w := &world{now: time.Unix(1e9, 0), max: 65536, buckets: 65536, expectMax: 1024, noise: rand.New(rand.NewPCG(1, 2)),
-		fixed: map[Setting]bool{}}
+		fixed: map[setting]bool{}}
 	for i := range spaces {
 		w.spaces = append(w.spaces, &worldSpace{netns: uint64(i + 1), rates: map[string]float64{}, steady: map[string]int{},
 			pending:  map[string][]batch{},
@@ -71,10 +71,10 @@ func (s *worldSpace) entries() (n int) {
 	return n
 }
 
-func (w *world) measure(since time.Duration) Measured {
-	m := Measured{At: w.now, Max: w.max, Buckets: w.buckets, ExpectMax: w.expectMax}
+func (w *world) measure(since time.Duration) measured {
+	m := measured{At: w.now, Max: w.max, Buckets: w.buckets, ExpectMax: w.expectMax}
 	for _, s := range w.spaces {
-		sp := Space{Netns: s.netns, Name: "pod", Entries: s.entries(), Expectations: s.expect, Timeouts: map[string]int{},
+		sp := space{Netns: s.netns, Name: "pod", Entries: s.entries(), Expectations: s.expect, Timeouts: map[string]int{},
 			Ages: map[string]capacity.Ages{}}
 		sp.Growth = float64(sp.Entries-s.before) / since.Seconds()
 		s.before = sp.Entries
@@ -102,7 +102,7 @@ func add(a *capacity.Ages, n int, left time.Duration) {
 	a.Late += one.Late * float64(n)
 }
 
-func (w *world) value(s Setting) *int {
+func (w *world) value(s setting) *int {
 	switch s.Sysctl {
 	case sizeMax:
 		return &w.max
@@ -114,7 +114,7 @@ func (w *world) value(s Setting) *int {
 	return nil
 }
 
-func (w *world) set(s Setting, v int) {
+func (w *world) set(s setting, v int) {
 	if s.Netns == 0 {
 		*w.value(s) = v
 	} else {
@@ -123,7 +123,7 @@ func (w *world) set(s Setting, v int) {
 }
 
 // run simulates an autopilot that measures every 5 s, and returns its steps.
-func (w *world) run(mem *Memory, b Bounds, seconds int) (done []Step) {
+func (w *world) run(mem *memory, b bounds, seconds int) (done []step) {
 	b.Fixed = w.fixed
 	for i := range seconds {
 		w.second()
@@ -131,10 +131,10 @@ func (w *world) run(mem *Memory, b Bounds, seconds int) (done []Step) {
 			continue
 		}
 		m := w.measure(5 * time.Second)
-		mem.Reconcile(current(m, mem.Records, true))
-		for _, s := range Decide(m, mem, b) {
-			mem.Note(s, w.now)
-			w.set(s.Setting, s.To)
+		mem.reconcile(current(m, mem.Records, true))
+		for _, s := range decide(m, mem, b) {
+			mem.note(s, w.now)
+			w.set(s.setting, s.To)
 			done = append(done, s)
 		}
 	}

@@ -269,8 +269,8 @@ func TestAnAgentKilledBetweenItsFileAndTheKernelHasChangedNothing(t *testing.T) 
 	}
 	was := value(t, own, timeoutUDP)
 	r := newRig(t, Config{Mode: On, Memory: 1 << 40})
-	dead := Setting{cookie, timeoutUDP}
-	if err := writeState(r.State, map[Setting]Record{dead: {Found: was, Set: 10}, {1, timeoutUDP}: {Found: 30, Set: 10}}); err != nil {
+	dead := setting{cookie, timeoutUDP}
+	if err := writeState(r.State, map[setting]record{dead: {Found: was, Set: 10}, {1, timeoutUDP}: {Found: 30, Set: 10}}); err != nil {
 		t.Fatal(err)
 	}
 	for name, end := range map[string]func(*rig){
@@ -284,7 +284,7 @@ func TestAnAgentKilledBetweenItsFileAndTheKernelHasChangedNothing(t *testing.T) 
 			n.save()
 		},
 	} {
-		if err := writeState(r.State, map[Setting]Record{dead: {Found: was, Set: 10}, {1, timeoutUDP}: {Found: 30, Set: 10}}); err != nil {
+		if err := writeState(r.State, map[setting]record{dead: {Found: was, Set: 10}, {1, timeoutUDP}: {Found: 30, Set: 10}}); err != nil {
 			t.Fatal(err)
 		}
 		end(newRig(t, Config{Mode: On, Memory: 1 << 40, State: r.State}))
@@ -310,7 +310,7 @@ func TestOffTakesBackWhatWasChanged(t *testing.T) {
 	}
 	was := value(t, own, timeoutUDP)
 	r := newRig(t, Config{Mode: On, Memory: 1 << 40})
-	s := Step{Setting: Setting{cookie, timeoutUDP}, From: was, To: 11}
+	s := step{setting: setting{cookie, timeoutUDP}, From: was, To: 11}
 	r.apply(own, s, time.Now())
 	if v := value(t, own, timeoutUDP); v != 11 {
 		t.Fatalf("the step was not done: %d", v)

@@ -39,8 +39,8 @@ func newMeter() meter { return meter{entries: map[uint64]int{}} }
 
 // measure reads every namespace, and samples the ages of entries of namespaces that are
 // filling. It omits a namespace that vanishes meanwhile.
-func (p *Pilot) measure(ctx context.Context, now time.Time) (Measured, map[uint64]conntrack.Namespace, error) {
-	m := Measured{At: now}
+func (p *Pilot) measure(ctx context.Context, now time.Time) (measured, map[uint64]conntrack.Namespace, error) {
+	m := measured{At: now}
 	list, err := p.Namespaces()
 	if errors.Is(err, os.ErrPermission) {
 		err = nil // some process of a sandbox; top says so
@@ -48,7 +48,7 @@ func (p *Pilot) measure(ctx context.Context, now time.Time) (Measured, map[uint6
 	errs := []error{err}
 	found := map[uint64]conntrack.Namespace{}
 	for _, n := range list {
-		var s Space
+		var s space
 		err := n.Enter(func() (err error) {
 			s, err = p.readUsage(ctx, n)
 			if n.Own && err == nil {
@@ -74,14 +74,14 @@ func (p *Pilot) measure(ctx context.Context, now time.Time) (Measured, map[uint6
 	return m, found, errors.Join(errs...)
 }
 
-func (m *Measured) readSizes() error {
+func (m *measured) readSizes() error {
 	l, err := conntrack.ReadLimits()
 	m.Max, m.Buckets, m.ExpectMax = l.Max, l.Buckets, l.ExpectMax
 	return err
 }
 
 // readUsage reads the cheap values of the namespace.
-func (p *Pilot) readUsage(ctx context.Context, n conntrack.Namespace) (s Space, err error) {
+func (p *Pilot) readUsage(ctx context.Context, n conntrack.Namespace) (s space, err error) {
 	s.Name, s.Own = n.String(), n.Own
 	if s.Netns, err = kernel.NetnsCookie(); err != nil {
 		return s, err
@@ -102,7 +102,7 @@ func (p *Pilot) readUsage(ctx context.Context, n conntrack.Namespace) (s Space, 
 }
 
 // grow compares with the measurement before.
-func (p *Pilot) grow(m *Measured) {
+func (p *Pilot) grow(m *measured) {
 	now := make(map[uint64]int, len(m.Spaces))
 	for i := range m.Spaces {
 		s := &m.Spaces[i]
@@ -116,9 +116,9 @@ func (p *Pilot) grow(m *Measured) {
 
 // look reads timeouts and ages where they matter: in namespaces that fill, and
 // in those where something was changed.
-func (p *Pilot) look(ctx context.Context, m *Measured, found map[uint64]conntrack.Namespace) error {
+func (p *Pilot) look(ctx context.Context, m *measured, found map[uint64]conntrack.Namespace) error {
 	above := sampleAbove * float64(min(m.Max, capacity.TableWithin(p.Memory)))
-	var matter []*Space
+	var matter []*space
 	for i := range m.Spaces {
 		s := &m.Spaces[i]
 		if float64(s.Entries) > above || p.hasChanges(s.Netns) {
@@ -147,7 +147,7 @@ func (p *Pilot) hasChanges(netns uint64) bool {
 }
 
 // sample reads the namespace's timeouts, and the ages of at most most entries.
-func (s *Space) sample(ctx context.Context, c *conntrack.Conn, most int) error {
+func (s *space) sample(ctx context.Context, c *conntrack.Conn, most int) error {
 	limits, err := conntrack.ReadLimits()
 	if err != nil {
 		return err

@@ -53,12 +53,12 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-func (m *metrics) count(s Step, outcome string) {
-	m.steps.WithLabelValues(s.Sysctl, s.Direction(), outcome).Inc()
+func (m *metrics) count(s step, outcome string) {
+	m.steps.WithLabelValues(s.Sysctl, s.direction(), outcome).Inc()
 }
 
 // measured records the result and the duration of a measurement.
-func (m *metrics) measured(seen Measured, took time.Duration) {
+func (m *metrics) measured(seen measured, took time.Duration) {
 	most := 0.0
 	for _, s := range seen.Spaces {
 		most = max(most, float64(s.Entries)+max(0, s.Growth)*horizon.Seconds())

@@ -23,8 +23,8 @@ type state struct {
 }
 
 type savedState struct {
-	Setting
-	Record
+	setting
+	record
 }
 
 func bootID() string {
@@ -34,7 +34,7 @@ func bootID() string {
 
 // readState reads the changes of a previous agent. It returns none without a file, or if
 // the file is older than the last reboot.
-func readState(path string) (map[Setting]Record, error) {
+func readState(path string) (map[setting]record, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -49,16 +49,16 @@ func readState(path string) (map[Setting]Record, error) {
 	if s.Boot != bootID() {
 		return nil, nil
 	}
-	records := map[Setting]Record{}
+	records := map[setting]record{}
 	for _, r := range s.Records {
-		records[r.Setting] = r.Record
+		records[r.setting] = r.record
 	}
 	return records, nil
 }
 
 // writeState replaces the file atomically, or removes it if there are no changes. It does
 // not sync the file: after a crash of the machine every setting is reset anyway.
-func writeState(path string, records map[Setting]Record) error {
+func writeState(path string, records map[setting]record) error {
 	if len(records) == 0 {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove %s: %w", path, err)
@@ -102,7 +102,7 @@ func Restore(path string, namespaces func() ([]conntrack.Namespace, error), log 
 			delete(records, set)
 			continue
 		}
-		s := Step{Setting: set, Space: in.String(), From: r.Set, To: r.Found, Back: true}
+		s := step{setting: set, Space: in.String(), From: r.Set, To: r.Found, Back: true}
 		if set.Netns == 0 {
 			s.Space = ""
 		}
@@ -124,7 +124,7 @@ var errChangedElsewhere = errors.New("another program has changed the value mean
 
 // writeStep sets a value in its namespace if it still has the value From, and returns the
 // value that the kernel chose.
-func writeStep(in conntrack.Namespace, s Step) (got int, err error) {
+func writeStep(in conntrack.Namespace, s step) (got int, err error) {
 	name := conntrack.SysctlPrefix + s.Sysctl
 	err = in.Enter(func() error {
 		if cookie, err := kernel.NetnsCookie(); err != nil || s.Netns != 0 && cookie != s.Netns {
