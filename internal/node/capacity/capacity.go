@@ -64,15 +64,15 @@ func kindNames() string {
 	return strings.Join(names, ", ")
 }
 
-// Helper describes the expectations that a conntrack helper creates for a connection.
-type Helper struct {
+// helper describes the expectations that a conntrack helper creates for a connection.
+type helper struct {
 	Expectations  int           // per connection
 	ExpectTimeout time.Duration // lifetime of an unused expectation
 }
 
-// TFTPHelper is the kernel's helper for TFTP. It creates one expectation per request, which
+// tftpHelper is the kernel's helper for TFTP. It creates one expectation per request, which
 // stays for 300 s if the data never arrives (nf_conntrack_tftp.c). Arriving data removes it.
-var TFTPHelper = Helper{Expectations: 1, ExpectTimeout: 300 * time.Second}
+var tftpHelper = helper{Expectations: 1, ExpectTimeout: 300 * time.Second}
 
 // Load is a rate of new connections of one kind.
 type Load struct {
@@ -89,14 +89,14 @@ func (l Load) Validate() error {
 	case l.Life < 0:
 		return fmt.Errorf("lifetime %v: must not be negative", l.Life)
 	}
-	_, err := Kept(l.Kind, l.Life, Timeouts{})
+	_, err := keptFor(l.Kind, l.Life, Timeouts{})
 	return err
 }
 
-// Kept returns how long each entry of one connection stays in the table: one duration
+// keptFor returns how long each entry of one connection stays in the table: one duration
 // per entry. The kernel removes expired entries later (gc_worker, at most every 60 s),
 // so nf_conntrack_count is somewhat larger.
-func Kept(kind Kind, life time.Duration, t Timeouts) ([]time.Duration, error) {
+func keptFor(kind Kind, life time.Duration, t Timeouts) ([]time.Duration, error) {
 	udp := t.UDP
 	if life > t.UDPStreamAt {
 		udp = t.UDPStream
@@ -123,15 +123,15 @@ func Kept(kind Kind, life time.Duration, t Timeouts) ([]time.Duration, error) {
 	return nil, fmt.Errorf("%q is not a kind of connection: use one of %s", kind, kindNames())
 }
 
-// Entries returns the number of entries that the loads keep in the table, in the long
+// entriesOf returns the number of entries that the loads keep in the table, in the long
 // run.
-func Entries(loads []Load, t Timeouts) (float64, error) {
+func entriesOf(loads []Load, t Timeouts) (float64, error) {
 	total := 0.0
 	for _, l := range loads {
 		if err := l.Validate(); err != nil {
 			return 0, err
 		}
-		kept, _ := Kept(l.Kind, l.Life, t)
+		kept, _ := keptFor(l.Kind, l.Life, t)
 		for _, k := range kept {
 			total += l.Rate * k.Seconds()
 		}
@@ -139,10 +139,10 @@ func Entries(loads []Load, t Timeouts) (float64, error) {
 	return total, nil
 }
 
-// Ceiling returns the highest rate of connections of one kind that a table of the given
+// ceilingOf returns the highest rate of connections of one kind that a table of the given
 // size carries, in connections per second. It is +Inf if no entry stays.
-func Ceiling(entries int, kind Kind, life time.Duration, t Timeouts) (float64, error) {
-	kept, err := Kept(kind, life, t)
+func ceilingOf(entries int, kind Kind, life time.Duration, t Timeouts) (float64, error) {
+	kept, err := keptFor(kind, life, t)
 	if err != nil {
 		return 0, err
 	}
@@ -153,10 +153,10 @@ func Ceiling(entries int, kind Kind, life time.Duration, t Timeouts) (float64, e
 	return float64(entries) / sum, nil
 }
 
-// Expectations returns the number of expectations that exist at the same time. Each
+// expectationsOf returns the number of expectations that exist at the same time. Each
 // exists until the expected packet arrives, or until its timeout. lost is the part of
 // connections, from 0 to 1, whose expected packet never arrives.
-func Expectations(rate float64, h Helper, wait time.Duration, lost float64) float64 {
+func expectationsOf(rate float64, h helper, wait time.Duration, lost float64) float64 {
 	return rate * float64(h.Expectations) * ((1-lost)*wait.Seconds() + lost*h.ExpectTimeout.Seconds())
 }
 
@@ -166,24 +166,24 @@ func ExpectMax(buckets int) int { return max(buckets/256, 1) * 4 }
 
 // Sizes of the kernel's structures on 64-bit machines, Linux 6.18.
 const (
-	// EntryBytes is struct nf_conn's slab object, 256, and an extension block
+	// entryBytes is struct nf_conn's slab object, 256, and an extension block
 	// for NAT, accounting and helper of 128 at most (nf_ct_ext in kmalloc-128).
-	EntryBytes = 256 + 128
+	entryBytes = 256 + 128
 	// BucketBytes is struct hlist_nulls_head.
 	BucketBytes = 8
-	// ExpectBytes is struct nf_conntrack_expect's slab object.
-	ExpectBytes = 216
+	// expectBytes is struct nf_conntrack_expect's slab object.
+	expectBytes = 216
 )
 
 // Memory returns the size of a full table in bytes. The kernel allocates buckets at once,
 // and each entry when it is created.
 func Memory(entries, buckets, expectations int) int64 {
-	return int64(entries)*EntryBytes + int64(buckets)*BucketBytes + int64(expectations)*ExpectBytes
+	return int64(entries)*entryBytes + int64(buckets)*BucketBytes + int64(expectations)*expectBytes
 }
 
-// SNATPorts is the number of ports from which masquerading chooses if the client's own
+// snatPorts is the number of ports from which masquerading chooses if the client's own
 // port is in use, or with --random-fully: 1024 to 65535 (nf_nat_l4proto_unique_tuple).
-const SNATPorts = 64512
+const snatPorts = 64512
 
 // Shares of a table from which it counts as close to full, and as full.
 const (
@@ -257,7 +257,7 @@ func Make(c Config) (Plan, error) {
 	if err := c.Validate(); err != nil {
 		return Plan{}, err
 	}
-	entries, err := Entries(c.Loads, c.Timeouts)
+	entries, err := entriesOf(c.Loads, c.Timeouts)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -273,10 +273,10 @@ func Make(c Config) (Plan, error) {
 	expectations := 0.0
 	for _, l := range c.Loads {
 		if l.Kind == TFTP {
-			expectations += Expectations(l.Rate, TFTPHelper, c.Wait, c.Lost)
+			expectations += expectationsOf(l.Rate, tftpHelper, c.Wait, c.Lost)
 		}
 		if c.Limit > 0 {
-			ceiling, err := Ceiling(c.Limit, l.Kind, l.Life, c.Timeouts)
+			ceiling, err := ceilingOf(c.Limit, l.Kind, l.Life, c.Timeouts)
 			if err != nil {
 				return Plan{}, err
 			}

@@ -18,7 +18,7 @@ func TestCeilingsAreThePublishedOnes(t *testing.T) {
 		{"128k entries, 120 s", 128 << 10, 120 * second, 1092},
 		{"512k entries, 120 s", 512 << 10, 120 * second, 4369},
 	} {
-		got, err := Ceiling(row.entries, TCPClosed, 0, Timeouts{TCPTimeWait: row.timeout})
+		got, err := ceilingOf(row.entries, TCPClosed, 0, Timeouts{TCPTimeWait: row.timeout})
 		if err != nil || math.Floor(got) != row.want {
 			t.Errorf("%s: %.1f connections/s, want %v: %v", row.name, got, row.want, err)
 		}
@@ -32,19 +32,19 @@ func TestCeilingsAreThePublishedOnes(t *testing.T) {
 // published figure is between the two.
 func TestTFTPIsTwoEntriesAndOneExpectationATransfer(t *testing.T) {
 	old := Timeouts{UDP: 10 * second, UDPStream: 20 * second, UDPStreamAt: -1}
-	kept, err := Kept(TFTP, 0, old)
+	kept, err := keptFor(TFTP, 0, old)
 	if err != nil || len(kept) != 2 || kept[0] != 10*second || kept[1] != 20*second {
 		t.Fatalf("kept %v, want 10 s and 20 s: %v", kept, err)
 	}
-	low, _ := Entries([]Load{{Kind: TFTP, Rate: 5100}}, old)
-	high, _ := Entries([]Load{{Kind: TFTP, Rate: 5100}}, Timeouts{UDP: 20 * second, UDPStream: 20 * second})
+	low, _ := entriesOf([]Load{{Kind: TFTP, Rate: 5100}}, old)
+	high, _ := entriesOf([]Load{{Kind: TFTP, Rate: 5100}}, Timeouts{UDP: 20 * second, UDPStream: 20 * second})
 	if low != 153000 || high != 204000 {
 		t.Errorf("between %v and %v entries, want 153000 and 204000", low, high)
 	}
-	if n := Expectations(5100, TFTPHelper, 100*time.Millisecond, 0); n != 510 {
+	if n := expectationsOf(5100, tftpHelper, 100*time.Millisecond, 0); n != 510 {
 		t.Errorf("%v expectations wait at 100 ms, want 510", n)
 	}
-	if n := Expectations(100, TFTPHelper, 0, 0.5); n != 15000 {
+	if n := expectationsOf(100, tftpHelper, 0, 0.5); n != 15000 {
 		t.Errorf("%v expectations with half the transfers lost, want 15000", n)
 	}
 }
@@ -65,12 +65,12 @@ func TestEntriesAreRateTimesTheTimeTheyAreKept(t *testing.T) {
 		{ICMPEcho, 0, 300},
 		{TFTP, second, 610},
 	} {
-		got, err := Entries([]Load{{Kind: row.kind, Rate: 10, Life: row.life}}, DefaultTimeouts)
+		got, err := entriesOf([]Load{{Kind: row.kind, Rate: 10, Life: row.life}}, DefaultTimeouts)
 		if err != nil || math.Abs(got-row.want) > 1e-6 {
 			t.Errorf("%s living %v: %v entries, want %v: %v", row.kind, row.life, got, row.want, err)
 		}
 		// The ceiling of exactly that table is that rate again.
-		if rate, err := Ceiling(int(row.want), row.kind, row.life, DefaultTimeouts); err != nil || math.Abs(rate-10) > 1e-9 {
+		if rate, err := ceilingOf(int(row.want), row.kind, row.life, DefaultTimeouts); err != nil || math.Abs(rate-10) > 1e-9 {
 			t.Errorf("%s living %v: the table carries %v/s, want 10: %v", row.kind, row.life, rate, err)
 		}
 	}
@@ -86,7 +86,7 @@ func TestLimitsOfTheKernel(t *testing.T) {
 		{"expectations of few buckets", float64(ExpectMax(100)), 4},
 		{"bytes of a million entries and buckets", float64(Memory(1e6, 1e6, 0)), 392e6},
 		{"bytes of expectations", float64(Memory(0, 0, 10)), 2160},
-		{"SNAT to one destination, 120 s", math.Floor(snatCeiling(SNATPorts, 120*second)), 537},
+		{"SNAT to one destination, 120 s", math.Floor(snatCeiling(snatPorts, 120*second)), 537},
 	} {
 		if row.got != row.want {
 			t.Errorf("%s: %v, want %v", row.name, row.got, row.want)

@@ -16,7 +16,7 @@ func TableFor(entries, headroom float64) int {
 // TableWithin returns the size of the largest table that takes at most bytes when it is
 // full. It has one bucket per entry and the kernel's number of expectations for them.
 func TableWithin(bytes int64) int {
-	lo, hi := int64(0), min(max(bytes, 0)/(EntryBytes+BucketBytes), math.MaxInt32)
+	lo, hi := int64(0), min(max(bytes, 0)/(entryBytes+BucketBytes), math.MaxInt32)
 	for lo < hi {
 		mid := (lo + hi + 1) / 2
 		if Memory(int(mid), int(mid), ExpectMax(int(mid))) <= bytes {
@@ -107,8 +107,8 @@ func (a Ages) KeptFor(timeout time.Duration) float64 {
 	if !a.ShortLived() {
 		return a.All
 	}
-	return a.UnderWay() + a.Rate()*timeout.Seconds()
+	return a.underWay() + a.Rate()*timeout.Seconds()
 }
 
-// UnderWay returns the number of fresh entries whose flows are still active.
-func (a Ages) UnderWay() float64 { return max(0, a.Fresh-a.Early) }
+// underWay returns the number of fresh entries whose flows are still active.
+func (a Ages) underWay() float64 { return max(0, a.Fresh-a.Early) }
