@@ -1,7 +1,6 @@
 package ebpf
 
 import (
-	"math"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -61,34 +60,6 @@ func TestFilterTidy(t *testing.T) {
 	}
 	if f.BeginTidy() {
 		t.Error("another tidy starts without more deletions")
-	}
-}
-
-// The words of an address are in one group, so that a server's clients share cache lines,
-// and a full group does not fill others.
-func TestFilterGroups(t *testing.T) {
-	f := &objects.PortFilter{Mask: 1<<17 - 1, Seed: 5}
-	for what, test := range map[string]struct {
-		addr  objects.TCAddr
-		words int
-	}{"address": {filterKey(7).Addr, objects.FilterGroup}, "NodePorts": {objects.TCAddr{}, objects.FilterGroupNodePorts}} {
-		used, least, most := map[uint32]bool{}, f.Mask, uint32(0)
-		for port := range uint16(math.MaxUint16) {
-			index, _ := f.Place(&objects.TCFrontendKey{Addr: test.addr, Port: port, Proto: uint8(model.TCP)})
-			used[index], least, most = true, min(least, index), max(most, index)
-		}
-		if len(used) != test.words || most-least != uint32(test.words)-1 {
-			t.Errorf("%s: %d words from %d to %d, want %d neighbors", what, len(used), least, most, test.words)
-		}
-	}
-	groups := map[uint32]bool{}
-	for n := range uint32(2000) {
-		key := filterKey(n)
-		index, _ := f.Place(&key)
-		groups[index/objects.FilterGroup] = true
-	}
-	if len(groups) < 1000 {
-		t.Errorf("2000 addresses have %d groups of 2048", len(groups))
 	}
 }
 

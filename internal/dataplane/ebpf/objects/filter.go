@@ -194,17 +194,17 @@ func (f *PortFilter) forget(n int) {
 // Words in the group of an address: FILTER_GROUP and FILTER_GROUP_NODEPORTS of
 // bpf/lib/lookup/port_filter.h.
 const (
-	FilterGroup          = 64
-	FilterGroupNodePorts = 4096
+	filterGroup          = 64
+	filterGroupNodePorts = 4096
 )
 
 // Place returns the word and the bits of a member, as filter_has of
 // bpf/lib/lookup/port_filter.h.
 func (f *PortFilter) Place(key *TCFrontendKey) (index uint32, set uint64) {
 	addr := filterAddr(f.Seed, &key.Addr)
-	group := uint64(FilterGroup)
+	group := uint64(filterGroup)
 	if key.Addr == (TCAddr{}) {
-		group = FilterGroupNodePorts
+		group = filterGroupNodePorts
 	}
 	h := filterPort(addr, key)
 	if f.ungrouped {
