@@ -40,55 +40,55 @@ type Reason string
 
 // The reasons.
 const (
-	ReasonNodeAddress    Reason = "node_address"
-	ReasonServiceAddress Reason = "service_address"
-	ReasonOtherNode      Reason = "other_node"
-	ReasonPodElsewhere   Reason = "pod_of_other_node"
-	ReasonOtherNodeRange Reason = "range_of_other_node"
-	ReasonNoRoute        Reason = "no_route"
-	ReasonOtherPod       Reason = "other_pod"
-	ReasonInUse          Reason = "in_use"
-	ReasonContested      Reason = "contested"
-	ReasonTooMany        Reason = "too_many"
+	reasonNodeAddress    Reason = "node_address"
+	reasonServiceAddress Reason = "service_address"
+	reasonOtherNode      Reason = "other_node"
+	reasonPodElsewhere   Reason = "pod_of_other_node"
+	reasonOtherNodeRange Reason = "range_of_other_node"
+	reasonNoRoute        Reason = "no_route"
+	reasonOtherPod       Reason = "other_pod"
+	reasonInUse          Reason = "in_use"
+	reasonContested      Reason = "contested"
+	reasonTooMany        Reason = "too_many"
 )
 
 // Reasons returns all reasons.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonNodeAddress, ReasonServiceAddress, ReasonOtherNode, ReasonPodElsewhere, ReasonOtherNodeRange,
-		ReasonNoRoute, ReasonOtherPod, ReasonInUse, ReasonContested, ReasonTooMany,
+		reasonNodeAddress, reasonServiceAddress, reasonOtherNode, reasonPodElsewhere, reasonOtherNodeRange,
+		reasonNoRoute, reasonOtherPod, reasonInUse, reasonContested, reasonTooMany,
 	}
 }
 
 // String explains the reason in words that complete "the address is refused: ".
 func (r Reason) String() string {
 	switch r {
-	case ReasonNodeAddress:
+	case reasonNodeAddress:
 		return "it is an address of this node"
-	case ReasonServiceAddress:
+	case reasonServiceAddress:
 		return "it is the address of a Service"
-	case ReasonOtherNode:
+	case reasonOtherNode:
 		return "it is an address of another node"
-	case ReasonPodElsewhere:
+	case reasonPodElsewhere:
 		return "a pod of another node has it"
-	case ReasonOtherNodeRange:
+	case reasonOtherNodeRange:
 		return "it is in the podCIDR of another node, and no Pod of this node names it"
-	case ReasonNoRoute:
+	case reasonNoRoute:
 		return "this node's routes do not lead to it by that interface"
-	case ReasonOtherPod:
+	case reasonOtherPod:
 		return "the interface belongs to a Pod with another address"
-	case ReasonInUse:
+	case reasonInUse:
 		return "another interface had it before"
-	case ReasonContested:
+	case reasonContested:
 		return "several interfaces claim it"
-	case ReasonTooMany:
+	case reasonTooMany:
 		return "the interface has too many addresses that no Pod names"
 	}
 	return string(r)
 }
 
 var reasonOf = map[Fact]Reason{
-	NodeAddress: ReasonNodeAddress, ServiceAddress: ReasonServiceAddress, OtherNode: ReasonOtherNode, PodElsewhere: ReasonPodElsewhere,
+	NodeAddress: reasonNodeAddress, ServiceAddress: reasonServiceAddress, OtherNode: reasonOtherNode, PodElsewhere: reasonPodElsewhere,
 }
 
 // Refusal is an address that a pod-side device announces and does not get.
@@ -220,7 +220,7 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 				e.since, e.reported = old.since, old.reported
 			}
 			e.Refusal = Refusal{Addr: a, Ifindex: c.port.ifindex, Interface: c.port.name, Reason: r}
-			e.quiet = c.quiet && r == ReasonNoRoute
+			e.quiet = c.quiet && r == reasonNoRoute
 			refused[key] = e
 		}
 		for _, c := range t.announced[a] {
@@ -232,12 +232,12 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 		}
 		winner, lost := t.choose(a, left, fact)
 		if winner != nil && fact != PodHere && tooMany(winner.port) {
-			winner, lost = nil, ReasonTooMany
+			winner, lost = nil, reasonTooMany
 		}
-		if lost == ReasonContested {
+		if lost == reasonContested {
 			for i := range left { // each interface pays for the entry
 				if tooMany(left[i].port) {
-					lost = ReasonTooMany
+					lost = reasonTooMany
 				}
 			}
 		}
@@ -247,7 +247,7 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 			}
 		}
 		if winner == nil {
-			if lost == ReasonContested {
+			if lost == reasonContested {
 				pods[a] = Pod{}
 			}
 			continue
@@ -260,8 +260,8 @@ func (t *podTable) decide(now time.Time) map[netip.Addr]Pod {
 	}
 	// An interface's Pod may be known only now: the reason must not depend on the order.
 	for key, e := range refused {
-		if e.Reason == ReasonInUse && t.fact(key.addr) == PodHere && t.belongsToOther(t.ports[key.ifindex], key.addr) {
-			e.Reason = ReasonOtherPod
+		if e.Reason == reasonInUse && t.fact(key.addr) == PodHere && t.belongsToOther(t.ports[key.ifindex], key.addr) {
+			e.Reason = reasonOtherPod
 		}
 	}
 	for a, o := range t.owners {
@@ -315,15 +315,15 @@ func (t *podTable) objection(a netip.Addr, p *podPort, fact Fact) Reason {
 	leads, host := t.leads(where, p)
 	switch {
 	case where.local:
-		return ReasonNodeAddress
+		return reasonNodeAddress
 	case fact == OtherNodeRange && !host:
 		// Some CNIs assign addresses regardless of podCIDRs. They write a route
 		// to each pod, which a pod cannot.
-		return ReasonOtherNodeRange
+		return reasonOtherNodeRange
 	case !leads:
-		return ReasonNoRoute
+		return reasonNoRoute
 	case fact == PodHere && t.belongsToOther(p, a):
-		return ReasonOtherPod
+		return reasonOtherPod
 	}
 	return ""
 }
@@ -365,11 +365,11 @@ func (t *podTable) choose(a netip.Addr, list []announcement, fact Fact) (*announ
 	if o, ok := t.owners[a]; ok {
 		for i := range list {
 			if list[i].port.ifindex == o.ifindex {
-				return &list[i], ReasonInUse
+				return &list[i], reasonInUse
 			}
 		}
 		if t.remembers(a, o) {
-			return nil, ReasonContested
+			return nil, reasonContested
 		}
 	}
 	if len(list) == 1 {
@@ -378,11 +378,11 @@ func (t *podTable) choose(a netip.Addr, list []announcement, fact Fact) (*announ
 	where := t.paths.lookup(pathKey{a, list[0].port.vrf})
 	for i := range list {
 		if _, host := t.leads(where, list[i].port); host {
-			return &list[i], ReasonInUse
+			return &list[i], reasonInUse
 		}
 	}
 	if fact != PodHere {
-		return nil, ReasonContested
+		return nil, reasonContested
 	}
 	best := &list[0]
 	for i := range list[1:] {
@@ -391,7 +391,7 @@ func (t *podTable) choose(a netip.Addr, list []announcement, fact Fact) (*announ
 			best = c
 		}
 	}
-	return best, ReasonInUse
+	return best, reasonInUse
 }
 
 // remembers reports whether an owner without a current announcement still counts: a virtual

@@ -129,21 +129,21 @@ func TestForgedAddressIsRefused(t *testing.T) {
 		fact Fact
 		want Reason
 	}{
-		"another pod of the bridge":              {"10.244.1.2", PodHere, ReasonOtherPod},
-		"another pod of the bridge, no object":   {"10.244.1.2", Unknown, ReasonInUse},
-		"a routed pod":                           {"10.244.2.2", PodHere, ReasonNoRoute},
-		"the node's address at its bridge":       {"10.244.1.1", Unknown, ReasonNodeAddress},
-		"the node's address, by the kernel":      {"192.0.2.1", Unknown, ReasonNodeAddress},
-		"the node's address, by the Node":        {"10.244.1.77", NodeAddress, ReasonNodeAddress},
-		"a Service's":                            {"10.244.1.78", ServiceAddress, ReasonServiceAddress},
-		"another node's":                         {"10.244.1.79", OtherNode, ReasonOtherNode},
-		"a pod's of another node":                {"10.244.1.80", PodElsewhere, ReasonPodElsewhere},
-		"in the podCIDR of another node":         {"10.244.1.81", OtherNodeRange, ReasonOtherNodeRange},
-		"in the podCIDR of another node, IPv6":   {"2001:db8:1::81", OtherNodeRange, ReasonOtherNodeRange},
-		"somewhere on the Internet":              {"198.51.100.1", Unknown, ReasonNoRoute},
-		"somewhere on the IPv6 Internet":         {"2001:db8:99::1", Unknown, ReasonNoRoute},
-		"of a Pod, by the interface of another":  {"10.244.1.82", PodHere, ReasonOtherPod},
-		"of a Pod, by that of another, and IPv6": {"2001:db8:1::82", PodHere, ReasonOtherPod},
+		"another pod of the bridge":              {"10.244.1.2", PodHere, reasonOtherPod},
+		"another pod of the bridge, no object":   {"10.244.1.2", Unknown, reasonInUse},
+		"a routed pod":                           {"10.244.2.2", PodHere, reasonNoRoute},
+		"the node's address at its bridge":       {"10.244.1.1", Unknown, reasonNodeAddress},
+		"the node's address, by the kernel":      {"192.0.2.1", Unknown, reasonNodeAddress},
+		"the node's address, by the Node":        {"10.244.1.77", NodeAddress, reasonNodeAddress},
+		"a Service's":                            {"10.244.1.78", ServiceAddress, reasonServiceAddress},
+		"another node's":                         {"10.244.1.79", OtherNode, reasonOtherNode},
+		"a pod's of another node":                {"10.244.1.80", PodElsewhere, reasonPodElsewhere},
+		"in the podCIDR of another node":         {"10.244.1.81", OtherNodeRange, reasonOtherNodeRange},
+		"in the podCIDR of another node, IPv6":   {"2001:db8:1::81", OtherNodeRange, reasonOtherNodeRange},
+		"somewhere on the Internet":              {"198.51.100.1", Unknown, reasonNoRoute},
+		"somewhere on the IPv6 Internet":         {"2001:db8:99::1", Unknown, reasonNoRoute},
+		"of a Pod, by the interface of another":  {"10.244.1.82", PodHere, reasonOtherPod},
+		"of a Pod, by that of another, and IPv6": {"2001:db8:1::82", PodHere, reasonOtherPod},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, Config{})
@@ -334,7 +334,7 @@ func TestForgedNeighbor(t *testing.T) {
 		addr   string
 		reason Reason
 	}{
-		{"10.244.1.2", ReasonInUse}, {"10.244.1.5", ReasonInUse}, {"10.244.1.78", ReasonServiceAddress}, {"10.244.1.81", ReasonOtherNodeRange},
+		{"10.244.1.2", reasonInUse}, {"10.244.1.5", reasonInUse}, {"10.244.1.78", reasonServiceAddress}, {"10.244.1.81", reasonOtherNodeRange},
 	} {
 		forger.sendARP(t, c.addr, "10.244.1.1")
 		await.NoError(t, func() error {
@@ -528,7 +528,7 @@ func TestRefusalsAreReportedOnce(t *testing.T) {
 		defer n.mu.Unlock()
 		return slices.Clone(n.reported)
 	}
-	want := Refusal{Addr: addr("10.244.1.78"), Ifindex: ifindex(t, "veth1"), Interface: "veth1", Reason: ReasonServiceAddress}
+	want := Refusal{Addr: addr("10.244.1.78"), Ifindex: ifindex(t, "veth1"), Interface: "veth1", Reason: reasonServiceAddress}
 	await.NoError(t, func() error {
 		if got := reported(); len(got) != 1 || got[0] != want {
 			return fmt.Errorf("reported %v, want %v", got, want)
@@ -552,7 +552,7 @@ func TestRefusalsAreReportedOnce(t *testing.T) {
 	// The next refusal is reported after it would have been.
 	refuse := func(device string) Refusal {
 		n.bridged(t, device, "10.244.1.78/32")
-		return Refusal{Addr: addr("10.244.1.78"), Ifindex: ifindex(t, device), Interface: device, Reason: ReasonServiceAddress}
+		return Refusal{Addr: addr("10.244.1.78"), Ifindex: ifindex(t, device), Interface: device, Reason: reasonServiceAddress}
 	}
 	wantReported := func(want Refusal, count int) {
 		t.Helper()
@@ -587,7 +587,7 @@ func TestTooManyAddresses(t *testing.T) {
 	if got := len(podsOf(n.a)); got != maxUnnamed+1 {
 		t.Errorf("%d addresses, want %d", got, maxUnnamed+1)
 	}
-	if got := n.a.Refused(); len(got) != 44 || got[0].Reason != ReasonTooMany {
+	if got := n.a.Refused(); len(got) != 44 || got[0].Reason != reasonTooMany {
 		t.Errorf("%d refused, want 44: %v", len(got), got)
 	}
 }
