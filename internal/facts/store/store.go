@@ -115,9 +115,6 @@ func (st *Store) setNetworkPolicy(name model.Name, now *model.NetworkPolicy) {
 	st.networkPolicies.set(name, now)
 }
 
-// NodeName returns the name of this node.
-func (st *Store) NodeName() string { return st.node }
-
 // ThisNode returns the Node of this node; nil if it is not known.
 func (st *Store) ThisNode() *model.Node { return st.nodes.objects[st.node] }
 
