@@ -114,8 +114,8 @@ type HandshakeWatcher interface {
 	Outcomes() ([]outlier.Outcome, error)
 }
 
-// HandshakeBuckets is the number of buckets of ServiceCounters.Handshakes.
-const HandshakeBuckets = 16
+// handshakeBuckets is the number of buckets of ServiceCounters.Handshakes.
+const handshakeBuckets = 16
 
 // ServiceCounters count since the port was first used.
 type ServiceCounters struct {
@@ -127,7 +127,7 @@ type ServiceCounters struct {
 	PacketsToEndpoint, PacketsToClient uint64
 	// Handshakes has, at i, the handshakes of less than 2^i ms that no earlier bucket has.
 	// The last bucket has all longer ones.
-	Handshakes   [HandshakeBuckets]uint64
+	Handshakes   [handshakeBuckets]uint64
 	HandshakeSum time.Duration
 }
 

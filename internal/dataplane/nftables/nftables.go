@@ -19,9 +19,9 @@ import (
 	"spillway.dev/spillway/internal/node/nft"
 )
 
-// DefaultTable is the name of the table, of family inet, in the agent's network
+// defaultTable is the name of the table, of family inet, in the agent's network
 // namespace.
-const DefaultTable = "spillway"
+const defaultTable = "spillway"
 
 // Capacity is what the table takes without delaying other changes for more than a second or two. The
 // kernel's time for the source ranges of an address grows with their square (nft_set_pipapo.c): 8,192
@@ -30,7 +30,7 @@ var Capacity = intent.Capacity{Frontends: 1 << 19, Endpoints: 1 << 20, Slots: 1 
 
 // Config is how the dataplane is set up.
 type Config struct {
-	// Table is the name of the table; "" is DefaultTable. Two agents in one
+	// Table is the name of the table; "" is defaultTable. Two agents in one
 	// network namespace need two names.
 	Table string
 	// Beside says that another dataplane serves this node, and this one only
@@ -49,7 +49,7 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	if c.Table == "" {
-		c.Table = DefaultTable
+		c.Table = defaultTable
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()

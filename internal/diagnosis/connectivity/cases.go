@@ -167,7 +167,7 @@ func (w *world) plan(c client) Plan {
 		}
 		q.add(t.service, servicePort, Ask{Case: otherNode, Expect: Answer, Servers: one})
 		if !c.hostNetwork {
-			q.add(t.service, servicePort, Ask{Case: fullPacket, Expect: Answer, Servers: one, Size: MTUSize})
+			q.add(t.service, servicePort, Ask{Case: fullPacket, Expect: Answer, Servers: one, Size: mtuSize})
 			q.add(t.service, servicePort, Ask{Case: fragments, Expect: Answer, Servers: one, Size: fragmentedSize})
 		}
 	}

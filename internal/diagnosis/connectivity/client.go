@@ -246,7 +246,7 @@ const replyOverhead = 160
 // large datagram, which the server leaves out: so the answer is no larger than the question.
 func (a Ask) question(local net.Addr) (text, sent string) {
 	size := a.Size
-	if size == MTUSize {
+	if size == mtuSize {
 		size = payloadOf(local)
 	}
 	text = "hello"

@@ -76,17 +76,17 @@ const startTimeout = 2 * time.Minute
 // removeTimeout is the time that the removal of the namespace may take.
 const removeTimeout = 90 * time.Second
 
-// NotRemovedError reports a namespace that the test has left.
-type NotRemovedError struct {
+// notRemovedError reports a namespace that the test has left.
+type notRemovedError struct {
 	Namespace string
 	Cause     error
 }
 
-func (e *NotRemovedError) Error() string {
+func (e *notRemovedError) Error() string {
 	return fmt.Sprintf("remove the test's namespace: %v: remove it with 'kubectl delete namespace %s'", e.Cause, e.Namespace)
 }
 
-func (e *NotRemovedError) Unwrap() error { return e.Cause }
+func (e *notRemovedError) Unwrap() error { return e.Cause }
 
 // run is one test.
 type run struct {
@@ -347,7 +347,7 @@ func (r *run) remove(ctx context.Context) error {
 	r.Step("removing namespace %s; a second Ctrl-C leaves it", r.namespace)
 	api := r.Client.CoreV1().Namespaces()
 	if err := api.Delete(ctx, r.namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return &NotRemovedError{r.namespace, err}
+		return &notRemovedError{r.namespace, err}
 	}
 	for {
 		_, err := api.Get(ctx, r.namespace, metav1.GetOptions{})
@@ -356,7 +356,7 @@ func (r *run) remove(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return &NotRemovedError{r.namespace, fmt.Errorf("it still exists after %v", removeTimeout)}
+			return &notRemovedError{r.namespace, fmt.Errorf("it still exists after %v", removeTimeout)}
 		case <-time.After(poll):
 		}
 	}

@@ -18,8 +18,8 @@ const (
 	Dropped Expect = "dropped" // no answer comes
 )
 
-// MTUSize is the Ask.Size of a datagram that fills a packet of the client's device.
-const MTUSize = -1
+// mtuSize is the Ask.Size of a datagram that fills a packet of the client's device.
+const mtuSize = -1
 
 // Ask is a question that a client asks several times.
 type Ask struct {
@@ -28,7 +28,7 @@ type Ask struct {
 	To      netip.AddrPort `json:"to"`
 	Expect  Expect         `json:"expect"`
 	Servers []string       `json:"servers,omitempty"`
-	// Size is the length of the question in bytes, or MTUSize; 0 is short. The answer is not
+	// Size is the length of the question in bytes, or mtuSize; 0 is short. The answer is not
 	// longer.
 	Size int `json:"size,omitempty"`
 	// Unconnected sends UDP through a socket that does not connect, as DNS resolvers do.
@@ -44,7 +44,7 @@ func (a Ask) String() string {
 	switch {
 	case a.Unconnected:
 		text += ", unconnected socket"
-	case a.Size == MTUSize:
+	case a.Size == mtuSize:
 		text += ", a full packet"
 	case a.Size > 0:
 		text += fmt.Sprintf(", %d bytes", a.Size)

@@ -277,7 +277,7 @@ func TestALeftNamespaceIsNamed(t *testing.T) {
 	c := newCluster(1)
 	c.forbid("delete", "namespaces", "", nil)
 	report, err := c.runTest(t, t.Context(), Config{}, asExpected)
-	var left *NotRemovedError
+	var left *notRemovedError
 	if report == nil || !errors.As(err, &left) ||
 		!strings.HasSuffix(err.Error(), "remove it with 'kubectl delete namespace spillway-test-abcde'") {
 		t.Errorf("%v, %v", report, err)

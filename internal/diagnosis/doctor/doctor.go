@@ -97,8 +97,8 @@ func NeedAgent(ids []string) []string {
 	})
 }
 
-// ChecksOf returns the checks that can report findings of these ids; all without ids.
-func ChecksOf(ids []string) []Check {
+// checksOf returns the checks that can report findings of these ids; all without ids.
+func checksOf(ids []string) []Check {
 	if len(ids) == 0 {
 		return Checks
 	}
@@ -111,7 +111,7 @@ func ChecksOf(ids []string) []Check {
 // The worst findings come first.
 func Examine(n *Node, ids ...string) []Finding {
 	findings := []Finding{}
-	for _, c := range ChecksOf(ids) {
+	for _, c := range checksOf(ids) {
 		findings = append(findings, c.Find(n)...)
 	}
 	if len(ids) > 0 {

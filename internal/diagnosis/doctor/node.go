@@ -30,8 +30,8 @@ func (n *Node) Own() *Namespace {
 	return nil
 }
 
-// InUse counts the namespaces in which conntrack does anything.
-func (n *Node) InUse() int {
+// inUse counts the namespaces in which conntrack does anything.
+func (n *Node) inUse() int {
 	used := 0
 	for i := range n.Namespaces {
 		if n.Namespaces[i].InUse() {

@@ -29,12 +29,12 @@ type Report struct {
 // NewReport returns a Report of a node and its findings, of the requested ids; of all
 // without ids.
 func NewReport(n *Node, findings []Finding, ids ...string) *Report {
-	r := &Report{Only: ids, Kernel: n.Kernel.String(), Namespaces: len(n.Namespaces), InUse: n.InUse(),
+	r := &Report{Only: ids, Kernel: n.Kernel.String(), Namespaces: len(n.Namespaces), InUse: n.inUse(),
 		Findings: findings, Problems: n.Problems}
 	if r.Problems == nil {
 		r.Problems = []Problem{}
 	}
-	for _, c := range ChecksOf(ids) {
+	for _, c := range checksOf(ids) {
 		if n.Traffic != nil || !slices.Contains(agentChecks, c) {
 			r.ran, r.Checks = append(r.ran, c), append(r.Checks, c.Name())
 		}

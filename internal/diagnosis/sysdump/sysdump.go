@@ -54,8 +54,8 @@ const (
 // parallel is the number of collectors that run at once.
 const parallel = 4
 
-// IndexFile is the file in the archive that lists the others.
-const IndexFile = "index.json"
+// indexFile is the file in the archive that lists the others.
+const indexFile = "index.json"
 
 // Index lists the files of an archive.
 type Index struct {
@@ -109,7 +109,7 @@ func Write(ctx context.Context, w io.Writer, c Config) (*Index, error) {
 		_, err := archive.Write(content)
 		return err
 	}
-	err = write(IndexFile, append(text, '\n'))
+	err = write(indexFile, append(text, '\n'))
 	for i, content := range contents {
 		if err == nil && len(content) > 0 {
 			err = write(index.Files[i].File, content)

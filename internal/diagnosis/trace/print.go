@@ -70,7 +70,7 @@ func (p *Probe) style() page.Style {
 	switch {
 	case p.Skipped != "":
 		return page.Strong
-	case p.Failed():
+	case p.failed():
 		return page.Bad
 	}
 	return page.Good
@@ -81,7 +81,7 @@ func (p *Probe) text() string {
 	switch {
 	case p.Skipped != "":
 		return "none: " + p.Skipped
-	case p.Failed():
+	case p.failed():
 		return p.Result + ": " + p.Conclusion
 	}
 	return p.Conclusion

@@ -34,8 +34,8 @@ type Probe struct {
 	Conclusion string `json:"conclusion,omitempty"`
 }
 
-// Failed reports that the connection got no answer.
-func (p *Probe) Failed() bool {
+// failed reports that the connection got no answer.
+func (p *Probe) failed() bool {
 	return p.Skipped == "" && p.Result != "connected" && p.Result != "answered"
 }
 
@@ -81,7 +81,7 @@ func (t *tracer) probe(ctx context.Context) error {
 	if !t.serves {
 		t.followTracked()
 	}
-	if follower != nil && t.Probe.Failed() {
+	if follower != nil && t.Probe.failed() {
 		t.collect(ctx, follower, verdicts)
 	}
 	t.concludeProbe()
@@ -185,7 +185,7 @@ func (t *tracer) observe(before map[string]uint64) {
 // collect adds the drops of the connection's packets, and what dropped them.
 func (t *tracer) collect(ctx context.Context, f *drops.Follower, verdicts *cause.Verdicts) {
 	first := dropsPatience
-	if t.Probe.Failed() {
+	if t.Probe.failed() {
 		first = firstPatience
 	}
 	t.Probe.Drops = readDrops(ctx, first, func(ctx context.Context) (drops.Drop, error) { return f.NextOf(ctx, t.concerns) })
@@ -255,7 +255,7 @@ func (t *tracer) concludeProbe() {
 		at = p.Flow.Dst.String()
 	}
 	switch {
-	case !p.Failed():
+	case !p.failed():
 		p.Conclusion = fmt.Sprintf("%s in %.1f ms by %s", p.Result, p.Millis, at)
 	case len(p.Drops) > 0:
 		d := p.Drops[0]
@@ -275,7 +275,7 @@ func (t *tracer) concludeProbe() {
 		p.Conclusion = fmt.Sprintf("the SYN went to %s, and no SYN-ACK came in %v: the endpoint is dead, or its node drops the packet", at,
 			t.Timeout)
 	}
-	if p.Failed() && p.Result != "refused" && len(p.Drops) == 0 && !t.Refused {
+	if p.failed() && p.Result != "refused" && len(p.Drops) == 0 && !t.Refused {
 		t.neighborHint(at)
 	}
 }

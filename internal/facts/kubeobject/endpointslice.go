@@ -85,7 +85,7 @@ func (c *checker) endpointPorts(ports *field.Path, list []discoveryv1.EndpointPo
 
 // endpointPort parses a port; names are those of the ports before it.
 func (c *checker) endpointPort(p *field.Path, ep *discoveryv1.EndpointPort, names map[string]bool) model.EndpointPort {
-	name := Shared(deref(ep.Name))
+	name := shared(deref(ep.Name))
 	c.portName(p.Child("name"), name)
 	if names[name] {
 		c.invalidf(p.Child("name"), "%q is listed twice; use unique names, since Service ports refer to them", name)
@@ -173,7 +173,7 @@ func endpoint(ep *discoveryv1.Endpoint, addr netip.Addr, namespace string, hints
 		Addr:        addr,
 		Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
 		Terminating: deref(ep.Conditions.Terminating),
-		Node:        Shared(deref(ep.NodeName)),
+		Node:        shared(deref(ep.NodeName)),
 		Pod:         targetPod(ep.TargetRef, namespace),
 	}
 	out.Serving = out.Ready
@@ -184,10 +184,10 @@ func endpoint(ep *discoveryv1.Endpoint, addr netip.Addr, namespace string, hints
 		var own model.Hints
 		key := ""
 		for _, z := range h.ForZones {
-			own.Zones, key = append(own.Zones, Shared(z.Name)), key+strconv.Quote(z.Name)
+			own.Zones, key = append(own.Zones, shared(z.Name)), key+strconv.Quote(z.Name)
 		}
 		for _, n := range h.ForNodes {
-			own.Nodes, key = append(own.Nodes, Shared(n.Name)), key+"/"+strconv.Quote(n.Name)
+			own.Nodes, key = append(own.Nodes, shared(n.Name)), key+"/"+strconv.Quote(n.Name)
 		}
 		if hints[key] == nil {
 			hints[key] = &own
@@ -204,7 +204,7 @@ func targetPod(ref *corev1.ObjectReference, namespace string) model.Name {
 		return model.Name{}
 	}
 	if ref.Namespace != "" && ref.Namespace != namespace {
-		namespace = Shared(ref.Namespace)
+		namespace = shared(ref.Namespace)
 	}
 	return model.Name{Namespace: namespace, Name: ref.Name}
 }

@@ -121,23 +121,23 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:most/2], "") + " ... " + strings.ToValidUTF8(s[len(s)-most/2:], "")
 }
 
-// Namespaced returns the name of a namespaced object. A file without a namespace means
+// namespaced returns the name of a namespaced object. A file without a namespace means
 // "default".
-func Namespaced(m *metav1.ObjectMeta) model.Name {
-	n := model.Name{Namespace: Shared(m.Namespace), Name: m.Name}
+func namespaced(m *metav1.ObjectMeta) model.Name {
+	n := model.Name{Namespace: shared(m.Namespace), Name: m.Name}
 	if n.Namespace == "" {
 		n.Namespace = metav1.NamespaceDefault
 	}
 	return n
 }
 
-// Shared returns s, in memory that others of the same text share. It is for names that
+// shared returns s, in memory that others of the same text share. It is for names that
 // thousands of objects repeat, such as those of nodes.
-func Shared(s string) string { return unique.Make(s).Value() }
+func shared(s string) string { return unique.Make(s).Value() }
 
 // newChecker returns a checker of a namespaced object, and checks its metadata.
 func newChecker(kind string, m *metav1.ObjectMeta) (*checker, model.Name) {
-	name := Namespaced(m)
+	name := namespaced(m)
 	c := &checker{object: model.ObjectRef{Kind: kind, Name: name}, where: kind + " " + name.String()}
 	c.checkName(m.Name)
 	if errs := validation.IsDNS1123Label(name.Namespace); len(errs) > 0 {

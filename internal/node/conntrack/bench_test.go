@@ -137,7 +137,7 @@ func BenchmarkReadNamespace(b *testing.B) {
 	list, _ := Namespaces()
 	b.ReportMetric(float64(len(list)), "namespaces")
 	for b.Loop() {
-		if _, err := Read(b.Context(), list[0]); err != nil {
+		if _, err := readReport(b.Context(), list[0]); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -263,8 +263,8 @@ func TestCutAttributesAreNoFault(t *testing.T) {
 		decodeEntry(b, &e)
 		return true
 	})
-	if err != nil || e.State() != "established" || e.Reply.Src != netip.MustParseAddrPort("[fd00::2]:53") {
-		t.Errorf("%s %s: %v", &e, e.State(), err)
+	if err != nil || e.state() != "established" || e.Reply.Src != netip.MustParseAddrPort("[fd00::2]:53") {
+		t.Errorf("%s %s: %v", &e, e.state(), err)
 	}
 }
 

@@ -35,8 +35,8 @@ type LogCount struct {
 	First, Last time.Duration // since the machine started
 }
 
-// Rate returns the lines per second between the first and the last; 0 for fewer than two.
-func (c LogCount) Rate() float64 {
+// rate returns the lines per second between the first and the last; 0 for fewer than two.
+func (c LogCount) rate() float64 {
 	if c.Lines < 2 || c.Last <= c.First {
 		return 0
 	}

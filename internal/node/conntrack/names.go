@@ -12,9 +12,9 @@ func (e *Entry) String() string {
 	return fmt.Sprintf("%s %s -> %s, answers from %s", ProtocolName(e.Protocol), e.Orig.Src, e.Orig.Dst, e.Reply.Src)
 }
 
-// State returns the state of an entry: the TCP state ("established"), or for other
+// state returns the state of an entry: the TCP state ("established"), or for other
 // protocols "replied" or "unreplied".
-func (e *Entry) State() string {
+func (e *Entry) state() string {
 	if e.Protocol == unix.IPPROTO_TCP && int(e.TCPState) < len(tcpStates) {
 		return tcpStates[e.TCPState]
 	}

@@ -263,15 +263,15 @@ type Report struct {
 // InUse reports whether conntrack is or was active in the namespace.
 func (r Report) InUse() bool { return r.Entries > 0 || r.Counters.Any() || len(r.Expectations) > 0 }
 
-// Read reads the Report of one namespace. It does not read the entries.
-func Read(ctx context.Context, n Namespace) (Report, error) {
+// readReport reads the Report of one namespace. It does not read the entries.
+func readReport(ctx context.Context, n Namespace) (Report, error) {
 	return read(ctx, n, (*Conn).Report)
 }
 
-// ReadCounts reads the Report of one namespace without Limits other than Max. The
-// limits take most of the time of Read, which matters when many namespaces are read
+// readCounts reads the Report of one namespace without Limits other than Max. The
+// limits take most of the time of readReport, which matters when many namespaces are read
 // repeatedly.
-func ReadCounts(ctx context.Context, n Namespace) (Report, error) {
+func readCounts(ctx context.Context, n Namespace) (Report, error) {
 	return read(ctx, n, (*Conn).counts)
 }
 
@@ -321,7 +321,7 @@ var ErrNothingRead = errors.New("conntrack could be read in no network namespace
 // number of others for a lack of rights; if none can be read, err is ErrNothingRead.
 func ReadAll(ctx context.Context) ([]Report, error) {
 	list, err := Namespaces()
-	return readAll(ctx, list, err, Read)
+	return readAll(ctx, list, err, readReport)
 }
 
 // readAll is ReadAll for the given namespaces, which read reads; err is the reason why

@@ -42,7 +42,7 @@ type watchedNamespace struct {
 
 // NewNamespaceCollector makes a collector for the namespaces that list finds.
 func NewNamespaceCollector(list func() ([]Namespace, error)) *NamespaceCollector {
-	return &NamespaceCollector{list: list, read: ReadCounts, seen: map[uint64]*watchedNamespace{}, shown: map[string]*watchedNamespace{}}
+	return &NamespaceCollector{list: list, read: readCounts, seen: map[uint64]*watchedNamespace{}, shown: map[string]*watchedNamespace{}}
 }
 
 func namespaceDesc(name, help string) *prometheus.Desc {

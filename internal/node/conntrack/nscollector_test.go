@@ -180,7 +180,7 @@ func BenchmarkReadCounts(b *testing.B) {
 			if len(ns.Names) == 0 || !names[ns.Names[0]] {
 				continue // another test's
 			}
-			if _, err := ReadCounts(b.Context(), ns); err != nil {
+			if _, err := readCounts(b.Context(), ns); err != nil {
 				b.Fatal(err)
 			}
 			n++
@@ -232,13 +232,13 @@ func TestThatNothingCouldBeReadIsSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	locked := Namespace{Inode: inode, path: path}
-	if list, err := readAll(t.Context(), []Namespace{locked, locked}, nil, Read); !errors.Is(err, ErrNothingRead) || len(list) > 0 {
+	if list, err := readAll(t.Context(), []Namespace{locked, locked}, nil, readReport); !errors.Is(err, ErrNothingRead) || len(list) > 0 {
 		t.Errorf("%v, %v", list, err)
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: reads conntrack")
 	}
-	if _, err := readAll(t.Context(), []Namespace{locked, OwnNamespace()}, nil, Read); err == nil || errors.Is(err, ErrNothingRead) {
+	if _, err := readAll(t.Context(), []Namespace{locked, OwnNamespace()}, nil, readReport); err == nil || errors.Is(err, ErrNothingRead) {
 		t.Errorf("%v", err)
 	}
 }

@@ -68,8 +68,8 @@ type CPUCounters struct {
 	Counters
 }
 
-// CPUStats reads the counters of every CPU.
-func (c *Conn) CPUStats(ctx context.Context) ([]CPUCounters, error) {
+// cpuStats reads the counters of every CPU.
+func (c *Conn) cpuStats(ctx context.Context) ([]CPUCounters, error) {
 	var out []CPUCounters
 	err := dumpAgain(ctx, func() error {
 		out = out[:0]
@@ -95,7 +95,7 @@ func (c *Conn) CPUStats(ctx context.Context) ([]CPUCounters, error) {
 
 // Stats reads the counters, summed over all CPUs.
 func (c *Conn) Stats(ctx context.Context) (Counters, error) {
-	cpus, err := c.CPUStats(ctx)
+	cpus, err := c.cpuStats(ctx)
 	var sum Counters
 	for _, cpu := range cpus {
 		sum.add(cpu.Counters)
@@ -278,7 +278,7 @@ func TimeoutSysctl(name string) string {
 func (e *Entry) TimeoutName() string {
 	switch e.Protocol {
 	case unix.IPPROTO_TCP:
-		return "tcp_" + e.State()
+		return "tcp_" + e.state()
 	case unix.IPPROTO_UDP:
 		// A flow becomes ASSURED and a stream at the same time (nf_conntrack_udp_packet).
 		if e.Status&Assured != 0 {

@@ -58,7 +58,7 @@ func TestCountersCountWhatGoesWrong(t *testing.T) {
 	if err != nil || sum.Invalid == 0 {
 		t.Errorf("counters after an invalid packet: %+v: %v", sum, err)
 	}
-	cpus, err := c.CPUStats(t.Context())
+	cpus, err := c.cpuStats(t.Context())
 	if err != nil || len(cpus) == 0 || cpus[len(cpus)-1].CPU != len(cpus)-1 {
 		t.Errorf("CPUs: %+v: %v", cpus, err)
 	}
@@ -139,7 +139,7 @@ func TestConntrackIsInUseWhereItHoldsOrHeldSomething(t *testing.T) {
 func TestANamespaceThatVanishesIsSaidToBeGone(t *testing.T) {
 	n := namespaceNamed(t, name(t, "gone"))
 	run(t, "ip", "netns", "del", n.Names[0])
-	if _, err := Read(t.Context(), n); !errors.Is(err, os.ErrNotExist) {
+	if _, err := readReport(t.Context(), n); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v, want one that says that it does not exist", err)
 	}
 	if err := (Namespace{Inode: 1, path: "/proc/self/ns/net"}).Do(func(*Conn) error { return nil }); !errors.Is(err, os.ErrNotExist) {
@@ -170,7 +170,7 @@ func TestTheKernelLogIsCounted(t *testing.T) {
 		"rubbish", "4,1;x", "a,b,c;nf_conntrack: table full",
 	}, "\n")))
 	full := counts[TableFull]
-	if full.Lines != 3 || full.Rate() != 1 || counts[ExpectTableFull].Lines != 1 || counts[ExpectTableFull].Rate() != 0 || len(counts) != 2 {
+	if full.Lines != 3 || full.rate() != 1 || counts[ExpectTableFull].Lines != 1 || counts[ExpectTableFull].rate() != 0 || len(counts) != 2 {
 		t.Errorf("counts: %+v", counts)
 	}
 	if _, err := KernelLog(t.Context()); err != nil {

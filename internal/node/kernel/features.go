@@ -89,7 +89,7 @@ func Probe(place Place) (Features, error) {
 	}
 	f.Cgroup2 = true
 	if place.CgroupRoot != "" {
-		if f.Cgroup2, err = OnCgroup2(place.CgroupRoot); err != nil {
+		if f.Cgroup2, err = onCgroup2(place.CgroupRoot); err != nil {
 			return f, err
 		}
 	}
@@ -117,8 +117,8 @@ func (f *Features) probePrograms() {
 	f.SocketIterators = ProbeSocketIterators() == nil
 }
 
-// Missing lists the missing requirements of the eBPF dataplane, each with its remedy.
-func (f *Features) Missing() []string {
+// missing lists the missing requirements of the eBPF dataplane, each with its remedy.
+func (f *Features) missing() []string {
 	const instead = "use --proxy-mode nftables"
 	if f.Kernel.Less(Floor) {
 		return []string{fmt.Sprintf("eBPF dataplane needs Linux %d.%d or newer, this is %s: %s",
@@ -159,7 +159,7 @@ func (f *Features) Missing() []string {
 
 // Err returns nil if no requirement is missing, otherwise an error of one line.
 func (f *Features) Err() error {
-	missing := f.Missing()
+	missing := f.missing()
 	if len(missing) == 0 {
 		return nil
 	}

@@ -22,12 +22,12 @@ func RunningVersion() (Version, error) {
 	if err := unix.Uname(&uts); err != nil {
 		return Version{}, fmt.Errorf("read kernel version: %w", err)
 	}
-	return ParseVersion(unix.ByteSliceToString(uts.Release[:]))
+	return parseVersion(unix.ByteSliceToString(uts.Release[:]))
 }
 
-// ParseVersion parses the numbers at the start of a release string. A release with only
+// parseVersion parses the numbers at the start of a release string. A release with only
 // two numbers ("6.6-rc1") has patch 0.
-func ParseVersion(release string) (Version, error) {
+func parseVersion(release string) (Version, error) {
 	var v Version
 	n, _ := fmt.Sscanf(release, "%d.%d.%d", &v.Major, &v.Minor, &v.Patch)
 	if n < 2 {

@@ -33,12 +33,12 @@ func TestParseVersion(t *testing.T) {
 	for in, want := range map[string]Version{
 		"6.18.44-generic": {6, 18, 44}, "5.15.0": {5, 15, 0}, "6.6-rc1": {6, 6, 0}, "5.4.0-193": {5, 4, 0},
 	} {
-		if got, err := ParseVersion(in); err != nil || got != want {
+		if got, err := parseVersion(in); err != nil || got != want {
 			t.Errorf("%s: %v, %v; want %v", in, got, err, want)
 		}
 	}
 	for _, in := range []string{"", "6", "x.y.z"} {
-		if _, err := ParseVersion(in); err == nil {
+		if _, err := parseVersion(in); err == nil {
 			t.Errorf("%q: no error", in)
 		}
 	}
@@ -111,7 +111,7 @@ func TestProbe(t *testing.T) {
 	}
 	f, err = Probe(Place{BPFFS: t.TempDir(), CgroupRoot: t.TempDir()})
 	must.Do(t, err)
-	if got := f.Missing(); len(got) != 2 {
+	if got := f.missing(); len(got) != 2 {
 		t.Errorf("missing %q, want bpffs and cgroup2", got)
 	}
 }
@@ -267,7 +267,7 @@ func TestNetnsPath(t *testing.T) {
 	for in, want := range map[string]string{
 		"node-a": "/run/netns/node-a", "/proc/7/ns/net": "/proc/7/ns/net", "7": "/proc/7/ns/net",
 	} {
-		if got := NetnsPath(in); got != want {
+		if got := netnsPath(in); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}

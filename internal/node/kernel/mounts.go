@@ -24,9 +24,9 @@ const mountSource = "spillway"
 // not exist is not.
 func OnBPFFS(path string) (bool, error) { return onFS(path, unix.BPF_FS_MAGIC) }
 
-// OnCgroup2 reports whether path is inside a cgroup2 hierarchy. A path that
+// onCgroup2 reports whether path is inside a cgroup2 hierarchy. A path that
 // does not exist is not.
-func OnCgroup2(path string) (bool, error) { return onFS(path, unix.CGROUP2_SUPER_MAGIC) }
+func onCgroup2(path string) (bool, error) { return onFS(path, unix.CGROUP2_SUPER_MAGIC) }
 
 func onFS(path string, magic int64) (bool, error) {
 	var st unix.Statfs_t
@@ -188,7 +188,7 @@ func mountOf(path string) (*mountinfo.Info, error) {
 // /sys/fs/cgroup/unified beside cgroup v1.
 func Cgroup2Mount() (string, error) {
 	for _, path := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-		if on, err := OnCgroup2(path); err == nil && on {
+		if on, err := onCgroup2(path); err == nil && on {
 			return path, nil
 		}
 	}

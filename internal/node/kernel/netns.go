@@ -58,9 +58,9 @@ func doOnOwnThread(ns netns.NsHandle, f func() error) error {
 	return err
 }
 
-// NetnsPath converts the name of a network namespace into a path. A path stays, a number
+// netnsPath converts the name of a network namespace into a path. A path stays, a number
 // is a process id, and any other text is a name of "ip netns".
-func NetnsPath(name string) string {
+func netnsPath(name string) string {
 	if strings.Contains(name, "/") {
 		return name
 	}
@@ -71,9 +71,9 @@ func NetnsPath(name string) string {
 }
 
 // OpenNetns opens a network namespace by path, process id or name (see
-// NetnsPath). The caller closes the handle.
+// netnsPath). The caller closes the handle.
 func OpenNetns(name string) (netns.NsHandle, error) {
-	h, err := netns.GetFromPath(NetnsPath(name))
+	h, err := netns.GetFromPath(netnsPath(name))
 	if err != nil {
 		return netns.None(), fmt.Errorf("open network namespace %s: %w", name, err)
 	}
@@ -109,7 +109,7 @@ func FindNetns(id NetnsID) string {
 	if unix.Stat("/proc/thread-self/ns/net", &own) != nil {
 		return ""
 	}
-	for _, pattern := range []string{NetnsPath("*"), "/proc/[0-9]*/ns/net"} {
+	for _, pattern := range []string{netnsPath("*"), "/proc/[0-9]*/ns/net"} {
 		paths, _ := filepath.Glob(pattern)
 		for _, path := range paths {
 			var st unix.Stat_t

@@ -24,8 +24,8 @@ type Socket struct {
 	Cookie uint64
 }
 
-// ErrNoSocketDestroy reports that the kernel cannot end sockets of other processes.
-var ErrNoSocketDestroy = errors.New("the kernel lacks CONFIG_INET_DIAG_DESTROY")
+// errNoSocketDestroy reports that the kernel cannot end sockets of other processes.
+var errNoSocketDestroy = errors.New("the kernel lacks CONFIG_INET_DIAG_DESTROY")
 
 // SocketDestroyer ends sockets of one network namespace. It is not safe for concurrent use.
 type SocketDestroyer struct {
@@ -65,7 +65,7 @@ type inetDiagRequest struct {
 }
 
 // Destroy ends a socket: its process gets ECONNABORTED, and a TCP peer gets an RST. The
-// error is unix.ENOENT if there is no such socket any more, and ErrNoSocketDestroy if the
+// error is unix.ENOENT if there is no such socket any more, and errNoSocketDestroy if the
 // kernel lacks support. It needs CAP_NET_ADMIN.
 func (d *SocketDestroyer) Destroy(s Socket) error {
 	req := inetDiagRequest{
@@ -94,7 +94,7 @@ func (d *SocketDestroyer) Destroy(s Socket) error {
 	}
 	err := d.acknowledged()
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return ErrNoSocketDestroy
+		return errNoSocketDestroy
 	}
 	if err != nil {
 		return fmt.Errorf("end socket: %w", err)
@@ -130,7 +130,7 @@ func (d *SocketDestroyer) acknowledged() error {
 }
 
 // ProbeSocketDestroy ends two sockets of its own, and reports why that fails:
-// ErrNoSocketDestroy, or another lack. The calling thread's namespace needs a loopback
+// errNoSocketDestroy, or another lack. The calling thread's namespace needs a loopback
 // address.
 func ProbeSocketDestroy() error {
 	d, err := OpenSocketDestroyer()

@@ -18,10 +18,10 @@ import (
 	"spillway.dev/spillway/internal/node/nft"
 )
 
-// ErrIPVS reports that kube-proxy's ipvs mode left its device kube-ipvs0. The device
+// errIPVS reports that kube-proxy's ipvs mode left its device kube-ipvs0. The device
 // makes Service addresses local addresses of the node, so no other proxy can serve them
 // correctly.
-var ErrIPVS = errors.New("kube-proxy's ipvs mode is in the kernel (device kube-ipvs0), which is not taken over: " +
+var errIPVS = errors.New("kube-proxy's ipvs mode is in the kernel (device kube-ipvs0), which is not taken over: " +
 	"run kube-proxy --cleanup on this node")
 
 // Installed holds the rules of kube-proxy in the kernel.
@@ -34,7 +34,7 @@ type Installed struct {
 func Detect(ctx context.Context) (Installed, error) {
 	var l Installed
 	if _, err := net.InterfaceByName("kube-ipvs0"); err == nil {
-		return l, ErrIPVS
+		return l, errIPVS
 	}
 	var err error
 	if l.tables, err = findTables(ctx); err != nil {

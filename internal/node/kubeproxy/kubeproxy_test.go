@@ -274,7 +274,7 @@ func TestIPVSIsNamedAndLeftAlone(t *testing.T) {
 	run(t, "", "ip", "link", "add", "kube-ipvs0", "type", "bridge") // kube-proxy makes a dummy device, which this kernel may lack
 	run(t, "table ip kube-proxy {}", "nft", "-f", "-")
 	left, err := Detect(context.Background())
-	if !errors.Is(err, ErrIPVS) || !left.Empty() {
+	if !errors.Is(err, errIPVS) || !left.Empty() {
 		t.Errorf("found %q, error %v", left, err)
 	}
 }

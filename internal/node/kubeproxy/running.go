@@ -13,20 +13,20 @@ import (
 	"spillway.dev/spillway/internal/node/kernel"
 )
 
-// HealthPort is the default port of kube-proxy's health server.
-const HealthPort = 10256
+// healthPort is the default port of kube-proxy's health server.
+const healthPort = 10256
 
 // Running returns the sign of a running kube-proxy in the network namespace, "" if there
 // is none. The sign is a process of its name, or another process that listens on
-// HealthPort. The former is visible only with the node's processes (hostPID of a Pod).
+// healthPort. The former is visible only with the node's processes (hostPID of a Pod).
 // The latter is the only sign of a kube-proxy inside another program (k3s).
 func Running() (sign string, err error) {
 	if pid, err := process("/proc"); pid != 0 || err != nil {
 		return fmt.Sprintf("process %d", pid), err
 	}
-	taken, err := portTaken(HealthPort)
+	taken, err := portTaken(healthPort)
 	if taken {
-		sign = fmt.Sprintf("another process has port %d", HealthPort)
+		sign = fmt.Sprintf("another process has port %d", healthPort)
 	}
 	return sign, err
 }

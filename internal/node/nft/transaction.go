@@ -253,7 +253,7 @@ func (t *Transaction) Chains(had map[string]string, want []*Chain) {
 			t.AddChain(c)
 		case sums != c.Sums():
 			t.FlushChain(c.Name)
-			t.AddRules(c)
+			t.addRules(c)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(gone)) {
@@ -275,7 +275,7 @@ func (t *Transaction) AddChain(c *Chain) {
 		}
 		a.comment(chainUserData, c.Comment)
 	})
-	t.AddRules(c)
+	t.addRules(c)
 }
 
 // FlushChain deletes all rules of a chain.
@@ -283,8 +283,8 @@ func (t *Transaction) FlushChain(name string) {
 	t.message(kindFlushChain, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN, name, nil)
 }
 
-// AddRules appends the rules of a chain to it.
-func (t *Transaction) AddRules(c *Chain) {
+// addRules appends the rules of a chain to it.
+func (t *Transaction) addRules(c *Chain) {
 	for _, r := range c.Rules {
 		t.message(kindAddRules, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, unix.NFTA_RULE_CHAIN, c.Name, func(a *attrs) {
 			a.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.exprs)

@@ -37,8 +37,8 @@ func ParsePrefix(text string) (netip.Prefix, error) {
 	return prefix.Masked(), nil
 }
 
-// Matches reports whether the filter selects an event.
-func (f *Filter) Matches(e *Event) bool {
+// matches reports whether the filter selects an event.
+func (f *Filter) matches(e *Event) bool {
 	flow := &e.Flow
 	switch {
 	case f.Namespace != "" && f.Namespace != flow.Namespace,

@@ -29,8 +29,8 @@ const (
 	mostLookedAt = 2048
 )
 
-// ErrTooManyReaders is the error of Watch beyond the maximum number of readers.
-var ErrTooManyReaders = errors.New("watch flow events: 64 readers watch already: end one of them")
+// errTooManyReaders is the error of Watch beyond the maximum number of readers.
+var errTooManyReaders = errors.New("watch flow events: 64 readers watch already: end one of them")
 
 // Peer is an end of a flow.
 type Peer struct {
@@ -135,7 +135,7 @@ func (l *Log) makeRoom() {
 		if r.next > oldest {
 			continue
 		}
-		if r.filter.Matches(&l.ring[oldest%uint64(len(l.ring))]) {
+		if r.filter.matches(&l.ring[oldest%uint64(len(l.ring))]) {
 			r.missed++
 		}
 		r.next = oldest + 1
@@ -174,7 +174,7 @@ func (l *Log) Watch(filter Filter, since time.Time) (*Reader, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.readers) >= maxReaders {
-		return nil, ErrTooManyReaders
+		return nil, errTooManyReaders
 	}
 	r := &Reader{log: l, filter: filter, wake: make(chan struct{}, 1), next: l.next}
 	if !since.IsZero() {
@@ -255,7 +255,7 @@ func (r *Reader) take() (events []Event, missed uint64, more bool) {
 		if r.next >= l.next || len(r.events) == atOnce {
 			break
 		}
-		if e := &l.ring[r.next%uint64(len(l.ring))]; r.filter.Matches(e) {
+		if e := &l.ring[r.next%uint64(len(l.ring))]; r.filter.matches(e) {
 			r.events = append(r.events, *e)
 		}
 		r.next++

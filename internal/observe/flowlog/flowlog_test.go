@@ -126,7 +126,7 @@ func TestTooManyReaders(t *testing.T) {
 	for range maxReaders {
 		watch(t, l, Filter{}, time.Time{})
 	}
-	if _, err := l.Watch(Filter{}, time.Time{}); !errors.Is(err, ErrTooManyReaders) {
+	if _, err := l.Watch(Filter{}, time.Time{}); !errors.Is(err, errTooManyReaders) {
 		t.Errorf("error %v", err)
 	}
 	for r := range l.readers {
@@ -168,8 +168,8 @@ func TestFilter(t *testing.T) {
 			Filter{Kinds: []dataplane.FlowEventKind{dataplane.FlowClosed}}},
 	}
 	for i, tt := range tests {
-		if !tt.yes.Matches(&e) || tt.no.Matches(&e) {
-			t.Errorf("case %d: %+v matches: %v, %+v: %v", i, tt.yes, tt.yes.Matches(&e), tt.no, tt.no.Matches(&e))
+		if !tt.yes.matches(&e) || tt.no.matches(&e) {
+			t.Errorf("case %d: %+v matches: %v, %+v: %v", i, tt.yes, tt.yes.matches(&e), tt.no, tt.no.matches(&e))
 		}
 	}
 	if _, err := ParsePrefix("web"); err == nil {
@@ -177,7 +177,7 @@ func TestFilter(t *testing.T) {
 	}
 	// An event without an endpoint and without a client.
 	unknown := Event{}
-	if (&Filter{Prefix: prefix("0.0.0.0/0")}).Matches(&unknown) {
+	if (&Filter{Prefix: prefix("0.0.0.0/0")}).matches(&unknown) {
 		t.Error("an unknown address is in a prefix")
 	}
 }

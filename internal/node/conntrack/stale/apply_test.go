@@ -180,8 +180,8 @@ func TestAnEntryThatWaitsForAnAnswerHasAGrace(t *testing.T) {
 	if !slices.Equal(f.entries, []conntrack.Entry{wait}) {
 		t.Errorf("left: %v, want the entry that waits for an answer", f.entries)
 	}
-	if got := r.Recheck().Sub(start); got != Grace {
-		t.Errorf("recheck after %v, want %v", got, Grace)
+	if got := r.Recheck().Sub(start); got != grace {
+		t.Errorf("recheck after %v, want %v", got, grace)
 	}
 	lookAgain(t, r)
 	if len(f.entries) != 0 || !r.Recheck().IsZero() {
@@ -211,13 +211,13 @@ func TestChangesDoNotExtendTheGraceForever(t *testing.T) {
 	now := r.now()
 	r.now = func() time.Time { return now }
 	f.entries = []conntrack.Entry{waiting("10.96.0.10:53", epA)}
-	for began := now; len(f.entries) > 0; now = now.Add(Grace / 2) {
+	for began := now; len(f.entries) > 0; now = now.Add(grace / 2) {
 		if now.Sub(began) > maxGrace {
 			t.Fatalf("the entry is still there after %v", now.Sub(began))
 		}
-		apply(t, r, upserts(port4([]string{epB, "10.244.0.4:53"}[int(now.Sub(began)/(Grace/2))%2])))
-		if at := r.Recheck(); !at.Equal(now.Add(Grace)) {
-			t.Fatalf("recheck %v after the change, want %v", at.Sub(now), Grace)
+		apply(t, r, upserts(port4([]string{epB, "10.244.0.4:53"}[int(now.Sub(began)/(grace/2))%2])))
+		if at := r.Recheck(); !at.Equal(now.Add(grace)) {
+			t.Fatalf("recheck %v after the change, want %v", at.Sub(now), grace)
 		}
 	}
 }

@@ -15,7 +15,7 @@
 // an endpoint that serves the Service port. Traffic policy and topology apply only to
 // new flows. Entries in zones other than 0 belong to CNIs and stay.
 //
-// A translated entry without a reply is deleted only Grace later: its client has asked just
+// A translated entry without a reply is deleted only grace later: its client has asked just
 // now, and without the entry the answer that is on the way would be lost.
 package stale
 
@@ -63,12 +63,12 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Grace is the time for the answer to a client's first datagram, if its endpoint is removed
+// grace is the time for the answer to a client's first datagram, if its endpoint is removed
 // meanwhile. A client that repeats the datagram earlier repeats it to the same endpoint.
-const Grace = time.Second
+const grace = time.Second
 
-// maxGrace bounds Grace for a Service whose endpoints change all the time.
-const maxGrace = 5 * Grace
+// maxGrace bounds grace for a Service whose endpoints change all the time.
+const maxGrace = 5 * grace
 
 // frontend is an address and port of a Service port, or a NodePort.
 type frontend struct {
@@ -177,7 +177,7 @@ func (r *Reconciler) applyUDP(ctx context.Context) error {
 		if known && !c.final {
 			first = former.first
 		}
-		r.again[f] = recheck{c.before, first, now.Add(Grace)}
+		r.again[f] = recheck{c.before, first, now.Add(grace)}
 	}
 	r.dirty = map[frontend]*intent.ServicePort{} // clearing a map costs as much as its largest size
 	return nil
