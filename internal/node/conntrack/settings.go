@@ -1,12 +1,12 @@
 package conntrack
 
-// SysctlDir has the files of conntrack's sysctls.
-const SysctlDir = "/proc/sys/net/netfilter"
+// sysctlDir has the files of conntrack's sysctls.
+const sysctlDir = "/proc/sys/net/netfilter"
 
-// SysctlPrefix stands before the name of a file of SysctlDir in the name of its sysctl.
+// SysctlPrefix stands before the name of a file of sysctlDir in the name of its sysctl.
 const SysctlPrefix = "net.netfilter."
 
-// Files of SysctlDir (Documentation/networking/nf_conntrack-sysctl.rst). Sizes are numbers of entries,
+// Files of sysctlDir (Documentation/networking/nf_conntrack-sysctl.rst). Sizes are numbers of entries,
 // buckets or expectations; timeouts are in seconds.
 const (
 	SysctlCount     = "nf_conntrack_count"

@@ -187,7 +187,7 @@ func timeoutSysctls() (names []string) {
 	if known := knownTimeouts.Load(); known != nil {
 		return *known
 	}
-	paths, _ := filepath.Glob(filepath.Join(SysctlDir, "nf_conntrack_*timeout*"))
+	paths, _ := filepath.Glob(filepath.Join(sysctlDir, "nf_conntrack_*timeout*"))
 	for _, path := range paths {
 		names = append(names, filepath.Base(path))
 	}
@@ -241,7 +241,7 @@ func ReadLimits() (Limits, error) {
 // readNumber reads one conntrack sysctl without a file object or a heap buffer, since
 // callers read many.
 func readNumber(name string) (int, error) {
-	fd, err := unix.Open(SysctlDir+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(sysctlDir+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, fmt.Errorf("read sysctl %s: %w", SysctlPrefix+name, err)
 	}

@@ -31,7 +31,7 @@ func TestSizeAndLimitsAreTheNamespaces(t *testing.T) {
 	if err != nil || n != 4 || limit == 0 {
 		t.Errorf("size %d of %d, want 4: %v", n, limit, err)
 	}
-	if err := os.WriteFile(filepath.Join(SysctlDir, "nf_conntrack_udp_timeout"), []byte("17"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(sysctlDir, "nf_conntrack_udp_timeout"), []byte("17"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	l, err := ReadLimits()
