@@ -360,6 +360,7 @@ func TestEgressAddressLost(t *testing.T) {
 		n.ifindex["eth0"]: {Name: "eth0", V4: addr("192.0.2.2"), V6: v6.eth0},
 		n.ifindex["tun0"]: {Name: "tun0", V4: v4.tun0, V6: v6.tun0},
 	})
+	n.leaving(t, func(node *intent.Node) { node.Addrs[0] = addr("192.0.2.2") })
 	again := frame{proto: protoTCP, src: ap(v4.pod1, 40000), dst: ap(v4.client, 443), flags: "."}
 	n.untouched(t, "the pod's next packet", inPod1, again.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	n.untouched(t, "a late answer", inEth0, back(lost.v, "S.", nil).bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)

@@ -3,7 +3,6 @@ package node
 import (
 	"errors"
 	"maps"
-	"net/netip"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
@@ -13,7 +12,6 @@ import (
 func (w *Writer) OnUplinks(uplinks map[int]attach.Uplink) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	lost := lostSources(w.uplinks, uplinks)
 	w.uplinks = maps.Clone(uplinks)
 	want, l3 := map[uint32]objects.TCUplink{}, map[uint32]uint8{}
 	for i, u := range uplinks {
@@ -22,10 +20,10 @@ func (w *Writer) OnUplinks(uplinks map[int]attach.Uplink) {
 			l3[uint32(i)] = 1
 		}
 		if u.V4.IsValid() {
-			v.V4 = objects.ToAddr(u.V4)
+			v.V4, w.sources[u.V4] = objects.ToAddr(u.V4), true
 		}
 		if u.V6.IsValid() {
-			v.V6 = objects.ToAddr(u.V6)
+			v.V6, w.sources[u.V6] = objects.ToAddr(u.V6), true
 		}
 		want[uint32(i)] = v
 	}
@@ -37,24 +35,10 @@ func (w *Writer) OnUplinks(uplinks map[int]attach.Uplink) {
 		if err := w.writeSettings(w.node); err != nil {
 			w.cfg.Log.Error("Write settings", "err", err)
 		}
+		if err := w.loseSources(w.node); err != nil {
+			w.cfg.Log.Error("Write external devices", "err", err)
+		}
 	}
-	if err := w.loseSources(lost); err != nil {
-		w.cfg.Log.Error("Write external devices", "err", err)
-	}
-}
-
-// lostSources returns the addresses that the external devices had before, and have no longer.
-func lostSources(before, now map[int]attach.Uplink) map[netip.Addr]bool {
-	lost := map[netip.Addr]bool{}
-	for _, u := range before {
-		lost[u.V4], lost[u.V6] = true, true
-	}
-	for _, u := range now {
-		delete(lost, u.V4)
-		delete(lost, u.V6)
-	}
-	delete(lost, netip.Addr{})
-	return lost
 }
 
 // OnXDPDevices receives the external devices with the XDP program.

@@ -31,29 +31,33 @@ func (w *Writer) writeEgressAddresses(n *intent.Node) error {
 		}
 	}
 	w.egressAddresses = addresses
+	for _, a := range n.Egress.Addresses {
+		w.sources[a] = true
+	}
 	return nil
 }
 
-// loseEgressAddresses deletes the flows of those addresses of egress that the node no longer has.
-func (w *Writer) loseEgressAddresses(before, n *intent.Node) error {
+// loseSources deletes the flows of source addresses that the node no longer has. The node and its external
+// devices change one after the other: until both have, a packet may begin a flow with the old address.
+func (w *Writer) loseSources(n *intent.Node) error {
 	lost := map[netip.Addr]bool{}
-	if before != nil {
-		for _, a := range before.Egress.Addresses {
-			if !slices.Contains(n.Addrs, a) {
-				lost[a] = true
-			}
+	for a := range w.sources {
+		if !slices.Contains(n.Addrs, a) {
+			lost[a] = true
 		}
 	}
-	return w.loseSources(lost)
-}
-
-// loseSources deletes the flows of addresses that the node has lost.
-func (w *Writer) loseSources(lost map[netip.Addr]bool) error {
 	if len(lost) == 0 || w.sourcesLost == nil {
 		return nil
 	}
 	if err := w.sourcesLost(lost); err != nil {
 		return fmt.Errorf("delete flows whose source the node has lost: %w", err)
+	}
+	for _, u := range w.uplinks {
+		delete(lost, u.V4)
+		delete(lost, u.V6)
+	}
+	for a := range lost {
+		delete(w.sources, a)
 	}
 	return nil
 }

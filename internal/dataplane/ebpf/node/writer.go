@@ -49,7 +49,8 @@ type Writer struct {
 	draining      bool                // an earlier run drained, and no Services are written yet: see EndDraining
 	egressKept    bool                // SETTING_EGRESS_KEPT
 
-	egressAddresses []objects.TCAddr // of egress_addresses; nil: not written yet
+	egressAddresses []objects.TCAddr    // of egress_addresses; nil: not written yet
+	sources         map[netip.Addr]bool // that flows of egress may have
 }
 
 // New returns a Writer that has not read the maps yet. It calls factsChanged, if not nil, when Fact may
@@ -58,6 +59,7 @@ func New(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr)
 	return &Writer{
 		cfg: cfg, objects: o, isServiceAddr: isServiceAddr, factsChanged: factsChanged, stopNAT: func() {}, unhook: make(chan struct{}, 1),
 		pods: map[netip.Addr]attach.Pod{}, traversing: map[netip.Addr]traversal{},
+		sources: map[netip.Addr]bool{},
 	}
 }
 
@@ -109,7 +111,7 @@ func (w *Writer) Write(n *intent.Node) error {
 		errs = append(errs, fmt.Errorf("write node addresses: %w", err))
 	}
 	errs = append(errs, w.writeEgressAddresses(n), w.writeSettings(n), w.removeClusterRanges(n))
-	return errors.Join(append(errs, w.loseEgressAddresses(before, n))...)
+	return errors.Join(append(errs, w.loseSources(n))...)
 }
 
 // EndDraining ends the draining of an earlier run: the Services are written. Until then the programs
