@@ -21,14 +21,14 @@ type Tracker struct {
 	policies  *donottrack.Tracker
 	traversal donottrack.Traversal
 	outliers  outlier.Detector
-	egress    wayOut
+	egress    egressState
 }
 
 // Changes is what differs from the decisions before.
 type Changes struct {
 	Services intent.Changes
 	Policies donottrack.Changes
-	// Egress is all that is wrong with the way out. Nil means unchanged.
+	// Egress is all that is wrong with egress. Nil means unchanged.
 	Egress []model.Problem
 }
 

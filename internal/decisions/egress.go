@@ -8,8 +8,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// wayOut is the state of egress.
-type wayOut struct {
+// egressState is the state of egress.
+type egressState struct {
 	mode  egress.Mode
 	facts egress.Facts
 	wrong []string

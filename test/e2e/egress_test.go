@@ -52,12 +52,12 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 	e.leaveDestination(t)
 	e.endStreams(t)
 	e.traceOutside(t)
-	e.leaveAs(t)
+	e.wantEgressAddresses(t)
 }
 
-// leaveAs: pods leave with the node's addresses of --egress-addresses, by the last four bits of their own. One that
+// wantEgressAddresses: pods get the node's addresses of --egress-addresses, by the last four bits of their own. One that
 // the node loses is used no longer.
-func (e *env) leaveAs(t *testing.T) {
+func (e *env) wantEgressAddresses(t *testing.T) {
 	t.Helper()
 	own := map[bool][]netip.Addr{
 		false: {netip.MustParseAddr("172.30.0.240"), netip.MustParseAddr("172.30.0.241")},

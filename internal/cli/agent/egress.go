@@ -14,7 +14,7 @@ import (
 	"spillway.dev/spillway/internal/node/masquerade"
 )
 
-// egressFlags returns the flags of the way out.
+// egressFlags returns the flags of egress.
 func (c *Config) egressFlags() []flag {
 	return []flag{
 		{name: "egress", to: at(&c.Egress, string(egress.Off)), choices: egress.Modes(),
@@ -29,7 +29,7 @@ func (c *Config) egressFlags() []flag {
 	}
 }
 
-// validateEgress checks the flags of the way out.
+// validateEgress checks the flags of egress.
 func (c *Config) validateEgress() (err error) {
 	if c.EgressConfig != "" && c.Egress != string(egress.On) {
 		return cli.UsageErrorf("--egress-config has no meaning with --egress %s: give --egress on, or leave it out", c.Egress)
@@ -44,7 +44,7 @@ func (c *Config) validateEgress() (err error) {
 // filePoll is the time between two looks at --egress-config.
 const filePoll = time.Second
 
-// followEgress tells set what the way out depends on, until ctx is done.
+// followEgress tells set what egress depends on, until ctx is done.
 func (c *Config) followEgress(ctx context.Context, set func(egress.Mode, egress.Facts)) error {
 	mode := egress.Mode(c.Egress)
 	if mode == egress.Off {
@@ -86,7 +86,7 @@ func (f *egressFollower) onRules(r masquerade.Reading) {
 func rulesOf(r masquerade.Reading) *egress.Rules {
 	out := &egress.Rules{Translated: r.Translated.Prefixes(), Unclear: r.Unclear}
 	for _, w := range r.Ways {
-		out.Ways = append(out.Ways, egress.Way{Sources: w.Sources.Prefixes(), Leaves: w.Leaves.Prefixes()})
+		out.Masqueraded = append(out.Masqueraded, egress.Masquerade{Sources: w.Sources.Prefixes(), Outside: w.Leaves.Prefixes()})
 	}
 	return out
 }

@@ -13,7 +13,7 @@ import (
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
-// withEgress is the node whose pods of these ranges leave with its address.
+// withEgress is the node whose pods of these ranges get its address in egress.
 func withEgress(sources, keep string) intent.Node {
 	ranges := func(list string) (out []netip.Prefix) {
 		for _, p := range strings.Fields(list) {

@@ -27,7 +27,7 @@ func newRandomWorld(seed uint64) *randomWorld {
 	return &randomWorld{rand.New(rand.NewPCG(seed, 7)), map[intent.PortID]*intent.ServicePort{}, map[string]intent.PortID{}, testNode()}
 }
 
-// changeNode changes which pods leave with the node's address.
+// changeNode changes which pods get the node's address in egress.
 func (w *randomWorld) changeNode(c *intent.Changes) {
 	some := func(list ...string) string {
 		return strings.Join(slices.DeleteFunc(list, func(string) bool { return w.IntN(2) == 0 }), " ")
@@ -172,9 +172,9 @@ func TestAThousandChangesEndInWhatOneFullSyncWrites(t *testing.T) {
 func sameWants(t *testing.T, be *Backend, s intent.State) {
 	t.Helper()
 	for _, f := range be.families {
-		facts := newFacts(f.ruleset.family, s.Node, f.liberal)
-		facts.sockets = f.sockets
-		fresh := newRuleset(facts)
+		inputs := newNodeInputs(f.ruleset.family, s.Node, f.liberal)
+		inputs.sockets = f.sockets
+		fresh := newRuleset(inputs)
 		fresh.apply(s.Ports, nil)
 		fresh.recomputeHelpers()
 		for _, table := range allTables {

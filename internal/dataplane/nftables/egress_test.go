@@ -14,14 +14,14 @@ import (
 	"spillway.dev/spillway/internal/node/kernel/netnstest"
 )
 
-// withEgress is the node whose pods of these ranges leave with its address.
+// withEgress is the node whose pods of these ranges get its address in egress.
 func withEgress(sources, keep []netip.Prefix) intent.Node {
 	n := node()
 	n.Egress = egress.Plan{Sources: sources, Keep: keep}
 	return n
 }
 
-// plan makes up what leaves with the node's address.
+// plan makes up a Plan of egress.
 func (w *world) plan() egress.Plan {
 	sources := prefixes("10.244.0.0/24", "10.244.4.0/22", "10.244.5.0/24", "0.0.0.0/0", "fd44::/64", "fd44:1::/64")
 	keep := prefixes("10.0.0.0/8", "10.244.0.0/16", "169.254.169.254/32", "224.0.0.0/4", "0.0.0.0/0", "fc00::/7", "ff00::/8", "::/0")
@@ -233,8 +233,10 @@ func TestAFamilyWithoutPodsThatLeaveHasNoObjects(t *testing.T) {
 	}
 }
 
-// leaving is what the metric of connections says, by family.
-func leaving(t *testing.T, b *Backend) map[string]float64 { return countersOf(t, b, egressDesc) }
+// egressConnections is what the metric of connections says, by family.
+func egressConnections(t *testing.T, b *Backend) map[string]float64 {
+	return countersOf(t, b, egressDesc)
+}
 
 func TestConnectionsOfPodsThatLeaveAreCounted(t *testing.T) {
 	enter(t)
@@ -252,7 +254,7 @@ func TestConnectionsOfPodsThatLeaveAreCounted(t *testing.T) {
 	}
 	want := func(when string, want map[string]float64) {
 		t.Helper()
-		if got := leaving(t, b); !maps.Equal(got, want) {
+		if got := egressConnections(t, b); !maps.Equal(got, want) {
 			t.Errorf("%s: counted %v, want %v", when, got, want)
 		}
 	}

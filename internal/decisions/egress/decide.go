@@ -33,14 +33,14 @@ type Facts struct {
 
 // Rules are what netfilter does with connections of pods to the outside.
 type Rules struct {
-	Ways       []Way
-	Translated []netip.Prefix // destinations that other rules may replace
-	Unclear    []string       // rules that are not understood, each with the reason
+	Masqueraded []Masquerade
+	Translated  []netip.Prefix // destinations that other rules may replace
+	Unclear     []string       // rules that are not understood, each with the reason
 }
 
-// Way says where packets of some sources are masqueraded. All addresses are of one family.
-type Way struct {
-	Sources, Leaves []netip.Prefix
+// Masquerade says where packets of some sources are masqueraded. All addresses are of one family.
+type Masquerade struct {
+	Sources, Outside []netip.Prefix
 }
 
 // Node is what is known of the node.
@@ -79,24 +79,24 @@ func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
 		wrong = append(wrong, "leaves connections to netfilter that this rule concerns: "+text)
 	}
 	for _, v6 := range []bool{false, true} {
-		way, found := Way{}, false
+		masquerade, found := Masquerade{}, false
 		if mode == Auto {
-			way, found = wayOf(f.Rules.Ways, v6, n)
+			masquerade, found = masqueradeOf(f.Rules.Masqueraded, v6, n)
 			// Firewall rules of the host protect clouds' metadata servers from pods: netfilter must see the packets.
-			way.Leaves = minus(way.Leaves, linkLocal[v6])
+			masquerade.Outside = minus(masquerade.Outside, linkLocal[v6])
 		} else if f.Err == "" || f.File != nil {
 			var why string
-			if way, why = f.File.way(v6, n); why != "" {
+			if masquerade, why = f.File.masquerade(v6, n); why != "" {
 				wrong = append(wrong, why)
 			}
-			found = len(way.Sources) > 0
+			found = len(masquerade.Sources) > 0
 		}
 		if !found {
 			plan.Keep = append(plan.Keep, everything(v6))
 			continue
 		}
-		plan.Sources = append(plan.Sources, way.Sources...)
-		plan.Keep = append(plan.Keep, way.keeps(v6, f.Rules.Translated)...)
+		plan.Sources = append(plan.Sources, masquerade.Sources...)
+		plan.Keep = append(plan.Keep, masquerade.keeps(v6, f.Rules.Translated)...)
 		addresses, why := f.addresses(v6, n)
 		if why != "" {
 			wrong = append(wrong, why)
@@ -151,27 +151,27 @@ func everything(v6 bool) netip.Prefix {
 	return netip.MustParsePrefix("0.0.0.0/0")
 }
 
-// wayOf returns the Way of this node's pods. Rules often tell this node's pods apart from others.
-func wayOf(ways []Way, v6 bool, n Node) (best Way, found bool) {
+// masqueradeOf returns the Masquerade of this node's pods. Rules often tell this node's pods apart from others.
+func masqueradeOf(all []Masquerade, v6 bool, n Node) (best Masquerade, found bool) {
 	most := [4]int{}
-	for _, w := range ways {
+	for _, w := range all {
 		if len(w.Sources) == 0 || w.Sources[0].Addr().Is6() != v6 {
 			continue
 		}
-		rank := [4]int{w.pods(n.Pods), w.overlaps(n.PodCIDRs), w.overlaps(n.ClusterCIDRs), -len(w.Leaves)}
+		rank := [4]int{w.pods(n.Pods), w.overlaps(n.PodCIDRs), w.overlaps(n.ClusterCIDRs), -len(w.Outside)}
 		if !found || slices.Compare(rank[:], most[:]) > 0 {
 			best, most, found = w, rank, true
 		}
 	}
 	// Packets of other sources than pods are no business of egress.
 	if found && most[0]+most[1]+most[2] == 0 && len(n.Pods)+len(n.PodCIDRs)+len(n.ClusterCIDRs) > 0 {
-		return Way{}, false
+		return Masquerade{}, false
 	}
 	return best, found
 }
 
 // pods counts the pods that are among the sources.
-func (w Way) pods(pods []netip.Addr) (n int) {
+func (w Masquerade) pods(pods []netip.Addr) (n int) {
 	for _, a := range pods {
 		if slices.ContainsFunc(w.Sources, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			n++
@@ -181,7 +181,7 @@ func (w Way) pods(pods []netip.Addr) (n int) {
 }
 
 // overlaps counts the ranges that share an address with the sources.
-func (w Way) overlaps(ranges []netip.Prefix) (n int) {
+func (w Masquerade) overlaps(ranges []netip.Prefix) (n int) {
 	for _, r := range ranges {
 		if slices.ContainsFunc(w.Sources, r.Overlaps) {
 			n++
@@ -191,9 +191,9 @@ func (w Way) overlaps(ranges []netip.Prefix) (n int) {
 }
 
 // keeps returns the destinations of the family that are left to netfilter.
-func (w Way) keeps(v6 bool, translated []netip.Prefix) []netip.Prefix {
+func (w Masquerade) keeps(v6 bool, translated []netip.Prefix) []netip.Prefix {
 	var b netipx.IPSetBuilder
-	for _, p := range without(v6, w.Leaves) {
+	for _, p := range without(v6, w.Outside) {
 		b.AddPrefix(p)
 	}
 	for _, p := range slices.Concat(never, translated) {

@@ -1,5 +1,5 @@
 // Package egress decides which connections of this node's pods to the outside get the node's address
-// from the dataplane, instead of a masquerade rule of the CNI: the way out. The functions are pure.
+// from the dataplane, instead of a masquerade rule of the CNI. The functions are pure.
 package egress
 
 import (

@@ -17,9 +17,9 @@ type File struct {
 // Link-local addresses, among them the clouds' metadata servers.
 var linkLocal = map[bool]netip.Prefix{false: netip.MustParsePrefix("169.254.0.0/16"), true: netip.MustParsePrefix("fe80::/10")}
 
-// way returns what a family's packets do by the file, or, if it is nil, by the ranges of the cluster's
-// pods. The Way has no source for a family that is not concerned; why says what is missing.
-func (f *File) way(v6 bool, n Node) (w Way, why string) {
+// masquerade returns what a family's packets do by the file, or, if it is nil, by the ranges of the cluster's
+// pods. The Masquerade has no source for a family that is not concerned; why says what is missing.
+func (f *File) masquerade(v6 bool, n Node) (w Masquerade, why string) {
 	keep, masqLinkLocal := n.ClusterCIDRs, false
 	if f != nil {
 		keep, masqLinkLocal = f.NonMasqueradeCIDRs, f.MasqLinkLocal
@@ -29,19 +29,19 @@ func (f *File) way(v6 bool, n Node) (w Way, why string) {
 	}
 	if f == nil && len(keep) == 0 {
 		if v6 {
-			return Way{}, ""
+			return Masquerade{}, ""
 		}
-		return Way{}, "leaves all to netfilter: no range of the cluster's pods is known: give --egress-config or --cluster-cidr"
+		return Masquerade{}, "leaves all to netfilter: no range of the cluster's pods is known: give --egress-config or --cluster-cidr"
 	}
 	ofFamily := func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }
 	if !slices.ContainsFunc(keep, ofFamily) && (v6 || f == nil) {
-		return Way{}, ""
+		return Masquerade{}, ""
 	}
 	w.Sources = []netip.Prefix{everything(v6)}
 	kept := slices.DeleteFunc(slices.Clone(keep), func(p netip.Prefix) bool { return !ofFamily(p) })
 	if !masqLinkLocal {
 		kept = append(kept, linkLocal[v6])
 	}
-	w.Leaves = without(v6, kept)
+	w.Outside = without(v6, kept)
 	return w, ""
 }

@@ -87,7 +87,7 @@ func (t *tracer) packetSteps(ctx context.Context, dst netip.AddrPort) error {
 	t.Verdicts = append(t.Verdicts, p.result.Verdicts...)
 	p.verdict, p.decides = decisive(p.result.Verdicts)
 	p.findFrontend()
-	p.serves = p.serves || p.leaves()
+	p.serves = p.serves || p.isEgress()
 	if p.decides.step == "" {
 		if p.decides.step = p.unservedStep(); p.decides.step == stepBypass {
 			p.decides.text = "not forwarded past netfilter: the stack handles the packet unchanged"
@@ -129,7 +129,7 @@ func (p *packet) conclude(attached bool) {
 		p.Decision = "no program of Spillway sees the packet on " + p.client.device + ": the stack handles it unchanged"
 	case p.decides.state == Refused:
 		p.Refused, p.Decision = true, p.decides.text+" ("+p.verdict+")"
-	case p.leaves() && p.result.Flow != nil:
+	case p.isEgress() && p.result.Flow != nil:
 		p.Decision = fmt.Sprintf("leaves the cluster as %s: %s (%s)", p.result.Flow.Src, p.decides.text, p.verdict)
 	case p.result.Flow != nil:
 		p.Endpoint = p.result.Flow.Dst.String()
@@ -156,9 +156,9 @@ func (p *packet) unservedStep() string {
 	return stepBypass
 }
 
-// leaves reports whether the packet is of a pod's connection to the outside, with the node's address.
-func (p *packet) leaves() bool {
-	return slices.Contains(p.result.Verdicts, "egress_created") || p.result.Flow != nil && p.result.Flow.Leaves()
+// isEgress reports whether the packet is of a pod's connection to the outside, with the node's address.
+func (p *packet) isEgress() bool {
+	return slices.Contains(p.result.Verdicts, "egress_created") || p.result.Flow != nil && p.result.Flow.IsEgress()
 }
 
 func (p *packet) egressStep() (Step, bool) {
@@ -167,7 +167,7 @@ func (p *packet) egressStep() (Step, bool) {
 	if f := p.result.Flow; f != nil {
 		s.Follows = "the packet leaves from " + f.Src.Addr().String()
 	}
-	return s, p.leaves() && !p.known()
+	return s, p.isEgress() && !p.known()
 }
 
 func (p *packet) isEndpoint(at netip.AddrPort) bool {
@@ -264,7 +264,7 @@ func (p *packet) filterStep() (Step, bool) {
 	if !p.inFilter() {
 		s.Found = "not a member: no Service, endpoint, flow or policy has it"
 	}
-	if p.leaves() {
+	if p.isEgress() {
 		s.Follows = "it may leave the cluster (--egress)"
 	}
 	return s, true
@@ -303,7 +303,7 @@ func (p *packet) frontendStep() (Step, bool) {
 	s := Step{Lookup: fmt.Sprintf("frontends[%s]", p.key(p.dst))}
 	own, nodePorts := p.view.NodeAddr(p.dst.Addr())
 	switch {
-	case p.known() || p.leaves():
+	case p.known() || p.isEgress():
 		return s, false
 	case p.frontend == nil && own && !nodePorts:
 		s.Found = "none; the address is this node's, without NodePorts"
@@ -602,7 +602,7 @@ func (p *packet) ipsecStep() (Step, bool) {
 
 func (p *packet) portStep() (Step, bool) {
 	f, settings := p.result.Flow, p.view.Settings()
-	if !p.serviceStep() && (!p.leaves() || p.known()) {
+	if !p.serviceStep() && (!p.isEgress() || p.known()) {
 		return Step{}, false
 	}
 	s := Step{Lookup: fmt.Sprintf("snat_ports[%d ports, %d to %d], flows", settings.SNATPorts, settings.First, settings.Last)}
@@ -627,7 +627,7 @@ func (p *packet) portStep() (Step, bool) {
 }
 
 func (p *packet) bypassStep() (Step, bool) {
-	if p.serviceStep() || p.known() || p.leaves() {
+	if p.serviceStep() || p.known() || p.isEgress() {
 		return Step{}, false
 	}
 	settings := p.view.Settings()

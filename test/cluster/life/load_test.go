@@ -50,7 +50,7 @@ func startAskers(t *testing.T, c *cluster.Cluster) *load {
 	return l
 }
 
-// outsideServer is the address of a server outside of the cluster, on client0. Pods leave by the node's address.
+// outsideServer is the address of a server outside of the cluster, on client0. Pods reach it with the node's address.
 func outsideServer(c *cluster.Cluster) string {
 	return netip.AddrPortFrom(c.Client().IPv4, 8080).String()
 }

@@ -315,8 +315,8 @@ type FlowEntry struct {
 // Has reports whether the entry has a flag, such as "snat".
 func (f *FlowEntry) Has(flag string) bool { return slices.Contains(f.Flags, flag) }
 
-// Leaves reports whether the entry is of a pod's connection to the outside with the node's address.
-func (f *FlowEntry) Leaves() bool { return f.Service == objects.ServiceEgress }
+// IsEgress reports whether the entry is of a pod's connection to the outside with the node's address.
+func (f *FlowEntry) IsEgress() bool { return f.Service == objects.ServiceEgress }
 
 // Flow reads the entry of a packet in the flow table; nil if there is none.
 func (v *View) Flow(proto model.Protocol, src, dst netip.AddrPort) *FlowEntry {
