@@ -142,7 +142,7 @@ func metrics() (list []metric, err error) {
 		conntrack.NewCollector(), conntrack.NewNamespaceCollector(nil), new(autopilot.Pilot), new(stale.Reconciler),
 	}
 	collectors = append(collectors, kube.RequestCollectors()...)
-	collectors = append(collectors, new(kube.Contact).Collectors()...)
+	collectors = append(collectors, new(kube.ServerMonitor).Collectors()...)
 	collectors = append(collectors, new(kube.Source).Collectors()...)
 	collectors = append(collectors, kube.NewEvents(nil, "", nil, nil).Collectors()...)
 	for _, c := range collectors {

@@ -35,8 +35,8 @@ func TestTheOwnerOfAServiceHearsOfAProblemOnce(t *testing.T) {
 	p := model.ServiceProblem(sick, "port http/SCTP/IPv4", "not served on this node: "+strings.Repeat("x", 2000))
 	other := model.Problem{Where: "API server x", What: "is away"}
 	last := model.ServiceProblem(sick, "", "last")
-	e.Tell([]model.Problem{p, other})
-	e.Tell([]model.Problem{p, p, last})
+	e.Emit([]model.Problem{p, other})
+	e.Emit([]model.Problem{p, p, last})
 
 	var got []eventsv1.Event
 	await.True(t, "two events", func() bool {
@@ -86,7 +86,7 @@ func TestABadAddressOfASliceIsAnEventOfItsService(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
 	w.mu.Lock()
-	e.Tell(w.problems)
+	e.Emit(w.problems)
 	w.mu.Unlock()
 	var notes []string
 	await.True(t, "an Event", func() bool {
@@ -115,7 +115,7 @@ func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
 	for _, note := range []string{"set it", "set it", "took it back"} {
-		e.TellNode(note)
+		e.EmitNode(note)
 	}
 	var notes []string
 	await.True(t, "two Events", func() bool {
@@ -150,9 +150,9 @@ func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
 	for i := range 100 {
-		e.TellRefused(fmt.Sprintf("refused %03d", i))
+		e.EmitRefused(fmt.Sprintf("refused %03d", i))
 	}
-	e.TellNode("tuned")
+	e.EmitNode("tuned")
 	var notes []string
 	await.True(t, "the last Event", func() bool {
 		notes = nil

@@ -275,7 +275,7 @@ func TestAPortThatNoDataplaneCanServeIsAnEventAndCountedAndTheOthersAreServed(t 
 	loop, err := reconcile.New(reconcile.Config{
 		Tracker:    decisions.New(intent.Config{NodeName: "here"}, proxymode.DoNotTrackConfig("here", "", "ebpf")),
 		Backends:   []dataplane.Backend{backend},
-		SyncPeriod: time.Second, OnProblems: events.Tell, Metrics: metrics, Logger: log,
+		SyncPeriod: time.Second, OnProblems: events.Emit, Metrics: metrics, Logger: log,
 	})
 	if err != nil {
 		t.Fatal(err)

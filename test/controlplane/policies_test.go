@@ -239,12 +239,12 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 	if conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied")() {
 		t.Error("a policy is called applied before it was")
 	}
-	status.Tell(nil, nil)
+	status.Update(nil, nil)
 	await.True(t, "Accepted", conditionIs(t, api, "needs", v1alpha1.Accepted, "True", "Valid"))
 	await.True(t, "Applied", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
-	status.Tell([]model.PolicyRefusal{{Policy: "needs", Field: "spec.deny", Reason: "Contradiction", Message: "is not applied"}}, nil)
+	status.Update([]model.PolicyRefusal{{Policy: "needs", Field: "spec.deny", Reason: "Contradiction", Message: "is not applied"}}, nil)
 	await.True(t, "Applied is false", conditionIs(t, api, "needs", v1alpha1.Applied, "False", "Contradiction"))
-	status.Tell(nil, nil)
+	status.Update(nil, nil)
 	await.True(t, "Applied again", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
 	// A report of another node stays only while that node exists.
@@ -260,7 +260,7 @@ func TestPoliciesBringWhatTheyNeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.until(t, "the other node gone", func() bool { return w.world.Nodes["dnt-other"] == nil })
-	status.Tell(nil, nil)
+	status.Update(nil, nil)
 	await.True(t, "what a node said that is gone is taken back", conditionIs(t, api, "needs", v1alpha1.Applied, "True", "Applied"))
 
 	u := must[*unstructured.Unstructured](t)(api.Get(t.Context(), "needs", metav1.GetOptions{}))

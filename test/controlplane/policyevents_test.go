@@ -92,28 +92,28 @@ func TestTheOwnerOfAPolicyHearsOnceWhatDoesNotHold(t *testing.T) {
 	s := speak(t, k, "hears")
 	tell := func(reason string, refused []model.PolicyRefusal, failed error) {
 		t.Helper()
-		s.Tell(refused, failed)
+		s.Update(refused, failed)
 		await.True(t, "an Event "+reason, func() bool { return len(ours("hears")[reason]) > 0 })
 	}
-	s.Tell(nil, nil)
+	s.Update(nil, nil)
 	await.True(t, "Applied", conditionIs(t, api, "heard", v1alpha1.Applied, "True", "Applied"))
 	tell("Contradiction", refusals("heard", "Contradiction", 3), nil)
 	for n := 3; n > 0; n-- { // resyncs, and pods that go
-		s.Tell(refusals("heard", "Contradiction", n), nil)
+		s.Update(refusals("heard", "Contradiction", n), nil)
 		time.Sleep(50 * time.Millisecond) // so that each is seen
 	}
 	tell("ServiceNeedsNAT", append(refusals("heard", "Contradiction", 1), refusals("heard", "ServiceNeedsNAT", 1)...), nil)
 	tell("NotWritten", nil, errTest)
-	s.Tell(nil, nil)
+	s.Update(nil, nil)
 	await.True(t, "Applied again", conditionIs(t, api, "heard", v1alpha1.Applied, "True", "Applied"))
 	tell("HostPortNeedsNAT", refusals("heard", "HostPortNeedsNAT", 1), nil)
 
 	s.stop() // another agent starts in the same state
 	s = speak(t, k, "hears")
-	s.Tell(refusals("heard", "HostPortNeedsNAT", 2), nil)
+	s.Update(refusals("heard", "HostPortNeedsNAT", 2), nil)
 	time.Sleep(50 * time.Millisecond)
 	tell("ServiceNotSeen", refusals("heard", "ServiceNotSeen", 1), nil)
-	s.Tell(refusals("heard", "Contradiction", 1), nil) // it was not so, and is again
+	s.Update(refusals("heard", "Contradiction", 1), nil) // it was not so, and is again
 	await.True(t, "another Event Contradiction", func() bool { return len(ours("hears")["Contradiction"]) > 1 })
 	s.stop()
 
@@ -152,7 +152,7 @@ func TestAPolicyThatIsNotAcceptedIsToldOnceByAllNodes(t *testing.T) {
 	var both []*speaker
 	for _, node := range []string{"hears-a", "hears-b"} {
 		s := speak(t, k, node)
-		s.Tell(nil, nil)
+		s.Update(nil, nil)
 		both = append(both, s)
 	}
 	u := must[*unstructured.Unstructured](t)(api.Create(t.Context(), doNotTrack(t, "unheard", bad("a b")), create))

@@ -138,7 +138,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	a.cfg.logMapSizes(log)
 	metrics := telemetry.NewMetrics(build)
 	metrics.SetFeature(kubeproxyconfig.GateExternalIPs, a.cfg.AllowExternalIPs)
-	status := &lateStatus{}
+	status := &pendingStatus{}
 	health := telemetry.Health{Timeout: 2 * a.cfg.SyncPeriod, Pending: status.pending, Leaving: status.leaving}
 	servers, err := a.listen(ctx, health, metrics, log)
 	if err != nil {
@@ -170,7 +170,7 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 		return fmt.Errorf("start reconcile: %w", err)
 	}
 	status.set(loop)
-	beside, err := a.beside(in, metrics, log)
+	beside, err := a.sideTasks(in, metrics, log)
 	if err != nil {
 		return err
 	}
@@ -275,8 +275,8 @@ func (a *agent) loopConfig(in *input, parts *kernelParts, m *telemetry.Metrics, 
 	}
 }
 
-// beside returns the parts that run beside the data flow.
-func (a *agent) beside(in *input, m *telemetry.Metrics, log *slog.Logger) (parts []func(context.Context) error, err error) {
+// sideTasks returns the parts that run beside the data flow.
+func (a *agent) sideTasks(in *input, m *telemetry.Metrics, log *slog.Logger) (parts []func(context.Context) error, err error) {
 	for _, one := range in.metrics {
 		if err := m.Register(one); err != nil {
 			return nil, fmt.Errorf("serve metrics: %w", err)
@@ -317,21 +317,21 @@ func (a *agent) listen(ctx context.Context, health telemetry.Health, m *telemetr
 	return s, nil
 }
 
-// lateStatus answers health checks before the loop exists, since loading a dataplane
+// pendingStatus answers health checks before the loop exists, since loading a dataplane
 // takes a while. A proxy that starts is healthy until the source has listed all
 // objects.
-type lateStatus struct {
+type pendingStatus struct {
 	mu   sync.Mutex
 	loop *reconcile.Reconciler
 }
 
-func (s *lateStatus) set(loop *reconcile.Reconciler) {
+func (s *pendingStatus) set(loop *reconcile.Reconciler) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.loop = loop
 }
 
-func (s *lateStatus) pending() (since, lastSynced time.Time) {
+func (s *pendingStatus) pending() (since, lastSynced time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.loop == nil {
@@ -344,7 +344,7 @@ func (s *lateStatus) pending() (since, lastSynced time.Time) {
 	return st.PendingSince, st.LastSynced
 }
 
-func (s *lateStatus) leaving() bool {
+func (s *pendingStatus) leaving() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.loop != nil && s.loop.Status().NodeLeaving

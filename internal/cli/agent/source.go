@@ -49,9 +49,9 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 		return &input{source: s, name: c.Manifests}, nil
 	}
 	kube.LogClients(log)
-	contact := kube.NewContact()
+	monitor := kube.NewServerMonitor()
 	access := kube.Access{
-		Contact:    contact,
+		Monitor:    monitor,
 		Kubeconfig: c.Kubeconfig, Master: c.Master, ContentType: c.client.ContentType,
 		QPS: c.client.QPS, Burst: c.client.Burst, UserAgent: cli.UserAgent(),
 	}
@@ -66,7 +66,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	s, err := kube.New(kube.Config{
 		Client: client, Server: server, NodeName: c.NodeName, ProxyName: c.ProxyName,
 		NetworkPolicies: c.EBPF.Bypass == "auto", NodePods: c.HostPorts || c.ProxyMode == "ebpf" && c.EBPF.SocketHooks == ebpf.HooksAll,
-		DoNotTrack: policies, Contact: contact, Access: &access, Logger: log,
+		DoNotTrack: policies, Monitor: monitor, Access: &access, Logger: log,
 		Nodes: kube.NodesConfig{OwnOnly: c.ProxyMode != "ebpf", WithExternalIPs: c.AllowExternalIPs},
 	})
 	if err != nil {
@@ -75,10 +75,10 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	events := kube.NewEvents(client, c.NodeName, s.UID, log)
 	status := kube.NewPolicyStatus(s, events)
 	return &input{
-		source: s, name: server, apiServer: addressOf(server), tell: events.Tell, event: events.TellNode,
-		refused: events.TellRefused, policies: status.Tell,
+		source: s, name: server, apiServer: addressOf(server), tell: events.Emit, event: events.EmitNode,
+		refused: events.EmitRefused, policies: status.Update,
 		parts:   []func(context.Context) error{events.Run, status.Run},
-		metrics: slices.Concat(contact.Collectors(), s.Collectors(), events.Collectors(), kube.RequestCollectors()),
+		metrics: slices.Concat(monitor.Collectors(), s.Collectors(), events.Collectors(), kube.RequestCollectors()),
 	}, nil
 }
 

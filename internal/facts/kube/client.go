@@ -28,8 +28,8 @@ type Access struct {
 	// ContentType is "" for protobuf.
 	ContentType string
 	UserAgent   string
-	// Contact records every answer; nil: answers are not recorded.
-	Contact *Contact
+	// Monitor records every answer; nil: answers are not recorded.
+	Monitor *ServerMonitor
 	// Configure changes the configuration of the clients, for measurements; nil: it stays.
 	Configure func(*rest.Config)
 }
@@ -49,9 +49,9 @@ func Connect(a Access) (client kubernetes.Interface, server string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("connect to API server: %w: %s", err, a.advice())
 	}
-	if a.Contact != nil {
+	if a.Monitor != nil {
 		api := c.Discovery().RESTClient()
-		a.Contact.ask = func(ctx context.Context) error {
+		a.Monitor.ask = func(ctx context.Context) error {
 			return api.Get().AbsPath("/version").MaxRetries(0).Do(ctx).Error()
 		}
 	}
@@ -73,14 +73,14 @@ func ConnectDynamic(a Access) (dynamic.Interface, error) {
 	return c, nil
 }
 
-// watchedConfig returns config with a.Contact in the path of each request.
+// watchedConfig returns config with a.Monitor in the path of each request.
 func (a Access) watchedConfig() (*rest.Config, error) {
 	cfg, err := a.config()
 	if err != nil {
 		return nil, err
 	}
-	if a.Contact != nil {
-		cfg.Wrap(a.Contact.wrap)
+	if a.Monitor != nil {
+		cfg.Wrap(a.Monitor.wrap)
 	}
 	if a.Configure != nil {
 		a.Configure(cfg)

@@ -115,7 +115,7 @@ func TestNothingIsLoggedBelowTheLevel(t *testing.T) {
 func TestAPolicyThatIsNotAcceptedIsNotApplied(t *testing.T) {
 	s := newSource(t, Config{})
 	p := NewPolicyStatus(s, nil)
-	p.Tell(nil, nil)
+	p.Update(nil, nil)
 	which := object{policyKind, model.Name{Name: "cache"}}
 	s.own.status["cache"] = policyObject{generation: 1}
 	s.faults[which] = []model.Problem{{Field: "spec", What: "is wrong"}}

@@ -30,10 +30,10 @@ func flapping(namespace string, n int) (out []model.Problem) {
 // the queue holds, before and after the one problem of another.
 func TestEventsOfOneNamespaceDoNotDelayOthers(t *testing.T) {
 	e, log := newTestEvents()
-	e.Tell(flapping("evil", 10*maxWaiting))
-	e.Tell(flapping("honest", 2))
-	e.TellNode("tuned")
-	e.Tell(flapping("evil", 10*maxWaiting))
+	e.Emit(flapping("evil", 10*maxWaiting))
+	e.Emit(flapping("honest", 2))
+	e.EmitNode("tuned")
+	e.Emit(flapping("evil", 10*maxWaiting))
 	var first []string
 	waiting := 0
 	for m, any := e.queue.pop(); any; m, any = e.queue.pop() {
@@ -60,7 +60,7 @@ func TestEventsOfManyNamespaces(t *testing.T) {
 	e, _ := newTestEvents()
 	for range 2 {
 		for i := range 2 * maxWaiting {
-			e.Tell(flapping(fmt.Sprint("n", i), 1))
+			e.Emit(flapping(fmt.Sprint("n", i), 1))
 		}
 	}
 	waiting := map[string]int{}

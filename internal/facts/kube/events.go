@@ -27,7 +27,7 @@ type Events struct {
 	log      *slog.Logger
 	queue    *eventQueue
 	limit    *rate.Limiter
-	refused  *rate.Limiter  // of TellRefused, so that a pod cannot displace other Events
+	refused  *rate.Limiter  // of EmitRefused, so that a pod cannot displace other Events
 	full     rate.Sometimes // limits the log of dropped messages
 	reported map[message]time.Time
 }
@@ -66,8 +66,8 @@ func NewEvents(client kubernetes.Interface, node string, uid func(model.Name) st
 	}
 }
 
-// Tell reports new problems. It does not block.
-func (e *Events) Tell(problems []model.Problem) {
+// Emit reports new problems. It does not block.
+func (e *Events) Emit(problems []model.Problem) {
 	for _, p := range problems {
 		name, ok := p.Service()
 		if !ok {
@@ -91,8 +91,8 @@ func (e *Events) Tell(problems []model.Problem) {
 	}
 }
 
-// TellNode reports a change of the node's settings. It does not block.
-func (e *Events) TellNode(note string) {
+// EmitNode reports a change of the node's settings. It does not block.
+func (e *Events) EmitNode(note string) {
 	e.pass(message{
 		// As the kubelet writes its own: with the name for a UID.
 		about: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)},
@@ -100,10 +100,10 @@ func (e *Events) TellNode(note string) {
 	})
 }
 
-// TellRefused reports that the node rejects an address that one of its pods uses. It does
+// EmitRefused reports that the node rejects an address that one of its pods uses. It does
 // not block. A pod can use any number of addresses, so these Events have their own limit;
 // the log has the others.
-func (e *Events) TellRefused(note string) {
+func (e *Events) EmitRefused(note string) {
 	if !e.refused.Allow() {
 		return
 	}

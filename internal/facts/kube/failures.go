@@ -74,8 +74,8 @@ func (s *Source) lostKinds() (out []model.Problem, server error) {
 // first reason of its silence: the errors of requests may differ from each other.
 func (s *Source) serverProblem(err error) (model.Problem, bool) {
 	why := ""
-	if s.cfg.Contact != nil {
-		why = s.cfg.Contact.silence()
+	if s.cfg.Monitor != nil {
+		why = s.cfg.Monitor.unreachableReason()
 	}
 	if why == "" && err != nil {
 		why = reason(err)

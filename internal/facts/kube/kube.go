@@ -50,9 +50,9 @@ type Config struct {
 
 	Nodes NodesConfig
 
-	// Contact detects whether the server answers. It is the Contact of the Access that
+	// Monitor detects whether the server answers. It is the Monitor of the Access that
 	// made Client. nil: silence is no problem.
-	Contact *Contact
+	Monitor *ServerMonitor
 
 	// Access made Client. A change of its files is a problem. nil: they are not read again.
 	Access *Access
@@ -177,7 +177,7 @@ func (s *Source) Run(ctx context.Context, fn func(model.Delta, []model.Problem))
 	}
 	s.watchNodes()
 	s.watchOwnPolicies()
-	s.watchContact()
+	s.watchServer()
 	if s.access != nil {
 		s.wg.Go(func() { s.watchAccess(s.ctx) })
 	}
@@ -195,13 +195,13 @@ func (s *Source) reflect(ctx context.Context, k watched, spaced wait.Backoff) {
 	s.wg.Go(func() { r.RunWithContext(ctx) })
 }
 
-// watchContact reports when the server stops answering, and when it answers again.
-func (s *Source) watchContact() {
-	if s.cfg.Contact == nil {
+// watchServer reports when the server stops answering, and when it answers again.
+func (s *Source) watchServer() {
+	if s.cfg.Monitor == nil {
 		return
 	}
 	s.wg.Go(func() {
-		s.cfg.Contact.run(s.ctx, func() {
+		s.cfg.Monitor.run(s.ctx, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.emit(model.Delta{})

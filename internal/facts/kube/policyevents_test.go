@@ -48,7 +48,7 @@ func TestRefusalsAreToldWhenTheyAreNews(t *testing.T) {
 		{refused("unknown", "x", "A"), "2", ""},                // deleted meanwhile
 	} {
 		s.own.status["cache"] = policyObject{uid: c.uid}
-		p.Tell(c.refused, nil)
+		p.Update(c.refused, nil)
 		if got := heard(); got != c.want {
 			t.Errorf("%d: told %q, want %q", i, got, c.want)
 		}

@@ -48,9 +48,9 @@ func NewPolicyStatus(s *Source, e *Events) *PolicyStatus {
 	return &PolicyStatus{source: s, node: s.cfg.NodeName, log: s.cfg.Logger, events: e}
 }
 
-// Tell stores the refusals of this node, and the error if no rule could be written. It
+// Update stores the refusals of this node, and the error if no rule could be written. It
 // does not block.
-func (p *PolicyStatus) Tell(refused []model.PolicyRefusal, failed error) {
+func (p *PolicyStatus) Update(refused []model.PolicyRefusal, failed error) {
 	p.mu.Lock()
 	p.synced, p.failed, p.refused = true, failed, map[string][]model.PolicyRefusal{}
 	for _, r := range refused {

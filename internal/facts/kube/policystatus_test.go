@@ -46,7 +46,7 @@ func TestTheReporterOwnsAFalseCondition(t *testing.T) {
 				{Type: v1alpha1.Applied, Status: metav1.ConditionFalse, Reason: c.reason, Message: "x",
 					LastTransitionTime: metav1.NewTime(time.Now().Add(-c.age))},
 			}}}
-		p.Tell(c.refused, nil)
+		p.Update(c.refused, nil)
 		got, by := "", ""
 		if w, ok := p.wanted()["cache"]; ok {
 			got, by = string(w.status.Conditions[1].Status), w.status.ReportingNodeName

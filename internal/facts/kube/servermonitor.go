@@ -11,11 +11,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Contact records the last answer of the API server. client-go does not report it. It
+// ServerMonitor records the last answer of the API server. client-go does not report it. It
 // treats a watch that times out like a watch that ends without an event, and a server
-// that has silently disappeared looks idle. Make a Contact with NewContact, and set it in
+// that has silently disappeared looks idle. Make one with NewServerMonitor, and set it in
 // Access and Config.
-type Contact struct {
+type ServerMonitor struct {
 	// quiet is the time without an answer after which Run sends a request. timeout is the
 	// longest time for its answer.
 	quiet, timeout time.Duration
@@ -28,19 +28,19 @@ type Contact struct {
 	away  string    // why there has been none for too long; "": there was
 }
 
-// NewContact returns a Contact without any answer yet.
-func NewContact() *Contact {
-	return &Contact{quiet: 15 * time.Second, timeout: 10 * time.Second}
+// NewServerMonitor returns a ServerMonitor without any answer yet.
+func NewServerMonitor() *ServerMonitor {
+	return &ServerMonitor{quiet: 15 * time.Second, timeout: 10 * time.Second}
 }
 
 // answered records an answer of the server.
-func (c *Contact) answered() {
+func (c *ServerMonitor) answered() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.since, c.heard, c.why = time.Now(), true, nil
 }
 
-func (c *Contact) unanswered(err error) {
+func (c *ServerMonitor) unanswered(err error) {
 	if errors.Is(err, context.Canceled) {
 		return // by the caller of the request
 	}
@@ -51,7 +51,7 @@ func (c *Contact) unanswered(err error) {
 
 // wrap returns a transport that records every answer, including refusals, and every read
 // from its body.
-func (c *Contact) wrap(rt http.RoundTripper) http.RoundTripper {
+func (c *ServerMonitor) wrap(rt http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		resp, err := rt.RoundTrip(r)
 		if err != nil {
@@ -72,21 +72,21 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // answer is a body whose every read counts as an answer: a watch has a single body.
 type answer struct {
 	io.ReadCloser
-	contact *Contact
+	monitor *ServerMonitor
 }
 
 // Read implements io.Reader.
 func (a *answer) Read(p []byte) (int, error) {
 	n, err := a.ReadCloser.Read(p)
 	if n > 0 {
-		a.contact.answered()
+		a.monitor.answered()
 	}
 	return n, err
 }
 
 // run sends a request when the server has been quiet, and calls changed when the server
 // becomes unreachable or reachable, until ctx ends.
-func (c *Contact) run(ctx context.Context, changed func()) {
+func (c *ServerMonitor) run(ctx context.Context, changed func()) {
 	c.mu.Lock()
 	c.since = time.Now()
 	c.mu.Unlock()
@@ -111,7 +111,7 @@ func (c *Contact) run(ctx context.Context, changed func()) {
 	}
 }
 
-func (c *Contact) isQuiet() bool {
+func (c *ServerMonitor) isQuiet() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return time.Since(c.since) >= c.quiet
@@ -119,7 +119,7 @@ func (c *Contact) isQuiet() bool {
 
 // updateState decides whether the server is unreachable, and reports a change. It keeps
 // the first reason, since the error differs between requests.
-func (c *Contact) updateState() bool {
+func (c *ServerMonitor) updateState() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.away
@@ -134,15 +134,15 @@ func (c *Contact) updateState() bool {
 	return (before == "") != (c.away == "")
 }
 
-// silence returns why the server is unreachable; "" if it is not.
-func (c *Contact) silence() string {
+// unreachableReason returns why the server is unreachable; "" if it is not.
+func (c *ServerMonitor) unreachableReason() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.away
 }
 
-// Collectors returns the metrics of the contact.
-func (c *Contact) Collectors() []prometheus.Collector {
+// Collectors returns the metrics of the monitor.
+func (c *ServerMonitor) Collectors() []prometheus.Collector {
 	locked := func(f func() float64) func() float64 {
 		return func() float64 {
 			c.mu.Lock()

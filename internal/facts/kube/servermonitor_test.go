@@ -31,16 +31,16 @@ import (
 )
 
 // following runs a Source against a server. It returns the problems that the Source
-// delivers, and its Contact, which has a short timeout.
-func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
+// delivers, and its ServerMonitor, which has a short timeout.
+func following(t *testing.T, server string) (chan []model.Problem, *ServerMonitor) {
 	t.Helper()
-	contact := NewContact()
-	contact.quiet, contact.timeout = 200*time.Millisecond, 300*time.Millisecond
-	client, name, err := Connect(Access{Master: server, Contact: contact, QPS: 1e6, Burst: 1e6})
+	monitor := NewServerMonitor()
+	monitor.quiet, monitor.timeout = 200*time.Millisecond, 300*time.Millisecond
+	client, name, err := Connect(Access{Master: server, Monitor: monitor, QPS: 1e6, Burst: 1e6})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(Config{Client: client, Server: name, NodeName: "a", Contact: contact, Logger: slog.New(slog.DiscardHandler)})
+	s, err := New(Config{Client: client, Server: name, NodeName: "a", Monitor: monitor, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func following(t *testing.T, server string) (chan []model.Problem, *Contact) {
 		})
 	}()
 	t.Cleanup(func() { end(); <-ended })
-	return told, contact
+	return told, monitor
 }
 
 // awaitProblem waits for a problem that contains a text, or, for "", for no problem.
@@ -80,7 +80,7 @@ func awaitProblem(t *testing.T, told chan []model.Problem, text string, want boo
 
 const noAnswer, closes = "does not answer in time; check ", "closes connections; check "
 
-func reachable(c *Contact) float64 {
+func reachable(c *ServerMonitor) float64 {
 	var m dto.Metric
 	if err := c.Collectors()[0].(prometheus.Metric).Write(&m); err != nil {
 		return -1
@@ -130,9 +130,9 @@ func TestAServerThatIsSilentIsAProblem(t *testing.T) {
 					go c.take[connections.Add(1)%2](conn)
 				}
 			}()
-			told, contact := following(t, "http://"+l.Addr().String())
+			told, monitor := following(t, "http://"+l.Addr().String())
 			awaitProblem(t, told, c.want, true)
-			if reachable(contact) != 0 {
+			if reachable(monitor) != 0 {
 				t.Error("the metric says that it is reachable")
 			}
 			if c.want == noAnswer {
@@ -150,7 +150,7 @@ func TestAServerThatIsSilentIsAProblem(t *testing.T) {
 // TestASilentServerHasOneProblem has the errors of requests that a server closes, in each
 // state of the connection, and any errors while the server is silent.
 func TestASilentServerHasOneProblem(t *testing.T) {
-	s := &Source{cfg: Config{Server: "x", Contact: NewContact()}}
+	s := &Source{cfg: Config{Server: "x", Monitor: NewServerMonitor()}}
 	for _, err := range []error{
 		io.EOF, io.ErrUnexpectedEOF, errClosed, syscall.ECONNRESET, syscall.EPIPE, net.ErrClosed,
 		&url.Error{Op: "Get", URL: "http://x", Err: io.EOF},
@@ -161,7 +161,7 @@ func TestASilentServerHasOneProblem(t *testing.T) {
 			t.Errorf("%v: problem %q, want that it %s", err, p.What, closes)
 		}
 	}
-	s.cfg.Contact.away = "is silent"
+	s.cfg.Monitor.away = "is silent"
 	for _, err := range []error{nil, io.EOF, syscall.ECONNREFUSED, apierrors.NewUnauthorized(""), errors.New("x")} {
 		if p, is := s.serverProblem(err); !is || p.What != "is silent" {
 			t.Errorf("%v of a server that is silent: problem %q", err, p.What)
@@ -184,18 +184,18 @@ func TestAServerThatFallsSilentIsAProblemUntilItIsBack(t *testing.T) {
 		w.WriteHeader(http.StatusForbidden)
 	}))
 	t.Cleanup(server.Close)
-	told, contact := following(t, server.URL)
+	told, monitor := following(t, server.URL)
 	select {
 	case <-told: // that it forbids, so it answers
 	case <-time.After(await.Limit):
 		t.Fatal("nothing is forbidden")
 	}
-	if got := reachable(contact); got != 1 {
+	if got := reachable(monitor); got != 1 {
 		t.Errorf("one that answers: reachable %v", got)
 	}
 	silent.Store(true)
 	awaitProblem(t, told, noAnswer, true)
-	if got := reachable(contact); got != 0 {
+	if got := reachable(monitor); got != 0 {
 		t.Errorf("one that is silent: reachable %v", got)
 	}
 	silent.Store(false)

@@ -25,7 +25,7 @@ func TestABadAddressCostsOnlyItself(t *testing.T) {
 		maps.Copy(served, d.Slices)
 		if problems != nil {
 			known = len(problems)
-			events.Tell(problems)
+			events.Emit(problems)
 		}
 	}
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"},

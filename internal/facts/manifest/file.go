@@ -190,7 +190,7 @@ func parse(name string, data []byte, prev *file) *file {
 		}
 	}
 	f.broken = lost.keys
-	f.unread = lost.tellsOfPolicies() && (prev == nil || prev.unread)
+	f.unread = lost.mayHavePolicies() && (prev == nil || prev.unread)
 	f.hold(prev, lost)
 	version := sha256.Sum256(data)
 	for i := range f.problems {
@@ -260,9 +260,9 @@ func (u *unusable) holds(k key) bool {
 	return u.all || u.names[k.name.Name] || u.keys[k]
 }
 
-// tellsOfPolicies reports whether an entry may be a do-not-track policy, or an object
+// mayHavePolicies reports whether an entry may be a do-not-track policy, or an object
 // that decides what a policy selects.
-func (u *unusable) tellsOfPolicies() bool {
+func (u *unusable) mayHavePolicies() bool {
 	for k := range u.keys {
 		switch k.kind {
 		case "DoNotTrackPolicy", "Pod", "Namespace", "Node":

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// InTurns returns a list in the order in which its owners take turns, each with its own order. So
+// RoundRobin returns a list in the order in which its owners take turns, each with its own order. So
 // a limit on the list leaves a share to each owner, such as a namespace.
-func InTurns[T any, O comparable](list []T, owner func(T) O) []T {
+func RoundRobin[T any, O comparable](list []T, owner func(T) O) []T {
 	type ranked struct {
 		one  T
 		turn int

@@ -213,7 +213,7 @@ func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlo
 	keys := slices.SortedFunc(maps.Keys(failing), func(a, b endpointKey) int {
 		return cmp.Or(cmp.Compare(len(failing[b]), len(failing[a])), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
 	})
-	keys = model.InTurns(keys, func(k endpointKey) netip.AddrPort { return failing[k][0].service })
+	keys = model.RoundRobin(keys, func(k endpointKey) netip.AddrPort { return failing[k][0].service })
 	var named []namedEndpoint
 	for some := range slices.Chunk(keys[:min(len(keys), mostFailing)], maxNames/2) {
 		names := make([]reconcile.Address, 0, 2*len(some))
@@ -230,7 +230,7 @@ func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlo
 			}
 		}
 	}
-	named = model.InTurns(named, func(e namedEndpoint) string { return e.of.Service.Namespace })
+	named = model.RoundRobin(named, func(e namedEndpoint) string { return e.of.Service.Namespace })
 	var list []doctor.FailingEndpoint
 	for _, e := range named[:min(len(named), mostTraffic)] {
 		u := doctor.FailingEndpoint{
@@ -289,7 +289,7 @@ func (s *Server) refusals(ctx context.Context) ([]doctor.Refusal, error) {
 		return cmp.Or(cmp.Compare(found[b].Packets, found[a].Packets), a.service.Compare(b.service), cmp.Compare(a.port, b.port),
 			cmp.Compare(a.reason, b.reason), cmp.Compare(a.protocol, b.protocol))
 	})
-	keys = model.InTurns(keys, func(k refusalKey) string { return k.service.Namespace })
+	keys = model.RoundRobin(keys, func(k refusalKey) string { return k.service.Namespace })
 	var list []doctor.Refusal
 	for _, k := range keys[:min(len(keys), mostTraffic)] {
 		service, exists, err := s.cfg.State.Service(ctx, k.service)

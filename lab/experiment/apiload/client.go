@@ -60,7 +60,7 @@ func start(kind Kind, node, kubeconfig string) (*client, error) {
 // assembles it.
 func (c *client) startAgent(ctx context.Context, kind Kind, kubeconfig string) error {
 	access := kube.Access{
-		Contact: kube.NewContact(), Kubeconfig: kubeconfig, UserAgent: "spillway/apiload",
+		Monitor: kube.NewServerMonitor(), Kubeconfig: kubeconfig, UserAgent: "spillway/apiload",
 		ContentType: kind.ContentType, Configure: c.configure,
 	}
 	api, server, err := kube.Connect(access)
@@ -76,7 +76,7 @@ func (c *client) startAgent(ctx context.Context, kind Kind, kubeconfig string) e
 		nodes.Most = math.MaxInt
 	}
 	source, err := kube.New(kube.Config{
-		Client: api, Server: server, NodeName: c.node, NetworkPolicies: true, DoNotTrack: policies, Contact: access.Contact,
+		Client: api, Server: server, NodeName: c.node, NetworkPolicies: true, DoNotTrack: policies, Monitor: access.Monitor,
 		Nodes: nodes,
 	})
 	if err != nil {
