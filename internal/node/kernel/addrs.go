@@ -57,7 +57,7 @@ func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
 	}
 	f(last)
 	dirty := make(chan struct{}, 1)
-	go notifyNews(sub, dirty)
+	go markDirtyOnNotification(sub, dirty)
 	go func() {
 		defer h.Close()
 		defer sub.Close()
@@ -66,8 +66,8 @@ func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
 	return nil
 }
 
-// notifyNews fills dirty whenever notifications arrive or are lost, until sub is closed.
-func notifyNews(sub *Subscription, dirty chan<- struct{}) {
+// markDirtyOnNotification fills dirty whenever notifications arrive or are lost, until sub is closed.
+func markDirtyOnNotification(sub *Subscription, dirty chan<- struct{}) {
 	for {
 		_, err := sub.Receive()
 		if errors.Is(err, os.ErrClosed) {

@@ -93,7 +93,7 @@ func mountBPFFS(path string) error {
 	if len(entries) > 0 {
 		return fmt.Errorf("mount BPF file system at %s: the directory is not empty; use an empty directory, or one inside a bpffs", target)
 	}
-	if target == DefaultBPFFS && leadsNowhere(target) {
+	if target == DefaultBPFFS && isSlaveMount(target) {
 		return fmt.Errorf("mount BPF file system at %s: a mount in this container would end with it: run \"mount -t bpf bpf %s\" on the "+
 			"node, or set bpffs.autoMount of the chart", target, target)
 	}
@@ -103,9 +103,9 @@ func mountBPFFS(path string) error {
 	return nil
 }
 
-// leadsNowhere reports whether a mount at path stays in this mount namespace, although the
+// isSlaveMount reports whether a mount at path stays in this mount namespace, although the
 // directory is the node's: a container has it with the mount propagation HostToContainer.
-func leadsNowhere(path string) bool {
+func isSlaveMount(path string) bool {
 	m, err := mountOf(path)
 	return err == nil && strings.Contains(m.Optional, "master:") && !strings.Contains(m.Optional, "shared:")
 }

@@ -19,8 +19,8 @@ var ErrOverrun = errors.New("netlink notifications lost")
 // OwnNetns is the NSID of notifications from the socket's own network namespace.
 const OwnNetns = -1
 
-// News is one netlink notification: a message to a multicast group.
-type News struct {
+// Notification is one netlink notification: a message to a multicast group.
+type Notification struct {
 	Type uint16 // RTM_NEWLINK, ...
 	Port uint32 // netlink port of the socket that caused it; 0: the kernel
 	Data []byte // without the netlink header; valid until the next Receive
@@ -122,7 +122,7 @@ func (s *Subscription) IgnorePort(port uint32) error {
 
 // Receive waits for notifications. It may be called again after ErrOverrun. After Close
 // it returns os.ErrClosed.
-func (s *Subscription) Receive() ([]News, error) {
+func (s *Subscription) Receive() ([]Notification, error) {
 	n, nsid, from, err := s.recvmsg()
 	switch {
 	case s.closed.Load():
@@ -139,9 +139,9 @@ func (s *Subscription) Receive() ([]News, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse message of %s: %w", s.file.Name(), err)
 	}
-	news := make([]News, 0, len(msgs))
+	news := make([]Notification, 0, len(msgs))
 	for _, m := range msgs {
-		news = append(news, News{Type: m.Header.Type, Port: m.Header.Pid, Data: m.Data, NSID: nsid})
+		news = append(news, Notification{Type: m.Header.Type, Port: m.Header.Pid, Data: m.Data, NSID: nsid})
 	}
 	return news, nil
 }

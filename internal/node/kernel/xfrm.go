@@ -187,7 +187,7 @@ func followXfrm(sub *Subscription, changed func([]XfrmPolicy), failed func(error
 	}
 	w := &XfrmWatch{sub: sub, ns: ns, stop: make(chan struct{})}
 	dirty := make(chan struct{}, 1)
-	w.done.Go(func() { notifyNews(sub, dirty) })
+	w.done.Go(func() { markDirtyOnNotification(sub, dirty) })
 	last, err := XfrmPolicies()
 	if err != nil {
 		failed(err)

@@ -133,14 +133,14 @@ func (t *Takeover) check(ctx context.Context) {
 	sign, err := t.running()
 	switch {
 	case err != nil:
-		t.say(slog.LevelWarn, "kube-proxy is not taken over", "err", err)
+		t.logOnce(slog.LevelWarn, "kube-proxy is not taken over", "err", err)
 		return
 	case sign != "":
 		t.pending.Store(true)
 		t.removed = false
 		// Signs appear and disappear while it ends or restarts: one is enough.
 		if !strings.HasPrefix(t.logged, stillRuns) {
-			t.say(slog.LevelWarn, stillRuns, "sign", sign)
+			t.logOnce(slog.LevelWarn, stillRuns, "sign", sign)
 		}
 		return
 	}
@@ -149,18 +149,18 @@ func (t *Takeover) check(ctx context.Context) {
 		return
 	}
 	if t.failed = err != nil; t.failed {
-		t.say(slog.LevelWarn, "some of kube-proxy's rules cannot be read or removed", "err", err)
+		t.logOnce(slog.LevelWarn, "some of kube-proxy's rules cannot be read or removed", "err", err)
 	}
 	t.clean = err == nil && left.Empty()
 	t.pending.Store(!t.clean)
 	switch {
 	case t.clean && !t.removed:
-		t.say(slog.LevelInfo, "nothing to take over", "reason", "nothing of kube-proxy is in the kernel")
+		t.logOnce(slog.LevelInfo, "nothing to take over", "reason", "nothing of kube-proxy is in the kernel")
 	case left.Empty():
 	case t.removed && wasClean:
 		// Another program writes them, in a PID namespace that this agent cannot see.
 		t.Wanted = false
-		t.say(slog.LevelWarn, "kube-proxy's rules have come back, so it runs where this agent cannot see its process: they are left; "+
+		t.logOnce(slog.LevelWarn, "kube-proxy's rules have come back, so it runs where this agent cannot see its process: they are left; "+
 			"stop it and start this agent again, with hostPID in its Pod", "found", left.String())
 	default:
 		t.remove(ctx, left)
@@ -173,19 +173,19 @@ func (t *Takeover) remove(ctx context.Context, left kubeproxy.Installed) {
 	if !t.Netfilter {
 		if err := kubeproxy.KeepNAT(); err != nil {
 			t.failed = true
-			t.say(slog.LevelWarn, "kube-proxy is not taken over: running connections would break", "err", err)
+			t.logOnce(slog.LevelWarn, "kube-proxy is not taken over: running connections would break", "err", err)
 			return
 		}
 	}
 	if err := left.Remove(ctx); err != nil {
 		t.failed = true
 		if ctx.Err() == nil {
-			t.say(slog.LevelWarn, "not all of kube-proxy could be removed; this is tried again", "err", err)
+			t.logOnce(slog.LevelWarn, "not all of kube-proxy could be removed; this is tried again", "err", err)
 		}
 		return
 	}
 	t.removed = true
-	t.say(slog.LevelInfo, "took over from kube-proxy", "removed", left.String())
+	t.logOnce(slog.LevelInfo, "took over from kube-proxy", "removed", left.String())
 }
 
 // releaseUnusedNAT releases NAT's hooks when no connection needs them any more, and reports
@@ -217,8 +217,8 @@ func (t *Takeover) releaseNAT(ctx context.Context) (kept bool, err error) {
 	return false, nil
 }
 
-// say logs a state once, until it changes.
-func (t *Takeover) say(level slog.Level, msg, key string, what any) {
+// logOnce logs a state once, until it changes.
+func (t *Takeover) logOnce(level slog.Level, msg, key string, what any) {
 	text := fmt.Sprint(what)
 	if err, ok := what.(error); ok {
 		text = escape.OneLine(err)
