@@ -15,7 +15,7 @@ import (
 func TestAddressesTimesEndpointsFitIntoNftables(t *testing.T) {
 	for mode, fallsBack := range map[string]func(*intent.ServicePort) bool{
 		"nftables": nil,
-		"ebpf":     func(p *intent.ServicePort) bool { return ebpf.GivesAway(p.ID.Protocol, p.Helper) != nil },
+		"ebpf":     func(p *intent.ServicePort) bool { return ebpf.NeedsFallback(p.ID.Protocol, p.Helper) != nil },
 	} {
 		for family, first := range map[model.Family]string{model.IPv4: "10.0.0.1", model.IPv6: "fd00::1"} {
 			tracker := intent.New(intent.Config{NodeName: "node0", Capacity: Capacity(Config{Mode: mode}), FallsBack: fallsBack})

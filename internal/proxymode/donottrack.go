@@ -14,15 +14,15 @@ import (
 
 // DoNotTrackConfig is how a node with a proxy mode decides about do-not-track policies.
 func DoNotTrackConfig(node, proxyName, mode string) donottrack.Config {
-	return donottrack.Config{NodeName: node, ProxyName: proxyName, Netfilter: UsesNetfilter(mode), GivenAway: givenToNetfilter}
+	return donottrack.Config{NodeName: node, ProxyName: proxyName, Netfilter: UsesNetfilter(mode), NeedsFallback: needsFallback}
 }
 
-// givenToNetfilter returns, for each port of a Service, whether the eBPF dataplane
+// needsFallback returns, for each port of a Service, whether the eBPF dataplane
 // leaves it to its fallback.
-func givenToNetfilter(s *model.Service) []bool {
+func needsFallback(s *model.Service) []bool {
 	out := make([]bool, len(s.Ports))
 	for i, h := range intent.HelperOf(s) {
-		out[i] = ebpf.GivesAway(s.Ports[i].Protocol, h) != nil
+		out[i] = ebpf.NeedsFallback(s.Ports[i].Protocol, h) != nil
 	}
 	return out
 }

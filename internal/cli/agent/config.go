@@ -282,7 +282,7 @@ func (c *Config) fallsBack() func(*intent.ServicePort) bool {
 	if c.ProxyMode != "ebpf" {
 		return nil
 	}
-	return func(p *intent.ServicePort) bool { return ebpf.GivesAway(p.ID.Protocol, p.Helper) != nil }
+	return func(p *intent.ServicePort) bool { return ebpf.NeedsFallback(p.ID.Protocol, p.Helper) != nil }
 }
 
 // maglevSize returns 0 for a dataplane without tables.

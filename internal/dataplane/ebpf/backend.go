@@ -79,7 +79,7 @@ func (b *Backend) makeParts() {
 	b.node = node.New(&b.cfg, b.objects, b.services.HasAddr, b.noteFacts)
 	b.flows = flows.New(&b.cfg, b.objects, b.services)
 	b.node.OnSourcesLost(b.flows.ForgetSources)
-	b.node.OnKept(b.flows.WatchEgressTo)
+	b.node.OnEgressKept(b.flows.WatchEgressTo)
 	b.services.OnChanges(b.noteFacts, b.flows.EndpointsRemoved)
 }
 
@@ -136,12 +136,12 @@ func (b *Backend) Name() string { return "ebpf" }
 
 // CanCarry returns an error for a port that another dataplane must serve.
 func (b *Backend) CanCarry(p *intent.ServicePort) error {
-	return GivesAway(p.ID.Protocol, p.Helper)
+	return NeedsFallback(p.ID.Protocol, p.Helper)
 }
 
-// GivesAway returns why another dataplane must serve a port with this protocol and
+// NeedsFallback returns why another dataplane must serve a port with this protocol and
 // helper, or nil if the programs can.
-func GivesAway(proto model.Protocol, helper intent.Helper) error {
+func NeedsFallback(proto model.Protocol, helper intent.Helper) error {
 	if proto != model.TCP && proto != model.UDP {
 		return fmt.Errorf("the eBPF programs do not serve %s; nftables or iptables must", proto)
 	}
@@ -176,7 +176,7 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 // of an earlier run serves a Service. Programs that lack what protects are not attached.
 func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	node := b.node.Write(&s.Node)
-	defer b.services.AskCheck()
+	defer b.services.RequestCheck()
 	empty, err := b.services.Empty()
 	if err != nil {
 		return errors.Join(node, err)
@@ -216,7 +216,7 @@ func (b *Backend) attach(ctx context.Context) error {
 	}
 	created := objects.FlowsCreated(b.m(objects.TCMapVerdicts))
 	b.migrate(upgrade.BeforeSwitch)
-	stop := b.migrator.Meanwhile(func() error { return b.migrator.Migrate(b.objects.Maps, upgrade.DuringSwitch) })
+	stop := b.migrator.RepeatPass(func() error { return b.migrator.Migrate(b.objects.Maps, upgrade.DuringSwitch) })
 	if err := b.attacher.Sync(ctx); err != nil {
 		// OnError has reported each failed interface; the others are served.
 		b.cfg.Log.Error("Attach to interfaces", "err", err)

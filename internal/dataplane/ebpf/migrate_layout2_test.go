@@ -68,9 +68,9 @@ func TestMigrationKnowsTheLayouts(t *testing.T) {
 		"helper_port of version 2": {v2["helper_port"], uint32(unsafe.Offsetof(old.HelperPort))},
 		"answers of version 2":     {v2["answers"], uint32(unsafe.Offsetof(old.Answers))},
 		"slot of version 2":        {v2["slot"], uint32(unsafe.Offsetof(old.Slot))},
-		"helper_port":              {v3["helper_port"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.UDPSide{}.HelperPort))},
-		"answers":                  {v3["answers"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.UDPSide{}.Answers))},
-		"checked":                  {v3["checked"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.UDPSide{}.Checked))},
+		"helper_port":              {v3["helper_port"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.FlowUDP{}.HelperPort))},
+		"answers":                  {v3["answers"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.FlowUDP{}.Answers))},
+		"checked":                  {v3["checked"], uint32(unsafe.Offsetof(f.Tcp) + unsafe.Offsetof(objects.FlowUDP{}.Checked))},
 	} {
 		if is[0] != is[1] {
 			t.Errorf("%s: %d in the object, %d in Go", what, is[0], is[1])

@@ -87,7 +87,7 @@ func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 	first := pinnedFlows(t, cfg.BPFFS)
 
 	// Killed when the map was put aside and there was no other.
-	must.Do(t, upgrade.PutAside(objects.MapsDir(cfg.BPFFS), []string{objects.TCMapFlows}))
+	must.Do(t, upgrade.SetPinsAside(objects.MapsDir(cfg.BPFFS), []string{objects.TCMapFlows}))
 	use(first, 200, 210)
 
 	// Killed when there was one.
@@ -120,7 +120,7 @@ func TestAnotherSizeGoesOnAfterKills(t *testing.T) {
 	must.Do(t, killed.attacher.Sync(t.Context()))
 	must.Do(t, attach.AttachCgroup(cfg.BPFFS, cfg.CgroupRoot, killed.objects.SocketPrograms()))
 	must.Do(t, killed.Close())
-	if left := upgrade.SetAside(objects.MapsDir(cfg.BPFFS), nil); len(left) != 2 {
+	if left := upgrade.LayoutsSetAside(objects.MapsDir(cfg.BPFFS), nil); len(left) != 2 {
 		t.Errorf("%d maps are aside before anybody has done without them, want 2", len(left))
 	}
 

@@ -166,9 +166,9 @@ type Config struct {
 	ProxyName string
 	// Netfilter says that the dataplane of Services translates in netfilter.
 	Netfilter bool
-	// GivenAway returns for each port of a Service whether netfilter translates for it
+	// NeedsFallback returns for each port of a Service whether netfilter translates for it
 	// although Netfilter is false; nil means for none.
-	GivenAway func(*model.Service) []bool
+	NeedsFallback func(*model.Service) []bool
 }
 
 // ruleName returns the name of a rule, which is also the name of its sets and chains.

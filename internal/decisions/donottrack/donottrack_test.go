@@ -195,8 +195,8 @@ func TestWhatInsteadOfAServiceThatNetfilterTranslates(t *testing.T) {
 	}{
 		{Config{Netfilter: true}, model.TCP, 21, headless + mode}, {Config{Netfilter: true}, model.SCTP, 80, headless},
 		{Config{ProxyName: "spillway"}, model.TCP, 21, headless}, {Config{}, model.TCP, 21, ""},
-		{Config{GivenAway: ftp}, model.TCP, 21, headless + helper}, {Config{GivenAway: ftp}, model.TCP, 80, ""},
-		{Config{GivenAway: ftpAndSCTP}, model.SCTP, 80, headless},
+		{Config{NeedsFallback: ftp}, model.TCP, 21, headless + helper}, {Config{NeedsFallback: ftp}, model.TCP, 80, ""},
+		{Config{NeedsFallback: ftpAndSCTP}, model.SCTP, 80, headless},
 	} {
 		test.cfg.NodeName = "here"
 		p := cache("p", 2121, 2121, "client")

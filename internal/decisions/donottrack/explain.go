@@ -71,7 +71,7 @@ func (t *Tracker) Explain(f Flow) []Decision {
 	if t.wantedOf[f.From] != nil {
 		out = append(out, t.decide(Egress, f.From, f.To, f.Protocol, f.Port))
 	}
-	return append(out, t.asAnswer(f)...)
+	return append(out, t.decideAsReply(f)...)
 }
 
 // hasEgress reports whether an egress rule holds on this node.
@@ -84,9 +84,9 @@ func (t *Tracker) hasEgress() bool {
 	return false
 }
 
-// asAnswer returns what the policies decide about a flow by its source port, as if it were
+// decideAsReply returns what the policies decide about a flow by its source port, as if it were
 // a reply.
-func (t *Tracker) asAnswer(f Flow) (out []Decision) {
+func (t *Tracker) decideAsReply(f Flow) (out []Decision) {
 	span := f.source()
 	for _, side := range []Side{Ingress, Egress} {
 		local, peer := f.From, f.To
@@ -191,7 +191,7 @@ func Outcome(f Flow, decisions []Decision) string {
 		now := AsUsual
 		for _, d := range decisions {
 			if d.SourcePorts == "" || int(d.sources.First) <= from && from <= int(d.sources.Last) {
-				now = together(now, d.Outcome)
+				now = strongest(now, d.Outcome)
 			}
 		}
 		if out != "" && out != now {
@@ -202,7 +202,7 @@ func Outcome(f Flow, decisions []Decision) string {
 	return out
 }
 
-func together(a, b string) string {
+func strongest(a, b string) string {
 	for _, strongest := range []string{Denied, Untracked, Tracked} {
 		if a == strongest || b == strongest {
 			return strongest
@@ -211,9 +211,9 @@ func together(a, b string) string {
 	return AsUsual
 }
 
-// SelectNothing returns the policies that select no node and no pod with its own address,
+// PoliciesWithoutTargets returns the policies that select no node and no pod with its own address,
 // sorted: most likely they contain a mistake.
-func SelectNothing(world model.Delta) (out []string) {
+func PoliciesWithoutTargets(world model.Delta) (out []string) {
 	for name, p := range world.DoNotTrackPolicies {
 		found := false
 		for _, n := range world.Nodes {

@@ -34,7 +34,7 @@ func kernel(s State, own []netip.Addr, proto model.Protocol, src, dst netip.Addr
 			})
 			switch {
 			case matches && v.Track:
-				out = together(out, Tracked)
+				out = strongest(out, Tracked)
 			case matches:
 				if out = Untracked; way.side == Ingress && way.here == dst && !egress {
 					return out // accept

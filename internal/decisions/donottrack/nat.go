@@ -102,8 +102,8 @@ func (t *Tracker) translated(s *model.Service) []bool {
 	out := make([]bool, len(s.Ports))
 	others := s.ProxyName != t.cfg.ProxyName
 	if !others && !t.cfg.Netfilter && !t.takingOver {
-		if t.cfg.GivenAway != nil {
-			return t.cfg.GivenAway(s)
+		if t.cfg.NeedsFallback != nil {
+			return t.cfg.NeedsFallback(s)
 		}
 		return out
 	}
@@ -113,8 +113,8 @@ func (t *Tracker) translated(s *model.Service) []bool {
 	return out
 }
 
-// instead returns the remedy for a policy that conflicts with a Service's port.
-func (t *Tracker) instead(s *model.Service, port *model.ServicePort) string {
+// remedy returns the remedy for a policy that conflicts with a Service's port.
+func (t *Tracker) remedy(s *model.Service, port *model.ServicePort) string {
 	const headless = "use a headless Service"
 	others := s == nil || s.ProxyName != t.cfg.ProxyName || port.Protocol == model.SCTP
 	switch {
@@ -186,13 +186,13 @@ func (t *Tracker) translation(of *model.Service) translation {
 func (s *translation) endpointPort(port *model.EndpointPort) (translated bool, instead string) {
 	t := s.tracker
 	if s.of == nil {
-		return t.cfg.ProxyName != "", t.instead(nil, nil)
+		return t.cfg.ProxyName != "", t.remedy(nil, nil)
 	}
 	if i, found := s.ports[translatedPort{port.Name, port.Protocol}]; found {
-		return s.translated[i], t.instead(s.of, &s.of.Ports[i])
+		return s.translated[i], t.remedy(s.of, &s.of.Ports[i])
 	}
 	// The Service serves no port there; the program that translates may disagree.
-	return t.cfg.Netfilter || s.of.ProxyName != t.cfg.ProxyName && t.cfg.ProxyName != "", t.instead(nil, nil)
+	return t.cfg.Netfilter || s.of.ProxyName != t.cfg.ProxyName && t.cfg.ProxyName != "", t.remedy(nil, nil)
 }
 
 // countService adds or removes the addresses of a Service.
@@ -200,7 +200,7 @@ func (t *Tracker) countService(s *model.Service, by int) {
 	translated := t.translated(s)
 	for i := range s.Ports {
 		port := &s.Ports[i]
-		early, instead := !translated[i], t.instead(s, port)
+		early, instead := !translated[i], t.remedy(s, port)
 		k := natKey{port.Protocol, port.Port, true, early, fmt.Sprintf("Service %s has that address", s.Name), instead, ""}
 		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs} {
 			for _, a := range list {

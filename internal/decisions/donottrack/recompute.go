@@ -83,7 +83,7 @@ func (t *Tracker) addWanted(r *rule) {
 // addPeers adds 1 or -1 to the addresses of a pod among a rule's peers, if the labels of the
 // pod and of its namespace match.
 func (t *Tracker) addPeers(r *rule, pod *model.Pod, namespace *model.Namespace, by int) {
-	if !r.takes(pod.Labels, namespaceLabels(pod.Namespace, namespace)) {
+	if !r.selectsPeer(pod.Labels, namespaceLabels(pod.Namespace, namespace)) {
 		return
 	}
 	for _, a := range pod.IPs {

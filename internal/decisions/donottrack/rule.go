@@ -103,8 +103,8 @@ func (r *rule) about(proto model.Protocol, port uint16) bool {
 	})
 }
 
-// meets reports whether two rules are about the same ports.
-func (r *rule) meets(o *rule) (model.PortRange, bool) {
+// sharedPorts reports whether two rules are about the same ports.
+func (r *rule) sharedPorts(o *rule) (model.PortRange, bool) {
 	for _, a := range r.ports {
 		for _, b := range o.ports {
 			if r.Side == o.Side && a.Protocol == b.Protocol && a.First <= b.Last && b.First <= a.Last {
@@ -115,8 +115,8 @@ func (r *rule) meets(o *rule) (model.PortRange, bool) {
 	return model.PortRange{}, false
 }
 
-// takes reports whether a pod is among a rule's peers by its labels.
-func (r *rule) takes(pod, namespace map[string]string) bool {
+// selectsPeer reports whether a pod is among a rule's peers by its labels.
+func (r *rule) selectsPeer(pod, namespace map[string]string) bool {
 	return slices.ContainsFunc(r.pods, func(s *model.PodSelection) bool { return selects(s, pod, namespace) })
 }
 

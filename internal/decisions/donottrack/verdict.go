@@ -139,7 +139,7 @@ func contradiction(addr netip.Addr, p *policy, held []*policy) (Refusal, bool) {
 	for _, o := range held {
 		for _, a := range p.rules {
 			for _, b := range o.rules {
-				ports, meet := a.meets(b)
+				ports, meet := a.sharedPorts(b)
 				if !meet || a.Track == b.Track && a.Deny == b.Deny {
 					continue
 				}

@@ -315,7 +315,7 @@ func (x *explainer) toService(s *model.Service, addr netip.Addr, from party) ([]
 			if p.ID.Protocol != x.proto || fe.Addr != addr || fe.Port != uint16(x.q.Port) {
 				continue
 			}
-			if proxymode.UsesNetfilter(x.q.ProxyMode) || ebpf.GivesAway(x.proto, p.Helper) != nil {
+			if proxymode.UsesNetfilter(x.q.ProxyMode) || ebpf.NeedsFallback(x.proto, p.Helper) != nil {
 				x.alsoTo = netip.AddrPortFrom(addr, fe.Port)
 			}
 			out = x.toEndpoints(p, fe.InternalRoute, from)
@@ -373,7 +373,7 @@ func (x *explainer) note(e *Explanation) {
 	case x.elsewhere != notTranslated:
 	default:
 		x.notes = append(x.notes, "no policy selects either")
-		for _, name := range donottrack.SelectNothing(x.store) {
+		for _, name := range donottrack.PoliciesWithoutTargets(x.store) {
 			x.notes = append(x.notes, fmt.Sprintf("DoNotTrackPolicy %s selects nothing: no pod with an address of its own, and no node", name))
 		}
 	}

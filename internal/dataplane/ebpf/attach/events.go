@@ -72,7 +72,7 @@ func (n *events) close() {
 	}
 }
 
-func (n *events) pump(s *kernel.Subscription, add func(kernel.News) bool) {
+func (n *events) pump(s *kernel.Subscription, add func(kernel.Notification) bool) {
 	for {
 		msgs, err := s.Receive()
 		if errors.Is(err, os.ErrClosed) {
@@ -105,7 +105,7 @@ func (n *events) wakeUp() {
 }
 
 // addOwn records a message of the agent's namespace. n.mu is held.
-func (n *events) addOwn(m kernel.News) bool {
+func (n *events) addOwn(m kernel.Notification) bool {
 	switch m.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if len(m.Data) < unix.SizeofIfInfomsg {
@@ -226,7 +226,7 @@ func routePrefix(data []byte) (netip.Prefix, bool) {
 }
 
 // addOther records a message of another namespace. n.mu is held.
-func (n *events) addOther(m kernel.News) bool {
+func (n *events) addOther(m kernel.Notification) bool {
 	if m.NSID == kernel.OwnNetns {
 		return false
 	}

@@ -50,12 +50,12 @@ func (p egressPod) addr() netip.Addr { return objects.FromAddr(p.pod, p.to.famil
 // egressCounts has the connections of pods to the outside that a sweep found.
 type egressCounts struct {
 	connections  uint64
-	destinations *busiest[egressDestination]
-	pods         *busiest[egressPod]
+	destinations *heavyHitters[egressDestination]
+	pods         *heavyHitters[egressPod]
 }
 
 func newEgressCounts() *egressCounts {
-	return &egressCounts{destinations: newBusiest[egressDestination](mostEgressKeys), pods: newBusiest[egressPod](mostEgressKeys)}
+	return &egressCounts{destinations: newHeavyHitters[egressDestination](mostEgressKeys), pods: newHeavyHitters[egressPod](mostEgressKeys)}
 }
 
 // count counts a flow by its entry for the pod's packets.

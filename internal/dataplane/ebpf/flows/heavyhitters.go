@@ -6,20 +6,20 @@ import (
 	"slices"
 )
 
-// busiest counts the keys that occur most, in bounded memory however many others there are: J. Misra and
+// heavyHitters counts the keys that occur most, in bounded memory however many others there are: J. Misra and
 // D. Gries, Finding repeated elements, 1982. A count is too small by at most 1/most of all that were added.
-type busiest[K comparable] struct {
+type heavyHitters[K comparable] struct {
 	most   int
 	counts map[K]int
 }
 
-func newBusiest[K comparable](most int) *busiest[K] {
-	return &busiest[K]{most: most, counts: map[K]int{}}
+func newHeavyHitters[K comparable](most int) *heavyHitters[K] {
+	return &heavyHitters[K]{most: most, counts: map[K]int{}}
 }
 
 // add counts a key. On average it takes the same time for any number of keys: what one call takes from
 // all counts, as many calls had added.
-func (b *busiest[K]) add(k K) {
+func (b *heavyHitters[K]) add(k K) {
 	if _, counted := b.counts[k]; counted || len(b.counts) < b.most {
 		b.counts[k]++
 		return
@@ -32,7 +32,7 @@ func (b *busiest[K]) add(k K) {
 }
 
 // first returns at most n of the keys that want selects, those that occurred most first.
-func (b *busiest[K]) first(n int, want func(K) bool, compare func(a, b K) int) []K {
+func (b *heavyHitters[K]) first(n int, want func(K) bool, compare func(a, b K) int) []K {
 	keys := slices.DeleteFunc(slices.Collect(maps.Keys(b.counts)), func(k K) bool { return !want(k) })
 	slices.SortFunc(keys, func(x, y K) int { return cmp.Or(cmp.Compare(b.counts[y], b.counts[x]), compare(x, y)) })
 	return keys[:min(n, len(keys))]

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestBusiestFindsWhatOccursOften: however many keys occur once, those that occur often are found, in
+// TestHeavyHittersFindWhatOccursOften: however many keys occur once, those that occur often are found, in
 // their order, and no count is too large, or too small by more than 1/most of all.
-func TestBusiestFindsWhatOccursOften(t *testing.T) {
+func TestHeavyHittersFindWhatOccursOften(t *testing.T) {
 	const most, all = 64, 100_000
 	r := rand.New(rand.NewPCG(1, 0))
 	keys := slices.Concat(slices.Repeat([]int{-1}, 40_000), slices.Repeat([]int{-2}, 20_000), slices.Repeat([]int{-3}, 10_000))
@@ -20,7 +20,7 @@ func TestBusiestFindsWhatOccursOften(t *testing.T) {
 		if shuffled {
 			r.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 		}
-		b := newBusiest[int](most)
+		b := newHeavyHitters[int](most)
 		exact := map[int]int{}
 		for _, k := range keys {
 			b.add(k)

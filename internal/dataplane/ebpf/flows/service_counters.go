@@ -201,7 +201,7 @@ func topServices(all map[intent.PortID]*dataplane.ServiceCounters, n int) []inte
 		return cmp.Or(cmp.Compare(weight(y), weight(x)), x.Compare(y))
 	})
 	if n > 0 && len(ids) > n {
-		ids = model.InTurns(ids, func(id intent.PortID) string { return id.Service.Namespace })[:n]
+		ids = model.RoundRobin(ids, func(id intent.PortID) string { return id.Service.Namespace })[:n]
 	}
 	return ids
 }

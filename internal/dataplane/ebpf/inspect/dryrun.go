@@ -104,7 +104,7 @@ func OpenDryRun(bpffs string) (*DryRun, error) {
 	d := &DryRun{View: v}
 	if err := d.load(); err != nil {
 		d.Close()
-		return nil, fmt.Errorf("load programs for a dry run: %w", objects.OneLine(err))
+		return nil, fmt.Errorf("load programs for a dry run: %w", objects.ShortError(err))
 	}
 	return d, nil
 }
@@ -159,7 +159,7 @@ func (d *DryRun) prepare(spec *ebpf.CollectionSpec) error {
 		objects.TCVarPortFilterMask: d.maps[objects.TCMapPortFilter].MaxEntries() - 1,
 	}
 	for name, on := range map[string]bool{
-		objects.TCVarDsr:          d.takesPart(), // without the keys: no packet is sent
+		objects.TCVarDsr:          d.hasDSRKeys(), // without the keys: no packet is sent
 		objects.TCVarHasSetRetval: d.features.SetRetval, objects.TCVarHasCtLookup: d.features.ConntrackLookup,
 		objects.TCVarHasCsumIpv6: d.features.CsumReplaceIPv6,
 	} {
@@ -167,7 +167,7 @@ func (d *DryRun) prepare(spec *ebpf.CollectionSpec) error {
 			c[name] = uint8(1)
 		}
 	}
-	if d.takesPart() {
+	if d.hasDSRKeys() {
 		// Any port will do: no packet is sent. Without probes, dsr_encapsulations is empty.
 		c[objects.TCVarDsrPort] = bits.ReverseBytes16(objects.DefaultDSRPort)
 	}

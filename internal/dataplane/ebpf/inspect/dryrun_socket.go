@@ -41,7 +41,7 @@ func (d *DryRun) AttachSocket(cgroup string, family model.Family) (*SocketDryRun
 	s := &SocketDryRun{d: d, family: family, before: d.counts()}
 	if err := s.attach(cgroup); err != nil {
 		s.Close()
-		return nil, fmt.Errorf("attach dry run of socket hooks: %w", objects.OneLine(err))
+		return nil, fmt.Errorf("attach dry run of socket hooks: %w", objects.ShortError(err))
 	}
 	return s, nil
 }

@@ -11,11 +11,11 @@ import (
 // DSR reports whether endpoints of a Service on other nodes answer TCP clients directly.
 func (v *View) DSR(service uint32) bool {
 	s, _ := lookup[uint32, objects.TCService](v, objects.TCMapServices, service)
-	return v.takesPart() && objects.TCServiceFlags(s.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0
+	return v.hasDSRKeys() && objects.TCServiceFlags(s.Flags)&objects.TCServiceFlagsSERVICE_DSR != 0
 }
 
-// takesPart reports whether the instance has keys for DSR replies.
-func (v *View) takesPart() bool {
+// hasDSRKeys reports whether the instance has keys for DSR replies.
+func (v *View) hasDSRKeys() bool {
 	return v.maps[objects.TCMapDsrPaths].MaxEntries() == objects.MaxDSRPaths
 }
 

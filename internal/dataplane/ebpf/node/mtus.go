@@ -53,5 +53,5 @@ func (w *Writer) writeRouteMTUs(routes map[attach.RouteKey]uint32) error {
 			}
 		}
 	}
-	return objects.FirstOf(errs)
+	return objects.FirstError(errs)
 }

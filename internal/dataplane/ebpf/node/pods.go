@@ -97,7 +97,7 @@ func (w *Writer) writePods(changed iter.Seq[netip.Addr]) error {
 			errs = append(errs, objects.WriteError("pod", a, err))
 		}
 	}
-	return objects.FirstOf(errs)
+	return objects.FirstError(errs)
 }
 
 // podEntry returns the entry of one pod address: its device, its MACs, whether its packets must

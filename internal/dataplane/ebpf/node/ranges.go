@@ -50,7 +50,7 @@ func (w *Writer) addClusterRanges(n *intent.Node) error {
 		}
 		w.clusterRanges[key] = true
 	}
-	return objects.FirstOf(errs)
+	return objects.FirstError(errs)
 }
 
 // keepEgressFlows has the programs look up flows of egress to destinations that are left to netfilter from
@@ -101,7 +101,7 @@ func (w *Writer) removeClusterRanges(n *intent.Node) error {
 		}
 		delete(w.clusterRanges, key)
 	}
-	return objects.FirstOf(errs)
+	return objects.FirstError(errs)
 }
 
 // OnXfrm receives the IPsec policies of this network namespace. The programs leave

@@ -27,7 +27,7 @@ type Writer struct {
 	factsChanged  func() // called when Fact may answer differently; nil: not needed
 	isServiceAddr func(netip.Addr) bool
 	sourcesLost   func(map[netip.Addr]bool) error // see OnSourcesLost
-	watchFlowsTo  func([]netip.Prefix, func())    // see OnKept
+	watchFlowsTo  func([]netip.Prefix, func())    // see OnEgressKept
 	facts         atomic.Pointer[podFacts]        // nil before the first node
 	ipsec         *kernel.XfrmWatch               // watches IPsec policies
 	stopNAT       func()                          // stops Config.WatchNAT
@@ -66,9 +66,9 @@ func New(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr)
 // OnSourcesLost has f called with the source addresses of egress that the node no longer has.
 func (w *Writer) OnSourcesLost(f func(lost map[netip.Addr]bool) error) { w.sourcesLost = f }
 
-// OnKept has watch called with the destinations that egress leaves to netfilter, when they have grown. watch
+// OnEgressKept has watch called with the destinations that egress leaves to netfilter, when they have grown. watch
 // calls none when there is no flow of egress to them.
-func (w *Writer) OnKept(watch func(to []netip.Prefix, none func())) { w.watchFlowsTo = watch }
+func (w *Writer) OnEgressKept(watch func(to []netip.Prefix, none func())) { w.watchFlowsTo = watch }
 
 // Read reads what an earlier run has written. untracking says that untracked_ports has entries.
 func (w *Writer) Read(untracking bool) (err error) {

@@ -204,12 +204,12 @@ func EncapsulationName(v TCDsrEncapsulation) string {
 // IsService reports whether a frontend is that of a Service, not the own address of an endpoint.
 func IsService(f *TCFrontend) bool { return f.Flags&uint8(TCFrontendFlagsFRONTEND_ENDPOINT) == 0 }
 
-// UDPSide is the member for UDP of the union of struct flow. bpf2go generates the first
+// FlowUDP is the member for UDP of the union of struct flow. bpf2go generates the first
 // member alone, which is Tcp.
-type UDPSide struct {
+type FlowUDP struct {
 	HelperPort, Answers uint16
 	Checked             uint32
 }
 
 // UDPOf returns the member for UDP of a flow.
-func UDPOf(f *TCFlow) *UDPSide { return (*UDPSide)(unsafe.Pointer(&f.Tcp)) }
+func UDPOf(f *TCFlow) *FlowUDP { return (*FlowUDP)(unsafe.Pointer(&f.Tcp)) }

@@ -61,7 +61,7 @@ func (o *Objects) loadL3Programs(cfg *Config, features kernel.Features) (map[str
 	}
 	spec := all[0]
 	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !isL3(name) })
-	shared := Share(spec, func(name string) *ebpf.Map { return o.Maps[name] })
+	shared := ShareMaps(spec, func(name string) *ebpf.Map { return o.Maps[name] })
 	// What an entry program has parsed is in a map without a pin.
 	for name := range spec.Maps {
 		if constants := strings.HasPrefix(name, "."); !constants && o.Maps[name] != nil {
@@ -71,7 +71,7 @@ func (o *Objects) loadL3Programs(cfg *Config, features kernel.Features) (map[str
 	spec.Maps[TCMapTailCalls].Contents, shared[TCMapTailCalls] = nil, o.TailCalls
 	coll, err := NewCollection(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
-		return nil, fmt.Errorf("load eBPF programs: %w", OneLine(err))
+		return nil, fmt.Errorf("load eBPF programs: %w", ShortError(err))
 	}
 	loaded := maps.Clone(coll.Programs)
 	clear(coll.Programs)
@@ -79,8 +79,8 @@ func (o *Objects) loadL3Programs(cfg *Config, features kernel.Features) (map[str
 	return loaded, nil
 }
 
-// Share has a spec use pinned maps that exist already, and returns those for MapReplacements.
-func Share(spec *ebpf.CollectionSpec, existing func(name string) *ebpf.Map) map[string]*ebpf.Map {
+// ShareMaps has a spec use pinned maps that exist already, and returns those for MapReplacements.
+func ShareMaps(spec *ebpf.CollectionSpec, existing func(name string) *ebpf.Map) map[string]*ebpf.Map {
 	shared := map[string]*ebpf.Map{}
 	for name, want := range spec.Maps {
 		if want.Pinning != ebpf.PinByName {
@@ -143,7 +143,7 @@ func Load(all []*ebpf.CollectionSpec, dir string, cfg *Config, features kernel.F
 		coll, err := NewCollection(spec, opts)
 		if err != nil {
 			o.Close()
-			return nil, fmt.Errorf("load eBPF programs: %w", cfg.withMemory(OneLine(err)))
+			return nil, fmt.Errorf("load eBPF programs: %w", cfg.withMemory(ShortError(err)))
 		}
 		for name, p := range coll.Programs {
 			o.Programs[name] = p
@@ -342,8 +342,8 @@ func IDsSpec() *ebpf.MapSpec {
 // PortMaps refer to each other, so they are replaced together.
 var PortMaps = []string{TCMapFrontends, TCMapServices, TCMapSlots, TCMapBackends, TCMapSourceRanges}
 
-// OneLine reduces a verifier error to its last words.
-func OneLine(err error) error {
+// ShortError reduces a verifier error to its last words.
+func ShortError(err error) error {
 	var ve *ebpf.VerifierError
 	if errors.As(err, &ve) {
 		return fmt.Errorf("%w: %v", ve.Cause, strings.Join(ve.Log[max(0, len(ve.Log)-2):], "; "))

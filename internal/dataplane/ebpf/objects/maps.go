@@ -102,8 +102,8 @@ func CountChange(m *ebpf.Map) error {
 	return nil
 }
 
-// FirstOf returns the first error, and how many others there are: they have one cause.
-func FirstOf(errs []error) error {
+// FirstError returns the first error, and how many others there are: they have one cause.
+func FirstError(errs []error) error {
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	switch len(errs) {
 	case 0:
@@ -138,7 +138,7 @@ func ReplaceMap[K comparable, V comparable](m *ebpf.Map, want map[K]V) error {
 			errs = append(errs, m.Put(k, v))
 		}
 	}
-	return FirstOf(errs)
+	return FirstError(errs)
 }
 
 // EachPerCPU calls f for every entry of a per-CPU hash. Programs may add entries meanwhile.

@@ -178,8 +178,8 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// AskCheck requests a check and does not wait for it.
-func (w *Writer) AskCheck() {
+// RequestCheck requests a check and does not wait for it.
+func (w *Writer) RequestCheck() {
 	select {
 	case w.checks <- struct{}{}:
 	default: // already requested

@@ -109,7 +109,7 @@ func migrate(specs []*ebpf.CollectionSpec, cfg *objects.Config) (older []previou
 	}
 	changed, err := steps(from, objects.ABIVersion)
 	if err == nil {
-		older = append(SetAside(dir, changed), previousLayout{dir, changed})
+		older = append(LayoutsSetAside(dir, changed), previousLayout{dir, changed})
 		if pins, _ := os.ReadDir(objects.MapsDir(cfg.BPFFS)); len(pins) > 0 {
 			return older, false
 		}

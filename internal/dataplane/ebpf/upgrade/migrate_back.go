@@ -68,7 +68,7 @@ func PrepareRollback(cfg *objects.Config, features kernel.Features, own *objects
 	for _, spec := range specs {
 		if err := r.load(spec); err != nil {
 			r.Close()
-			return nil, fmt.Errorf("load eBPF programs of the release before: %w", objects.OneLine(err))
+			return nil, fmt.Errorf("load eBPF programs of the release before: %w", objects.ShortError(err))
 		}
 	}
 	return r, nil
@@ -76,7 +76,7 @@ func PrepareRollback(cfg *objects.Config, features kernel.Features, own *objects
 
 // load loads an object with the maps that exist already.
 func (r *Rollback) load(spec *ebpf.CollectionSpec) error {
-	shared := objects.Share(spec, func(name string) *ebpf.Map {
+	shared := objects.ShareMaps(spec, func(name string) *ebpf.Map {
 		r.pins = append(r.pins, name)
 		if m := r.To.Maps[name]; m != nil || Rollbacks[name] != nil {
 			return m
@@ -128,7 +128,7 @@ func (r *Rollback) LeaveBy(attach func() error) error {
 	if err := r.pin(); err != nil {
 		return err
 	}
-	stop := m.Meanwhile(func() error { return r.copy(m, DuringSwitch) })
+	stop := m.RepeatPass(func() error { return r.copy(m, DuringSwitch) })
 	err := attach()
 	stop()
 	if err := errors.Join(err, r.copy(m, AfterSwitch)); err != nil {

@@ -29,7 +29,7 @@ func FlowFromV2(k objects.TCTuple, old FlowV2) (objects.TCTuple, objects.TCFlow,
 	if model.Protocol(k.Proto) == model.TCP {
 		f.Tcp = old.Tcp
 	} else {
-		*objects.UDPOf(&f) = objects.UDPSide{HelperPort: old.HelperPort, Answers: old.Answers}
+		*objects.UDPOf(&f) = objects.FlowUDP{HelperPort: old.HelperPort, Answers: old.Answers}
 	}
 	return k, f, true
 }

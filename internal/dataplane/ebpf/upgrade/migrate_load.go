@@ -32,7 +32,7 @@ func Open(cfg *objects.Config, features kernel.Features) (*objects.Objects, *Mig
 	if err := unpinIncompatible(tc, dir, cfg); err != nil {
 		return nil, nil, err
 	}
-	older = append(older, SetAside(dir, nil)...)
+	older = append(older, LayoutsSetAside(dir, nil)...)
 	made := map[string]bool{}
 	for name := range tc.Maps {
 		_, err := os.Stat(filepath.Join(dir, name))
@@ -104,7 +104,7 @@ func unpinIncompatible(spec *ebpf.CollectionSpec, dir string, cfg *objects.Confi
 	for name := range drop {
 		_ = os.Remove(filepath.Join(dir, name))
 	}
-	return PutAside(dir, aside)
+	return SetPinsAside(dir, aside)
 }
 
 // replaceable reports whether a map may lose its entries: earlier flows end by their

@@ -17,10 +17,10 @@ import (
 // that version with a size that is no longer wanted.
 const setAsideSuffix = "-size-"
 
-// SetAside returns the directories of maps that were created again in another size,
+// LayoutsSetAside returns the directories of maps that were created again in another size,
 // with the conversions of their entries. There are several if agents were killed before
 // they had migrated them.
-func SetAside(dir string, paths map[string][]convert) []previousLayout {
+func LayoutsSetAside(dir string, paths map[string][]convert) []previousLayout {
 	var out []previousLayout
 	dirs, _ := filepath.Glob(dir + setAsideSuffix + "*")
 	for _, d := range dirs {
@@ -34,9 +34,9 @@ func SetAside(dir string, paths map[string][]convert) []previousLayout {
 	return out
 }
 
-// PutAside moves the pins of maps to a new directory beside dir. The programs of the
+// SetPinsAside moves the pins of maps to a new directory beside dir. The programs of the
 // earlier run continue with them. If this agent is killed, the next one migrates them.
-func PutAside(dir string, names []string) error {
+func SetPinsAside(dir string, names []string) error {
 	for n := 0; len(names) > 0; n++ {
 		aside := fmt.Sprintf("%s%s%03d", dir, setAsideSuffix, n)
 		if err := os.Mkdir(aside, 0o700); errors.Is(err, os.ErrExist) {

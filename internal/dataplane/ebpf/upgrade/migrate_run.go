@@ -38,10 +38,10 @@ type Migrator struct {
 	since uint32
 }
 
-// Meanwhile calls pass again and again until stop is called, which waits for the last
+// RepeatPass calls pass again and again until stop is called, which waits for the last
 // call. It makes the time short in which a new flow is known to some hooks alone. Errors
 // are left to the pass that follows.
-func (c *Migrator) Meanwhile(pass func() error) (stop func()) {
+func (c *Migrator) RepeatPass(pass func() error) (stop func()) {
 	if c == nil {
 		return func() {}
 	}
