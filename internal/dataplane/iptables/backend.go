@@ -79,7 +79,7 @@ func New(ctx context.Context, cfg Config) (dataplane.Backend, error) {
 		if f == model.IPv6 {
 			p = use.v6
 		}
-		fam := &family{programs: p, ruleset: newRuleset(newFacts(f, intent.Node{}, false)), have: map[intent.Helper]bool{}}
+		fam := &family{programs: p, ruleset: newRuleset(newNodeInputs(f, intent.Node{}, false)), have: map[intent.Helper]bool{}}
 		if fam.lacks, err = tryFeatures(ctx, p, f); err != nil {
 			return nil, err
 		}
@@ -142,7 +142,7 @@ func (b *Backend) Differences(ctx context.Context, id intent.PortID, limit int) 
 	if err != nil {
 		return nil, err
 	}
-	found := inWords(f.ruleset.family, []difference{{table: tableNAT, have: have, fill: f.changed(p, have),
+	found := describeDifferences(f.ruleset.family, []difference{{table: tableNAT, have: have, fill: f.changed(p, have),
 		edits: have.editJumps(f.jumpsOf(tableNAT))}})
 	return found[:min(limit, len(found))], nil
 }
@@ -188,15 +188,15 @@ func (b *Backend) Apply(ctx context.Context, c intent.Changes) error {
 func (b *Backend) onNodeUpdate() bool {
 	changed := false
 	for _, f := range b.families {
-		facts := newFacts(f.ruleset.family, b.node, liberal())
-		facts.sockets = f.sockets
-		if facts.equal(&f.facts) {
+		inputs := newNodeInputs(f.ruleset.family, b.node, liberal())
+		inputs.sockets = f.sockets
+		if inputs.equal(&f.nodeInputs) {
 			continue
 		}
 		changed = true
 		ports := f.ports
 		f.raw = f.raw || len(f.helped) > 0
-		f.ruleset = newRuleset(facts)
+		f.ruleset = newRuleset(inputs)
 		for _, p := range ports {
 			f.apply([]*intent.ServicePort{p}, nil)
 		}
@@ -225,7 +225,7 @@ func (b *Backend) Replace(ctx context.Context, s intent.State) error {
 	for _, f := range b.families {
 		if !f.holds(ports) {
 			f.raw = f.raw || len(f.helped) > 0
-			f.ruleset = newRuleset(f.facts)
+			f.ruleset = newRuleset(f.nodeInputs)
 			f.apply(ports, nil)
 			f.recomputeHelpers()
 			changed = true

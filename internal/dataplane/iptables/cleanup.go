@@ -17,7 +17,7 @@ func Cleanup(ctx context.Context, cfg Config) error {
 	}
 	var errs []error
 	for _, v := range []Variant{Legacy, NFT} {
-		f := look(ctx, &cfg, v)
+		f := readVariant(ctx, &cfg, v)
 		switch {
 		case f.missing != nil:
 			errs = append(errs, checkLeft(v, f.missing))

@@ -13,7 +13,7 @@ import (
 //	go test ./internal/dataplane/iptables -run XXX -bench ReadDump -benchmem
 func BenchmarkReadDump(b *testing.B) {
 	s := manyServices(5000, 10)
-	r := newRuleset(newFacts(model.IPv4, s.Node, false))
+	r := newRuleset(newNodeInputs(model.IPv4, s.Node, false))
 	r.apply(s.Ports, nil)
 	d := difference{table: tableNAT}
 	for c := range r.chains(tableNAT) {

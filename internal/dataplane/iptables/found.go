@@ -31,13 +31,13 @@ func repairOf(f model.Family, diffs []difference) (r dataplane.Repair) {
 		r.Missing += len(diffs[i].fill) + len(diffs[i].edits)
 		r.Foreign += len(diffs[i].gone)
 	}
-	r.Found = strings.Join(inWords(f, diffs), "; ")
+	r.Found = strings.Join(describeDifferences(f, diffs), "; ")
 	return r
 }
 
-// inWords describes for each table of a family how the kernel's rules differ from the
+// describeDifferences describes for each table of a family how the kernel's rules differ from the
 // wanted ones: "IPv4 table nat: emptied SPW-SVC-…; jumps of PREROUTING changed".
-func inWords(f model.Family, diffs []difference) (found []string) {
+func describeDifferences(f model.Family, diffs []difference) (found []string) {
 	for i := range diffs {
 		if words := diffs[i].found(); len(words) > 0 {
 			found = append(found, fmt.Sprintf("%s table %s: %s", f, diffs[i].table, strings.Join(words, ", ")))
@@ -59,7 +59,7 @@ func (d *difference) found() (words []string) {
 	}
 	for _, how := range []string{"removed", "emptied", "changed", "added"} {
 		if names := chains[how]; len(names) > 0 {
-			words = append(words, "chain "+nameSome(names)+" "+how)
+			words = append(words, "chain "+listFirst(names)+" "+how)
 		}
 	}
 	var from []string
@@ -67,12 +67,12 @@ func (d *difference) found() (words []string) {
 		from = append(from, strings.Fields(edit)[1])
 	}
 	if from = slices.Compact(from); len(from) > 0 {
-		words = append(words, "jump from "+nameSome(from)+" changed")
+		words = append(words, "jump from "+listFirst(from)+" changed")
 	}
 	return words
 }
 
-func nameSome(names []string) string {
+func listFirst(names []string) string {
 	some := strings.Join(names[:min(len(names), namesFound)], ", ")
 	if more := len(names) - namesFound; more > 0 {
 		some += fmt.Sprintf(" and %d more", more)

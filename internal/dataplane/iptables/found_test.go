@@ -34,7 +34,7 @@ func TestWhatSomebodyElseChangedIsNamed(t *testing.T) {
 }
 
 func TestOnlySomeChainsAreNamed(t *testing.T) {
-	if got := nameSome([]string{"a", "b", "c", "d", "e", "f", "g"}); got != "a, b, c, d, e and 2 more" {
+	if got := listFirst([]string{"a", "b", "c", "d", "e", "f", "g"}); got != "a, b, c, d, e and 2 more" {
 		t.Error(got)
 	}
 }

@@ -152,14 +152,14 @@ func (d *dispatch) chains() (list []chain) {
 func (r *ruleset) helpJumps(table string) (out []jump) {
 	for _, name := range helpChainNames {
 		if _, wanted := r.want[table][name]; wanted {
-			out = append(out, waysInto(name)...)
+			out = append(out, helperJumps(name)...)
 		}
 	}
 	return out
 }
 
-// waysInto returns the jumps from built-in chains to a chain of the helpers.
-func waysInto(name string) []jump {
+// helperJumps returns the jumps from built-in chains to a chain of the helpers.
+func helperJumps(name string) []jump {
 	comment := func(r *rule, what string) *rule { return r.add(`-m comment --comment "spillway: ` + what + `"`) }
 	switch name {
 	case chainHelpers:

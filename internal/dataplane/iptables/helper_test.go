@@ -244,7 +244,7 @@ func TestAChangeDoesNotDependOnFTPEndpointsOfOthers(t *testing.T) {
 		for e := addr; len(large.Endpoints) < 100_000; e = e.Next() {
 			large.Endpoints = append(large.Endpoints, intent.Endpoint{Addr: netip.AddrPortFrom(e, 21), ClusterPolicy: true})
 		}
-		r := newRuleset(facts{family: f})
+		r := newRuleset(nodeInputs{family: f})
 		r.apply([]*intent.ServicePort{large}, nil)
 		r.recomputeHelpers()
 		done := make(chan bool, 1)

@@ -26,7 +26,7 @@ type feature struct {
 }
 
 func featuresOf(f model.Family) []feature {
-	any := &facts{family: f}
+	any := &nodeInputs{family: f}
 	addr := "192.0.2.1:80"
 	if f == model.IPv6 {
 		addr = "[2001:db8::1]:80"

@@ -111,7 +111,7 @@ func (p *programs) stream(ctx context.Context, path string, in io.Reader, out io
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && complaint.Len() > 0 {
-		return errors.New(complain(complaint.String()))
+		return errors.New(errorText(complaint.String()))
 	}
 	return fmt.Errorf("run %s: %w", path, err)
 }
@@ -119,8 +119,8 @@ func (p *programs) stream(ctx context.Context, path string, in io.Reader, out io
 // errLocked reports that another program held the lock all the time.
 var errLocked = errors.New("another program holds the xtables lock")
 
-// complain joins a program's message into one line, without its advice.
-func complain(text string) string {
+// errorText joins a program's message into one line, without its advice.
+func errorText(text string) string {
 	var words []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)

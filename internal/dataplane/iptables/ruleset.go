@@ -13,7 +13,7 @@ import (
 // kernel. It keeps decisions and a hash of each chain, and generates rules when they are
 // needed.
 type ruleset struct {
-	facts
+	nodeInputs
 	ports     map[intent.PortID]*intent.ServicePort
 	addresses dispatch
 	nodePorts dispatch
@@ -50,15 +50,15 @@ func (s *summer) add(rule string) {
 	s.sum = s.sum*1099511628211 + maphash.String(hashSeed, rule)
 }
 
-func newRuleset(f facts) *ruleset {
+func newRuleset(f nodeInputs) *ruleset {
 	r := &ruleset{
-		facts:     f,
-		ports:     map[intent.PortID]*intent.ServicePort{},
-		addresses: dispatch{root: chainAddresses, addrDigits: addrDigits(f.family)},
-		nodePorts: dispatch{root: chainNodePorts},
-		helpers:   helpers{helped: map[intent.PortID]*intent.ServicePort{}},
-		want:      map[string]tableSums{tableNAT: {}, tableFilter: {}, tableRaw: {}, tableMangle: {}},
-		rules:     map[string]int{},
+		nodeInputs: f,
+		ports:      map[intent.PortID]*intent.ServicePort{},
+		addresses:  dispatch{root: chainAddresses, addrDigits: addrDigits(f.family)},
+		nodePorts:  dispatch{root: chainNodePorts},
+		helpers:    helpers{helped: map[intent.PortID]*intent.ServicePort{}},
+		want:       map[string]tableSums{tableNAT: {}, tableFilter: {}, tableRaw: {}, tableMangle: {}},
+		rules:      map[string]int{},
 	}
 	for _, c := range f.filterChains() {
 		r.wants(tableFilter, c.name, sumOf(c.rules))

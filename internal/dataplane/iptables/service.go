@@ -24,7 +24,7 @@ const (
 //	                             ├─ DNAT         a rule an endpoint
 //	                             └─> EP ─ DNAT   with affinity, and pods here
 type portRules struct {
-	*facts
+	*nodeInputs
 	p      *intent.ServicePort
 	id     string
 	chains []chain
@@ -33,8 +33,8 @@ type portRules struct {
 
 // serviceChains returns the chains of a Service port, and its entries for the two
 // dispatches: by address and by NodePort.
-func (f *facts) serviceChains(p *intent.ServicePort) (chains []chain, byAddr, byPort []entry) {
-	r := &portRules{facts: f, p: p, id: fmt.Sprintf("%s %d", p.ID, p.ID.Number), made: map[string]bool{}}
+func (f *nodeInputs) serviceChains(p *intent.ServicePort) (chains []chain, byAddr, byPort []entry) {
+	r := &portRules{nodeInputs: f, p: p, id: fmt.Sprintf("%s %d", p.ID, p.ID.Number), made: map[string]bool{}}
 	for i := range p.Frontends {
 		fe := &p.Frontends[i]
 		e := entry{key: dispatchKey(fe, p.ID.Protocol), owner: p.ID}
@@ -50,7 +50,7 @@ func (f *facts) serviceChains(p *intent.ServicePort) (chains []chain, byAddr, by
 }
 
 // dispatchOf returns an empty dispatch of the kind that a frontend belongs to.
-func (f *facts) dispatchOf(fe *intent.Frontend) *dispatch {
+func (f *nodeInputs) dispatchOf(fe *intent.Frontend) *dispatch {
 	if fe.Kind == intent.NodePort {
 		return &dispatch{}
 	}
@@ -197,7 +197,7 @@ func (r *portRules) endpoints(kind string, to intent.Route) string {
 // endpoint needs more rules.
 func (r *portRules) endpoint(e *intent.Endpoint) string {
 	dnat := "DNAT --to-destination " + e.Addr.String()
-	hairpin := mayAskItself(e)
+	hairpin := mayHairpin(e)
 	if !hairpin && r.p.Affinity == 0 {
 		return dnat
 	}
@@ -215,10 +215,10 @@ func (r *portRules) endpoint(e *intent.Endpoint) string {
 	})
 }
 
-// mayAskItself reports whether packets of the endpoint itself may traverse this node's
+// mayHairpin reports whether packets of the endpoint itself may traverse this node's
 // chains. Such an endpoint costs a chain, so endpoints that are known to be on other
 // nodes do not count.
-func mayAskItself(e *intent.Endpoint) bool { return e.OnThisNode && !e.HostNetwork || e.NodeUnknown }
+func mayHairpin(e *intent.Endpoint) bool { return e.OnThisNode && !e.HostNetwork || e.NodeUnknown }
 
 func (r *portRules) endpointChain(e *intent.Endpoint) string {
 	return r.name(kindEndpoint, e.Addr.String())

@@ -45,7 +45,7 @@ type jump struct{ table, from, rule string }
 
 // jumps are in the order of their chain. They are its first rules: an earlier ACCEPT of
 // another program would hide Services.
-func (f *facts) jumps() []jump {
+func (f *nodeInputs) jumps() []jump {
 	services := newRule(`-m comment --comment "spillway: Services"`).jump(chainServices)
 	refuse := ifMark(markRefuse, markRefuse).add(`-m comment --comment "spillway: refused Services"`).jump(chainRefuse)
 	list := []jump{
@@ -68,8 +68,8 @@ func (f *facts) jumps() []jump {
 	return list
 }
 
-// facts holds the inputs of one family's rules, apart from Services.
-type facts struct {
+// nodeInputs holds the inputs of one family's rules, apart from Services.
+type nodeInputs struct {
 	family        model.Family
 	cluster       []string // matches of packets that are from the cluster's pods
 	inside        []string // matches of packets that are from pods of this node
@@ -80,8 +80,8 @@ type facts struct {
 	sockets       bool // xt_socket is there; asked when FTP is first served
 }
 
-func newFacts(f model.Family, n intent.Node, liberal bool) facts {
-	of := facts{
+func newNodeInputs(f model.Family, n intent.Node, liberal bool) nodeInputs {
+	of := nodeInputs{
 		family:        f,
 		egress:        newEgressRanges(f, n.Egress),
 		masqueradeAll: n.MasqueradeAll,
@@ -129,14 +129,14 @@ func sources(ranges []netip.Prefix) (matches []string) {
 	return matches
 }
 
-func (f *facts) equal(o *facts) bool {
+func (f *nodeInputs) equal(o *nodeInputs) bool {
 	return f.masqueradeAll == o.masqueradeAll && f.liberal == o.liberal &&
 		slices.Equal(f.cluster, o.cluster) && slices.Equal(f.inside, o.inside) &&
 		slices.Equal(f.nodePortAddrs, o.nodePortAddrs) && f.egress.equal(o.egress)
 }
 
 // natChains are the chains of table nat that no Service changes.
-func (f *facts) natChains() []chain {
+func (f *nodeInputs) natChains() []chain {
 	services := chain{name: chainServices}
 	services.add(newRule("").jump(chainSources))
 	services.add(newRule("").jump(chainAddresses))
@@ -170,7 +170,7 @@ func (f *facts) natChains() []chain {
 }
 
 // filterChains are all chains of table filter; no Service changes any of them.
-func (f *facts) filterChains() []chain {
+func (f *nodeInputs) filterChains() []chain {
 	unreachable := "icmp-port-unreachable"
 	if f.family == model.IPv6 {
 		unreachable = "icmp6-port-unreachable"

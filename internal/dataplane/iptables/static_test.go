@@ -34,7 +34,7 @@ func TestNoChainNameIsTooLong(t *testing.T) {
 	w := newRandomWorld(9)
 	for range 2000 {
 		p := w.port(id("a", "b", 1, protocolDigits[w.IntN(3)], []model.Family{model.IPv4, model.IPv6}[w.IntN(2)]))
-		r := newRuleset(newFacts(p.ID.Family, testNode(), false))
+		r := newRuleset(newNodeInputs(p.ID.Family, testNode(), false))
 		r.apply([]*intent.ServicePort{p}, nil)
 		for name := range r.want[tableNAT] {
 			if len(name) > maxChainName {

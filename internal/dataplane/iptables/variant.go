@@ -16,8 +16,8 @@ type found struct {
 	missing error
 }
 
-// look reads the state of a variant. It creates no tables.
-func look(ctx context.Context, cfg *Config, v Variant) found {
+// readVariant reads the state of a variant. It creates no tables.
+func readVariant(ctx context.Context, cfg *Config, v Variant) found {
 	var f found
 	if f.v4, f.missing = findPrograms(ctx, cfg, v, model.IPv4); f.missing != nil {
 		return f
@@ -47,7 +47,7 @@ func look(ctx context.Context, cfg *Config, v Variant) found {
 // kernels lack legacy. chooseVariant also returns the other variant, nil if it is
 // missing, and the reason.
 func chooseVariant(ctx context.Context, cfg *Config) (chosen Variant, use found, other *found, why string, err error) {
-	legacy, nft := look(ctx, cfg, Legacy), look(ctx, cfg, NFT)
+	legacy, nft := readVariant(ctx, cfg, Legacy), readVariant(ctx, cfg, NFT)
 	switch {
 	case legacy.missing != nil && nft.missing != nil:
 		return "", use, nil, "", fmt.Errorf("%w, or use another --proxy-mode", nft.missing)
