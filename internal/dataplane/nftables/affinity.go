@@ -78,8 +78,8 @@ func numberOf(key []byte) string {
 	return string(binary.NativeEndian.AppendUint32(nil, nft.Hash(key)))
 }
 
-// sticky records the timeout of a frontend, valid the endpoints that it has in a pool.
-func (r *rendering) sticky(l *layout, b *base, key string, p *intent.ServicePort) {
+// affinity records the timeout of a frontend, valid the endpoints that it has in a pool.
+func (r *rendering) affinity(l *layout, b *base, key string, p *intent.ServicePort) {
 	r.add(b.timeout(l, timeoutOf(p.Affinity)), key, nft.Value{Data: numberOf([]byte(p.ID.String()))})
 }
 
@@ -114,14 +114,14 @@ func (b *base) port(r *nft.Rule, d time.Duration) *nft.Rule {
 	return b.load(r).Map(b.timeouts[d].Name, nft.Reg).SetMeta(unix.NFT_META_PRIORITY, nft.Reg)
 }
 
-// sticky sends packets of clients that have an endpoint there, if it still is.
-func (rs *ruleset) sticky(b *base, p *pool) (out []*nft.Rule) {
+// affinity sends packets of clients that have an endpoint there, if it still is.
+func (rs *ruleset) affinity(b *base, p *pool) (out []*nft.Rule) {
 	if !rs.exists(p.valid) {
 		return nil
 	}
 	clients := rs.layout.commonOf(b.family).clients
 	c := &nft.Chain{Name: p.valid.Name, Rules: []*nft.Rule{
-		b.load(&nft.Rule{}).Meta(unix.NFT_META_PRIORITY, b.behind()).Map(p.valid.Name, nft.Reg).DNAT(b.family),
+		b.load(&nft.Rule{}).Meta(unix.NFT_META_PRIORITY, b.nextRegister()).Map(p.valid.Name, nft.Reg).DNAT(b.family),
 	}}
 	for _, d := range rs.inUse(b) {
 		out = append(out, client(b.port(&nft.Rule{}, d), b.family).Map(clients.Name,

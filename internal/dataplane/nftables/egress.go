@@ -52,8 +52,8 @@ func (l *layout) egressSets(f *nft.IP) egressSets {
 // egress renders the ranges of one family. Without sources, the family needs no rule.
 func (r *rendering) egress(to egressSets, n *intent.Node, is6 bool) {
 	if slices.ContainsFunc(n.Egress.Sources, func(p netip.Prefix) bool { return p.Addr().Is6() == is6 }) {
-		r.borders(to.sources, n.Egress.Sources, is6)
-		r.borders(to.keep, n.Egress.Keep, is6)
+		r.addIntervals(to.sources, n.Egress.Sources, is6)
+		r.addIntervals(to.keep, n.Egress.Keep, is6)
 		for group, a := range n.Egress.ForPods(is6) {
 			key := make([]byte, a.BitLen()/8)
 			key[len(key)-1] = byte(group)

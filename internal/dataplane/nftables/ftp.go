@@ -160,7 +160,7 @@ func (rs *ruleset) taken() []*nft.Rule {
 			return b.key(r)
 		}
 		if rs.exists(b.own) {
-			out = append(out, at("the announcer's own Service's").CtReply(b.family.CtSrc, b.behind()).In(b.own.Name, nft.Reg).Counter().Drop())
+			out = append(out, at("the announcer's own Service's").CtReply(b.family.CtSrc, b.nextRegister()).In(b.own.Name, nft.Reg).Counter().Drop())
 		}
 		out = append(out, at("a Service's").In(b.frontends.Name, nft.Reg).Counter().Goto(chainCutOff))
 	}

@@ -129,9 +129,9 @@ func (rs *ruleset) assign() (out []*nft.Rule) {
 	return out
 }
 
-// asItIs writes the rules that keep the source of connections that a helper expects from
+// keepExpectedSources writes the rules that keep the source of connections that a helper expects from
 // an endpoint of this node and that no rule has translated yet.
-func (rs *ruleset) asItIs() {
+func (rs *ruleset) keepExpectedSources() {
 	var rules []*nft.Rule
 	for i := range rs.layout.common {
 		c := &rs.layout.common[i]

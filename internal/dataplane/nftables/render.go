@@ -73,12 +73,12 @@ func (r *rendering) frontend(l *layout, p *intent.ServicePort, f *intent.Fronten
 	}
 	if f.SourceRanges != nil {
 		r.add(b.ranges, key, nft.Value{})
-		for _, s := range outermost(f.SourceRanges) {
+		for _, s := range withoutContained(f.SourceRanges) {
 			r.add(b.sources, key+string(appendAddr(nil, s.Addr())), nft.Value{KeyEnd: key + string(appendAddr(nil, lastOf(s)))})
 		}
 	}
 	if p.Affinity > 0 && len(p.Endpoints) > 0 {
-		r.sticky(l, b, key, p)
+		r.affinity(l, b, key, p)
 	}
 	if f.ExternalRoute != f.InternalRoute {
 		r.add(b.external, key, nft.Value{})
@@ -167,8 +167,8 @@ func parsePort(comment string, f model.Family) (intent.PortID, intent.FrontendKi
 	return id, intent.FrontendKind(kind), id.Protocol != 0 && id.Service.Name != ""
 }
 
-// outermost drops ranges that lie within others: a set of ranges refuses them.
-func outermost(ranges []netip.Prefix) []netip.Prefix {
+// withoutContained drops ranges that lie within others: a set of ranges refuses them.
+func withoutContained(ranges []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range ranges {
 		within := slices.ContainsFunc(ranges, func(o netip.Prefix) bool {
@@ -202,7 +202,7 @@ func renderNode(l *layout, n *intent.Node) *rendering {
 				r.add(c.nodePortAddrs, string(appendAddr(nil, a)), nft.Value{})
 			}
 		}
-		r.borders(c.localPods, n.Local.Sources, is6)
+		r.addIntervals(c.localPods, n.Local.Sources, is6)
 		if !l.beside { // the node's other dataplane has the pods' connections
 			r.egress(c.egress, n, is6)
 		}
@@ -210,9 +210,9 @@ func renderNode(l *layout, n *intent.Node) *rendering {
 	return r
 }
 
-// borders adds ranges to a set of ranges: each begins with an element and ends
+// addIntervals adds ranges to a set of ranges: each begins with an element and ends
 // before one that has intervalEnd. Ranges that touch become one.
-func (r *rendering) borders(s *set, ranges []netip.Prefix, is6 bool) {
+func (r *rendering) addIntervals(s *set, ranges []netip.Prefix, is6 bool) {
 	var mine []netip.Prefix
 	for _, p := range ranges {
 		if p.Addr().Is6() == is6 {

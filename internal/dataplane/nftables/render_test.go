@@ -109,7 +109,7 @@ func TestRangesOfASetDoNotOverlapOrTouch(t *testing.T) {
 		{"", ""},
 	} {
 		r := &rendering{}
-		r.borders(newLayout().common[0].localPods, prefixes(strings.Fields(test.in)...), false)
+		r.addIntervals(newLayout().common[0].localPods, prefixes(strings.Fields(test.in)...), false)
 		var got []string
 		for _, e := range r.elems {
 			a, _ := netip.AddrFromSlice([]byte(e.key))

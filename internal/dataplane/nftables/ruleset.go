@@ -82,7 +82,7 @@ func (rs *ruleset) write() []*nft.Chain {
 		rs.base(b)
 	}
 	rs.remember()
-	rs.asItIs()
+	rs.keepExpectedSources()
 	rs.expectations()
 	rs.countHandshakes()
 	rs.egress()
@@ -121,8 +121,8 @@ func (b *base) key(r *nft.Rule) *nft.Rule {
 	return r.Port(nft.Destination, reg+1)
 }
 
-// behind is the register behind the frontend.
-func (b *base) behind() uint32 { return nft.Reg + nft.Len(b.frontends.Key)/4 }
+// nextRegister is the register behind the frontend.
+func (b *base) nextRegister() uint32 { return nft.Reg + nft.Len(b.frontends.Key)/4 }
 
 // base writes the chains that choose an endpoint.
 func (rs *ruleset) base(b *base) {
@@ -134,7 +134,7 @@ func (rs *ruleset) base(b *base) {
 		r := &nft.Rule{Comment: "not in loadBalancerSourceRanges"}
 		b.load(r).In(b.ranges.Name, nft.Reg)
 		if rs.exists(b.sources) { // an empty list allows no client
-			b.key(r).Addr(b.family, nft.Source, b.behind()).NotIn(b.sources.Name, nft.Reg)
+			b.key(r).Addr(b.family, nft.Source, b.nextRegister()).NotIn(b.sources.Name, nft.Reg)
 		}
 		c.Rules = append(c.Rules, r.Drop())
 	}
@@ -152,7 +152,7 @@ func (rs *ruleset) pool(b *base, p *pool, c *nft.Chain) {
 	if rs.exists(p.drop) {
 		c.Rules = append(c.Rules, b.load(&nft.Rule{}).In(p.drop.Name, nft.Reg).Drop())
 	}
-	c.Rules = append(c.Rules, rs.sticky(b, p)...)
+	c.Rules = append(c.Rules, rs.affinity(b, p)...)
 	if rs.exists(p.one) {
 		c.Rules = append(c.Rules, b.load(&nft.Rule{}).Map(p.one.Name, nft.Reg).DNAT(b.family))
 	}
@@ -162,9 +162,9 @@ func (rs *ruleset) pool(b *base, p *pool, c *nft.Chain) {
 		}
 		draw := &nft.Chain{Name: k.members.Name}
 		for range tries {
-			draw.Rules = append(draw.Rules, b.draw(&k, k.size))
+			draw.Rules = append(draw.Rules, b.randomEndpoint(&k, k.size))
 		}
-		draw.Rules = append(draw.Rules, b.draw(&k, k.size/2))
+		draw.Rules = append(draw.Rules, b.randomEndpoint(&k, k.size/2))
 		rs.chains = append(rs.chains, draw)
 		// It returns if the slots were deleted after this lookup: the next class has others.
 		c.Rules = append(c.Rules, b.load(&nft.Rule{}).In(k.members.Name, nft.Reg).Jump(draw.Name))
@@ -173,9 +173,9 @@ func (rs *ruleset) pool(b *base, p *pool, c *nft.Chain) {
 	rs.chains = append(rs.chains, c)
 }
 
-// draw translates to the endpoint of a random slot, if one has it.
-func (b *base) draw(k *class, slots int) *nft.Rule {
-	return b.load(&nft.Rule{}).Random(uint32(slots), b.behind()).Map(k.slots.Name, nft.Reg).DNAT(b.family)
+// randomEndpoint translates to the endpoint of a random slot, if one has it.
+func (b *base) randomEndpoint(k *class, slots int) *nft.Rule {
+	return b.load(&nft.Rule{}).Random(uint32(slots), b.nextRegister()).Map(k.slots.Name, nft.Reg).DNAT(b.family)
 }
 
 // rejects returns the rules that reply as a host without a listener does.
