@@ -25,8 +25,8 @@ func (r *Reconciler) deadlines() []deadline {
 	return all
 }
 
-// nextTurn returns when the next work is due if no change arrives before.
-func (r *Reconciler) nextTurn() time.Time {
+// nextDue returns when the next work is due if no change arrives before.
+func (r *Reconciler) nextDue() time.Time {
 	next := time.Now().Add(r.cfg.SyncPeriod)
 	if r.ready() {
 		next = r.nextFullSync
@@ -36,7 +36,7 @@ func (r *Reconciler) nextTurn() time.Time {
 			next = earlier(next, at)
 		}
 	}
-	if gate := r.gate(); next.Before(gate) {
+	if gate := r.earliestSync(); next.Before(gate) {
 		next = gate
 	}
 	return next

@@ -38,7 +38,7 @@ type PortSync struct {
 // Services returns the Services of a namespace ("": of all) that follow a name, sorted by
 // name, and as many as limit at most. It waits for the end of a turn.
 func (r *Reconciler) Services(ctx context.Context, namespace string, after model.Name, limit int) (list []Service, err error) {
-	err = r.ask(ctx, func() {
+	err = r.runInLoop(ctx, func() {
 		for _, s := range r.cfg.Tracker.Services().InspectAfter(namespace, after, limit) {
 			list = append(list, r.service(s))
 		}
@@ -49,7 +49,7 @@ func (r *Reconciler) Services(ctx context.Context, namespace string, after model
 // Service returns a Service, and whether this node serves one of that name. It waits for the
 // end of a turn.
 func (r *Reconciler) Service(ctx context.Context, name model.Name) (s Service, ok bool, err error) {
-	err = r.ask(ctx, func() {
+	err = r.runInLoop(ctx, func() {
 		var found intent.Inspected
 		if found, ok = r.cfg.Tracker.Services().Inspect(name); ok {
 			s = r.service(found)
@@ -77,7 +77,7 @@ type Address struct {
 func (r *Reconciler) Names(ctx context.Context, addrs []Address) error {
 	found := make([]Address, len(addrs))
 	copy(found, addrs)
-	err := r.ask(ctx, func() {
+	err := r.runInLoop(ctx, func() {
 		services := r.cfg.Tracker.Services()
 		for i := range found {
 			a := &found[i]
@@ -94,9 +94,9 @@ func (r *Reconciler) Names(ctx context.Context, addrs []Address) error {
 	return err
 }
 
-// ask runs answer in Run's goroutine and waits for its end, or for the end of ctx before the
+// runInLoop runs answer in Run's goroutine and waits for its end, or for the end of ctx before the
 // loop has begun with it.
-func (r *Reconciler) ask(ctx context.Context, answer func()) error {
+func (r *Reconciler) runInLoop(ctx context.Context, answer func()) error {
 	done := make(chan struct{})
 	select {
 	case r.questions <- func() { defer close(done); answer() }:

@@ -147,7 +147,7 @@ func (bs *backendSync) forget(written map[intent.PortID]pendingPort) {
 // zero if only changes that failed before do, and false if a backend needs a full sync.
 func (r *Reconciler) oldestPending() (oldest time.Time, known bool) {
 	for i, bs := range r.syncs {
-		if r.unneeded(i) {
+		if r.isUnused(i) {
 			continue
 		}
 		if bs.full || bs.lasting() != nil || bs.node != nil {

@@ -134,7 +134,7 @@ type Reconciler struct {
 	assignments  map[intent.PortID]assignment
 	counters     counters
 	fellBack     []fallback // not logged yet
-	entries      entries
+	entries      pendingStale
 	handshakes   handshakes
 	node         intent.Node
 	egressMode   egress.Mode
@@ -178,7 +178,7 @@ func New(cfg Config) (*Reconciler, error) {
 		questions:   make(chan func()),
 		assignments: map[intent.PortID]assignment{},
 		checks:      map[model.Name]intent.HealthCheck{},
-		entries:     entries{gone: map[intent.PortID]struct{}{}},
+		entries:     pendingStale{gone: map[intent.PortID]struct{}{}},
 		handshakes:  newHandshakes(&cfg),
 		counters: counters{
 			perBackend: make([]int, len(cfg.Backends)),
@@ -241,8 +241,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		watches.Go(func() { r.watch(ctx, ps.table, &ps.drift) })
 	}
 	for {
-		r.turn(ctx)
-		timer.Reset(time.Until(r.nextTurn()))
+		r.runDue(ctx)
+		timer.Reset(time.Until(r.nextDue()))
 		if !r.wait(ctx, timer.C) {
 			return nil
 		}
@@ -268,18 +268,18 @@ func (r *Reconciler) wait(ctx context.Context, due <-chan time.Time) bool {
 // ready reports whether enough is known to write to the kernel.
 func (r *Reconciler) ready() bool { return r.haveFull && r.haveAddrs }
 
-// gate returns the earliest time for the next sync.
-func (r *Reconciler) gate() time.Time {
+// earliestSync returns the earliest time for the next sync.
+func (r *Reconciler) earliestSync() time.Time {
 	if r.lastStart.IsZero() {
 		return r.started
 	}
 	return r.lastStart.Add(r.cfg.MinSyncPeriod)
 }
 
-// turn does the work that is due: it drains the queue, syncs and reports.
-func (r *Reconciler) turn(ctx context.Context) {
+// runDue does the work that is due: it drains the queue, syncs and reports.
+func (r *Reconciler) runDue(ctx context.Context) {
 	now := time.Now()
-	if now.Before(r.gate()) || ctx.Err() != nil {
+	if now.Before(r.earliestSync()) || ctx.Err() != nil {
 		return
 	}
 	fullSync := r.ready() && !now.Before(r.fullSyncAt())

@@ -51,12 +51,12 @@ func TestFirstSyncWaitsForNodeAddresses(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Deliver(delta(true, nil), nil)
-		r.turn(t.Context())
+		r.runDue(t.Context())
 		if len(b.log()) != 0 {
 			t.Fatal("synced without knowing the node's addresses")
 		}
 		r.SetNodeAddrs([]netip.Addr{netip.MustParseAddr("192.0.2.1")})
-		r.turn(t.Context())
+		r.runDue(t.Context())
 		if len(b.log()) != 1 {
 			t.Fatalf("%d calls, want 1", len(b.log()))
 		}

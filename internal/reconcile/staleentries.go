@@ -35,8 +35,8 @@ type StaleEntries interface {
 	Translated(ctx context.Context, keeps func(p model.Protocol, from, to netip.AddrPort) bool) error
 }
 
-// entries is what the loop has yet to pass to StaleEntries.
-type entries struct {
+// pendingStale is what the loop has yet to pass to StaleEntries.
+type pendingStale struct {
 	gone    map[intent.PortID]struct{} // deleted ports; passed on once all backends have deleted them
 	node    *intent.Node
 	err     error
@@ -45,7 +45,7 @@ type entries struct {
 }
 
 // due returns when to call Apply without a change, and whether to.
-func (e *entries) due() (time.Time, bool) {
+func (e *pendingStale) due() (time.Time, bool) {
 	if e.err != nil {
 		return e.retry.at, true
 	}

@@ -20,7 +20,7 @@ func (r *Reconciler) syncBackends(ctx context.Context, now time.Time) {
 		if !any || at.After(now) || ctx.Err() != nil {
 			continue
 		}
-		if r.unneeded(i) && r.awaitLinger(bs, now) {
+		if r.isUnused(i) && r.awaitLinger(bs, now) {
 			continue
 		}
 		worked, full = true, full || bs.full
@@ -51,8 +51,8 @@ func (r *Reconciler) syncBackends(ctx context.Context, now time.Time) {
 // replies to the last packets that it translated are still in flight.
 const Linger = 2 * time.Second
 
-// unneeded reports whether a backend is not the first and has no port.
-func (r *Reconciler) unneeded(i int) bool { return i > 0 && r.counters.perBackend[i] == 0 }
+// isUnused reports whether a backend is not the first and has no port.
+func (r *Reconciler) isUnused(i int) bool { return i > 0 && r.counters.perBackend[i] == 0 }
 
 // awaitLinger reports whether an unused backend has to wait before it removes its objects.
 // It then writes an empty state, which leaves nothing in the kernel.
@@ -95,7 +95,7 @@ func (r *Reconciler) markSynced(ctx context.Context) {
 
 func (r *Reconciler) allWritten() bool {
 	for i, bs := range r.syncs {
-		if !r.unneeded(i) && (bs.full || bs.lasting() != nil || len(bs.pending) > 0 || bs.node != nil) {
+		if !r.isUnused(i) && (bs.full || bs.lasting() != nil || len(bs.pending) > 0 || bs.node != nil) {
 			return false
 		}
 	}
