@@ -47,13 +47,13 @@ type finder struct {
 
 // Pods are the Pods with the agents' label in the agents' namespace.
 type Pods struct {
-	Namespace string
-	Agents    []*corev1.Pod
-	Unproven  []Unproven
+	Namespace  string
+	Agents     []*corev1.Pod
+	Unverified []UnverifiedPod
 }
 
-// Unproven is a Pod that only looks like an agent.
-type Unproven struct {
+// UnverifiedPod is a Pod that only looks like an agent.
+type UnverifiedPod struct {
 	Pod *corev1.Pod
 	Err *Error
 }
@@ -171,7 +171,7 @@ func (f *finder) pods(ctx context.Context, node string) (*Pods, error) {
 		return cmp.Or(cmp.Compare(a.Spec.NodeName, b.Spec.NodeName), cmp.Compare(a.Name, b.Name))
 	})
 	found := &Pods{Namespace: namespace}
-	p := proof{finder: f, namespace: namespace, sets: sets}
+	p := verifier{finder: f, namespace: namespace, sets: sets}
 	for _, pod := range all {
 		lacks, err := p.lacks(ctx, pod)
 		switch {
@@ -180,7 +180,7 @@ func (f *finder) pods(ctx context.Context, node string) (*Pods, error) {
 		case lacks == "":
 			found.Agents = append(found.Agents, pod)
 		default:
-			found.Unproven = append(found.Unproven, Unproven{pod, &Error{NotProven, fmt.Sprintf(
+			found.Unverified = append(found.Unverified, UnverifiedPod{pod, &Error{NotProven, fmt.Sprintf(
 				"Pod %s has the agents' label but is no agent: %s: see 'kubectl -n %s get pod %[1]s -o yaml', and delete it if it is not yours",
 				pod.Name, lacks, pod.Namespace)}})
 		}
@@ -188,8 +188,8 @@ func (f *finder) pods(ctx context.Context, node string) (*Pods, error) {
 	return found, nil
 }
 
-// proof compares Pods with the DaemonSets that are there.
-type proof struct {
+// verifier compares Pods with the DaemonSets that are there.
+type verifier struct {
 	*finder
 	namespace string
 	sets      map[types.UID]*appsv1.DaemonSet
@@ -213,7 +213,7 @@ func originOf(spec *corev1.PodSpec) origin {
 }
 
 // lacks returns what a Pod lacks to be an agent; "": nothing.
-func (p *proof) lacks(ctx context.Context, pod *corev1.Pod) (string, error) {
+func (p *verifier) lacks(ctx context.Context, pod *corev1.Pod) (string, error) {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {
 		return "no DaemonSet owns it", nil
@@ -252,7 +252,7 @@ func (got origin) difference(want origin, set *appsv1.DaemonSet) string {
 }
 
 // readRevisions reads the templates that the DaemonSets have or had.
-func (p *proof) readRevisions(ctx context.Context) error {
+func (p *verifier) readRevisions(ctx context.Context) error {
 	if p.revisions != nil {
 		return nil
 	}

@@ -121,7 +121,7 @@ func (p *Pods) nodes() map[string]bool {
 	for _, pod := range p.Agents {
 		names[pod.Spec.NodeName] = true
 	}
-	for _, u := range p.Unproven {
+	for _, u := range p.Unverified {
 		names[u.Pod.Spec.NodeName] = true
 	}
 	delete(names, "") // not scheduled yet
@@ -139,7 +139,7 @@ func (p *Pods) choose(node string) Agent {
 	}
 	switch {
 	case best == nil:
-		for _, u := range p.Unproven {
+		for _, u := range p.Unverified {
 			if u.Pod.Spec.NodeName == node {
 				return Agent{Node: node, Err: u.Err}
 			}

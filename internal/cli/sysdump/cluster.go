@@ -99,11 +99,11 @@ func (c *fromCluster) listAgents(ctx context.Context) (pods []*corev1.Pod, missi
 	if err != nil {
 		return nil, nil, err
 	}
-	switch n := len(found.Unproven); {
+	switch n := len(found.Unverified); {
 	case n > 1:
-		missing = fmt.Errorf("%w; %d more like it", found.Unproven[0].Err, n-1)
+		missing = fmt.Errorf("%w; %d more like it", found.Unverified[0].Err, n-1)
 	case n == 1:
-		missing = found.Unproven[0].Err
+		missing = found.Unverified[0].Err
 	}
 	return found.Agents[:min(len(found.Agents), mostAgents)], missing, nil
 }

@@ -95,7 +95,7 @@ func (t *tracer) findDevice() error {
 // findProcess finds the namespace of a pod, and a process in it; one that passes the socket
 // hooks if there is one.
 func (t *tracer) findProcess(served attach.Cgroup) {
-	if t.client.ns = t.behind(t.client.ifindex); t.client.ns == nil {
+	if t.client.ns = t.peerNamespace(t.client.ifindex); t.client.ns == nil {
 		t.note("The pod's network namespace is not visible here (run with hostPID): its socket hooks and the probe are left out.")
 		return
 	}
@@ -112,9 +112,9 @@ func (t *tracer) findProcess(served attach.Cgroup) {
 	}
 }
 
-// behind returns the network namespace of the other end of a device; nil if it is not
+// peerNamespace returns the network namespace of the other end of a device; nil if it is not
 // visible. The pod's address does not tell: another namespace of the machine may have it.
-func (t *tracer) behind(ifindex int) *conntrack.Namespace {
+func (t *tracer) peerNamespace(ifindex int) *conntrack.Namespace {
 	ids := t.peerIDs()
 	list, _ := conntrack.Namespaces() // a namespace that cannot be read counts as missing
 	for i := range list {

@@ -16,7 +16,7 @@ import (
 // has after them; done reports that there is no packet, or that its address is not known.
 func (t *tracer) socketSteps(dst netip.AddrPort) (to netip.AddrPort, done bool) {
 	t.add(t.hookStep())
-	to, verdicts, errno, err := t.dryConnect(dst)
+	to, verdicts, errno, err := t.dryRunConnect(dst)
 	if err != nil {
 		t.note("The socket hooks could not be run: %v. The steps show what the maps hold.", err)
 	}
@@ -97,9 +97,9 @@ func (t *tracer) socketFrontend(dst netip.AddrPort) *inspect.FrontendEntry {
 	return p.frontend
 }
 
-// dryConnect has a process call connect() in a cgroup whose programs note the address and
+// dryRunConnect has a process call connect() in a cgroup whose programs note the address and
 // let nothing through.
-func (t *tracer) dryConnect(dst netip.AddrPort) (to netip.AddrPort, verdicts []string, errno unix.Errno, err error) {
+func (t *tracer) dryRunConnect(dst netip.AddrPort) (to netip.AddrPort, verdicts []string, errno unix.Errno, err error) {
 	dir, err := newCgroup(t.cgroups.Top)
 	if err != nil {
 		return to, nil, 0, err

@@ -79,7 +79,7 @@ func convertService(s reconcile.Service, problems []model.Problem, whole bool) *
 		port := convertPort(s.Spec, p, s.Sync[i])
 		if whole {
 			port.Endpoints = endpoints(p, named[intent.PortID{Port: p.ID.Port, Protocol: p.ID.Protocol, Family: p.ID.Family}])
-			port.Differences = unwritten(s.Sync[i])
+			port.Differences = syncProblems(s.Sync[i])
 		}
 		out.Ports = append(out.Ports, port)
 		served[model.EndpointPort{Name: p.ID.Port, Port: p.ID.Number, Protocol: p.ID.Protocol}] = true
@@ -180,8 +180,8 @@ func kindName(k intent.FrontendKind) string {
 	return "clusterIP"
 }
 
-// unwritten says what the agent has not written to the kernel.
-func unwritten(sync reconcile.PortSync) (out []string) {
+// syncProblems returns what the agent has not written to the kernel.
+func syncProblems(sync reconcile.PortSync) (out []string) {
 	switch {
 	case sync.Dataplane == "" && sync.Err != nil:
 		return []string{"not served on this node: " + sync.Err.Error()}

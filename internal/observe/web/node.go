@@ -62,7 +62,7 @@ func newNode(id int, is Node) *node {
 				r.Out.Header.Del(name)
 			}
 		},
-		Transport: inTime{n.transport},
+		Transport: headerTimeout{n.transport},
 		ModifyResponse: func(r *http.Response) error {
 			// The policy of the page is this server's.
 			for _, name := range []string{"Set-Cookie", "Content-Security-Policy"} {
@@ -81,10 +81,10 @@ func newNode(id int, is Node) *node {
 	return n
 }
 
-// inTime fails if an answer does not begin in time.
-type inTime struct{ http.RoundTripper }
+// headerTimeout fails if an answer does not begin in time.
+type headerTimeout struct{ http.RoundTripper }
 
-func (t inTime) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t headerTimeout) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(r.Context()) // the body needs it: the handler's end cancels it
 	late := time.AfterFunc(answerTime, cancel)
 	resp, err := t.RoundTripper.RoundTrip(r.WithContext(ctx))

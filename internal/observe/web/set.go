@@ -58,8 +58,8 @@ func (s *set) node(id int) *node {
 	return nil
 }
 
-// look lists the nodes again if the list is old. It does not wait for the list.
-func (s *set) look() {
+// relistIfOld lists the nodes again if the list is old. It does not wait for the list.
+func (s *set) relistIfOld() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refresh == nil || s.listing || time.Since(s.listed) < refreshEvery {

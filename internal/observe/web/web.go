@@ -80,7 +80,7 @@ func Handler(c Config) http.Handler { return handler(c, newSet(c.Nodes, c.Refres
 func handler(c Config, nodes *set) http.Handler {
 	api := http.NewServeMux()
 	api.HandleFunc("GET /api/nodes", func(w http.ResponseWriter, _ *http.Request) {
-		nodes.look()
+		nodes.relistIfOld()
 		writeNodes(w, c.Version, nodes)
 	})
 	api.HandleFunc("POST /api/node/{id}/"+nodev1alpha1connect.NodeServiceName+"/{method}", func(w http.ResponseWriter, r *http.Request) {
