@@ -141,7 +141,7 @@ func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 	}
 }
 
-// A pod can claim any number of addresses, but must not displace other Events.
+// A pod can announce any number of addresses, but must not displace other Events.
 func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
 	k := client(t, shared)
 	e := kube.NewEvents(k, "forged-node", func(model.Name) string { return "" },

@@ -21,9 +21,9 @@ var linkScenarios = []scenario{
 	{name: "The node's own address takes a UDP answer away", run: ownSourceTakesAnswer, places: []string{"elsewhere"}},
 	{name: "A pod sends in the name of a client", run: podAsClient},
 	{name: "A pod adds the address of another pod", run: addsAddress},
-	{name: "A virtual machine claims the address of a pod elsewhere", run: claimsAddress, places: []string{"elsewhere"}},
+	{name: "A virtual machine announces the address of a pod elsewhere", run: announcesAddress, places: []string{"elsewhere"}},
 	// A Linux bridge accepts the new owner of the address: with netfilter only the CNI can prevent it.
-	{name: "A virtual machine claims the address of a pod here", run: claimsAddress, places: []string{"here"},
+	{name: "A virtual machine announces the address of a pod here", run: announcesAddress, places: []string{"here"},
 		unless: func(mode string, _ variant) bool { return mode != "ebpf" }},
 }
 
@@ -155,7 +155,7 @@ func addsAddress(t *testing.T, e *env, v variant) {
 	e.Do(t, "a1", func() error { return changeAddress(stolen, netlink.AddrAdd) })
 	t.Cleanup(func() { e.Do(t, "a1", func() error { return changeAddress(stolen, netlink.AddrDel) }) })
 	if v.place == "elsewhere" {
-		e.sender(t, "a1").claim(t, e, stolen, v)
+		e.sender(t, "a1").announce(t, e, stolen, v)
 	}
 	e.visitFor(t, v, 1500*time.Millisecond)
 }
@@ -177,9 +177,9 @@ func changeAddress(addr netip.Addr, change func(netlink.Link, *netlink.Addr) err
 // address.
 const machine = "a3"
 
-// claimsAddress: a virtual machine asks the node for its MAC address, with the
+// announcesAddress: a virtual machine asks the node for its MAC address, with the
 // endpoint's address as its own.
-func claimsAddress(t *testing.T, e *env, v variant) {
+func announcesAddress(t *testing.T, e *env, v variant) {
 	e.Do(t, machine, removeAddresses)
 	time.Sleep(time.Second) // the agent hears of it
 	t.Cleanup(func() {
@@ -187,7 +187,7 @@ func claimsAddress(t *testing.T, e *env, v variant) {
 	})
 	s := e.sender(t, machine)
 	for range 3 {
-		s.claim(t, e, e.addr(v.endpoint(), v), v)
+		s.announce(t, e, e.addr(v.endpoint(), v), v)
 		e.visitFor(t, v, 500*time.Millisecond)
 	}
 }
@@ -241,9 +241,9 @@ func (e *env) visitDirectly(t *testing.T, v variant) {
 	c.Close()
 }
 
-// claim asks the node's bridge for its MAC address as if the sender had an
+// announce asks the node's bridge for its MAC address as if the sender had an
 // address: the node then believes the address to be the sender's.
-func (s *sender) claim(t *testing.T, e *env, addr netip.Addr, v variant) {
+func (s *sender) announce(t *testing.T, e *env, addr netip.Addr, v variant) {
 	t.Helper()
 	frame := neighborSolicitation
 	if !v.v6 {

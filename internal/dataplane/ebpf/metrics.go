@@ -21,7 +21,7 @@ var (
 		"External interfaces by what runs the XDP program of --xdp: native (the driver), generic (the kernel) or none. The log has the reason.",
 		[]string{"mode"}, nil)
 	refusedDesc = prometheus.NewDesc("spillway_ebpf_refused_pod_addresses",
-		"Addresses that pods of this node claim without success, by reason. No packets are sent to them. The log names the address and the "+
+		"Addresses that pods of this node announce without success, by reason. No packets are sent to them. The log names the address and the "+
 			"interface.", []string{"reason"}, nil)
 )
 
