@@ -85,8 +85,8 @@ func (f *egressFollower) onRules(r masquerade.Reading) {
 
 func rulesOf(r masquerade.Reading) *egress.Rules {
 	out := &egress.Rules{Translated: r.Translated.Prefixes(), Unclear: r.Unclear}
-	for _, w := range r.Ways {
-		out.Masqueraded = append(out.Masqueraded, egress.Masquerade{Sources: w.Sources.Prefixes(), Outside: w.Leaves.Prefixes()})
+	for _, w := range r.Masqueraded {
+		out.Masqueraded = append(out.Masqueraded, egress.MasqueradeRange{Sources: w.Sources.Prefixes(), Outside: w.Outside.Prefixes()})
 	}
 	return out
 }

@@ -33,13 +33,13 @@ type Facts struct {
 
 // Rules are what netfilter does with connections of pods to the outside.
 type Rules struct {
-	Masqueraded []Masquerade
+	Masqueraded []MasqueradeRange
 	Translated  []netip.Prefix // destinations that other rules may replace
 	Unclear     []string       // rules that are not understood, each with the reason
 }
 
-// Masquerade says where packets of some sources are masqueraded. All addresses are of one family.
-type Masquerade struct {
+// MasqueradeRange says where packets of some sources are masqueraded. All addresses are of one family.
+type MasqueradeRange struct {
 	Sources, Outside []netip.Prefix
 }
 
@@ -79,7 +79,7 @@ func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
 		wrong = append(wrong, "leaves connections to netfilter that this rule concerns: "+text)
 	}
 	for _, v6 := range []bool{false, true} {
-		masquerade, found := Masquerade{}, false
+		masquerade, found := MasqueradeRange{}, false
 		if mode == Auto {
 			masquerade, found = masqueradeOf(f.Rules.Masqueraded, v6, n)
 			// Firewall rules of the host protect clouds' metadata servers from pods: netfilter must see the packets.
@@ -151,8 +151,8 @@ func everything(v6 bool) netip.Prefix {
 	return netip.MustParsePrefix("0.0.0.0/0")
 }
 
-// masqueradeOf returns the Masquerade of this node's pods. Rules often tell this node's pods apart from others.
-func masqueradeOf(all []Masquerade, v6 bool, n Node) (best Masquerade, found bool) {
+// masqueradeOf returns the MasqueradeRange of this node's pods. Rules often tell this node's pods apart from others.
+func masqueradeOf(all []MasqueradeRange, v6 bool, n Node) (best MasqueradeRange, found bool) {
 	most := [4]int{}
 	for _, w := range all {
 		if len(w.Sources) == 0 || w.Sources[0].Addr().Is6() != v6 {
@@ -165,13 +165,13 @@ func masqueradeOf(all []Masquerade, v6 bool, n Node) (best Masquerade, found boo
 	}
 	// Packets of other sources than pods are no business of egress.
 	if found && most[0]+most[1]+most[2] == 0 && len(n.Pods)+len(n.PodCIDRs)+len(n.ClusterCIDRs) > 0 {
-		return Masquerade{}, false
+		return MasqueradeRange{}, false
 	}
 	return best, found
 }
 
 // pods counts the pods that are among the sources.
-func (w Masquerade) pods(pods []netip.Addr) (n int) {
+func (w MasqueradeRange) pods(pods []netip.Addr) (n int) {
 	for _, a := range pods {
 		if slices.ContainsFunc(w.Sources, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			n++
@@ -181,7 +181,7 @@ func (w Masquerade) pods(pods []netip.Addr) (n int) {
 }
 
 // overlaps counts the ranges that share an address with the sources.
-func (w Masquerade) overlaps(ranges []netip.Prefix) (n int) {
+func (w MasqueradeRange) overlaps(ranges []netip.Prefix) (n int) {
 	for _, r := range ranges {
 		if slices.ContainsFunc(w.Sources, r.Overlaps) {
 			n++
@@ -191,7 +191,7 @@ func (w Masquerade) overlaps(ranges []netip.Prefix) (n int) {
 }
 
 // keeps returns the destinations of the family that are left to netfilter.
-func (w Masquerade) keeps(v6 bool, translated []netip.Prefix) []netip.Prefix {
+func (w MasqueradeRange) keeps(v6 bool, translated []netip.Prefix) []netip.Prefix {
 	var b netipx.IPSetBuilder
 	for _, p := range without(v6, w.Outside) {
 		b.AddPrefix(p)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-var flannel = &Rules{Masqueraded: []Masquerade{
+var flannel = &Rules{Masqueraded: []MasqueradeRange{
 	{Sources: prefixes("10.244.1.0/24"), Outside: without(false, prefixes("10.244.0.0/16", "224.0.0.0/4"))},
 	{Sources: prefixes("10.244.0.0/24", "10.244.2.0/23"), Outside: without(false, prefixes("10.244.1.0/24", "224.0.0.0/4"))},
 	{Sources: prefixes("192.0.2.0/24"), Outside: prefixes("10.244.0.0/16")},

@@ -18,8 +18,8 @@ type File struct {
 var linkLocal = map[bool]netip.Prefix{false: netip.MustParsePrefix("169.254.0.0/16"), true: netip.MustParsePrefix("fe80::/10")}
 
 // masquerade returns what a family's packets do by the file, or, if it is nil, by the ranges of the cluster's
-// pods. The Masquerade has no source for a family that is not concerned; why says what is missing.
-func (f *File) masquerade(v6 bool, n Node) (w Masquerade, why string) {
+// pods. The MasqueradeRange has no source for a family that is not concerned; why says what is missing.
+func (f *File) masquerade(v6 bool, n Node) (w MasqueradeRange, why string) {
 	keep, masqLinkLocal := n.ClusterCIDRs, false
 	if f != nil {
 		keep, masqLinkLocal = f.NonMasqueradeCIDRs, f.MasqLinkLocal
@@ -29,13 +29,13 @@ func (f *File) masquerade(v6 bool, n Node) (w Masquerade, why string) {
 	}
 	if f == nil && len(keep) == 0 {
 		if v6 {
-			return Masquerade{}, ""
+			return MasqueradeRange{}, ""
 		}
-		return Masquerade{}, "leaves all to netfilter: no range of the cluster's pods is known: give --egress-config or --cluster-cidr"
+		return MasqueradeRange{}, "leaves all to netfilter: no range of the cluster's pods is known: give --egress-config or --cluster-cidr"
 	}
 	ofFamily := func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }
 	if !slices.ContainsFunc(keep, ofFamily) && (v6 || f == nil) {
-		return Masquerade{}, ""
+		return MasqueradeRange{}, ""
 	}
 	w.Sources = []netip.Prefix{everything(v6)}
 	kept := slices.DeleteFunc(slices.Clone(keep), func(p netip.Prefix) bool { return !ofFamily(p) })

@@ -30,7 +30,7 @@ func shell(t *testing.T, script string) {
 }
 
 // follow returns a function that waits until packets from one address to another are masqueraded or not.
-func follow(t *testing.T) (want func(when, from, to string, leaves bool)) {
+func follow(t *testing.T) (want func(when, from, to string, masqueraded bool)) {
 	t.Helper()
 	here, err := netns.Get()
 	must.Do(t, err)
@@ -51,18 +51,18 @@ func follow(t *testing.T) (want func(when, from, to string, leaves bool)) {
 		here.Close()
 	})
 	last := <-readings
-	return func(when, from, to string, leaves bool) {
+	return func(when, from, to string, masqueraded bool) {
 		t.Helper()
 		does := func() bool {
-			return slices.ContainsFunc(last.Ways, func(w ruleset.Way) bool {
-				return w.Sources.Contains(netip.MustParseAddr(from)) && w.Leaves.Contains(netip.MustParseAddr(to))
+			return slices.ContainsFunc(last.Masqueraded, func(w ruleset.MasqueradeRange) bool {
+				return w.Sources.Contains(netip.MustParseAddr(from)) && w.Outside.Contains(netip.MustParseAddr(to))
 			})
 		}
-		for deadline := time.After(within); last.Err != nil || does() != leaves; {
+		for deadline := time.After(within); last.Err != nil || does() != masqueraded; {
 			select {
 			case last = <-readings:
 			case <-deadline:
-				t.Fatalf("%s: %s to %s leaves: %t, %v; want %t", when, from, to, does(), last.Err, leaves)
+				t.Fatalf("%s: %s to %s is masqueraded: %t, %v; want %t", when, from, to, does(), last.Err, masqueraded)
 			}
 		}
 	}

@@ -13,20 +13,20 @@ import (
 
 // Masquerade is what the rules do with connections of pods to the outside.
 type Masquerade struct {
-	// Ways are ranges of source addresses with different destinations that are masqueraded: to the
+	// Masqueraded are ranges of source addresses with different destinations that are masqueraded: to the
 	// address of the output device, from all ports. The ranges do not overlap.
-	Ways []Way
+	Masqueraded []MasqueradeRange
 	// Unclear are rules that may translate such connections in another way, or that this package does
-	// not understand. No Way has the destinations that they concern.
+	// not understand. No MasqueradeRange has the destinations that they concern.
 	Unclear []Unclear
 	// Translated are destinations that rules of nat's hook prerouting may replace: of such connections
 	// it is unknown where they go.
 	Translated *netipx.IPSet
 }
 
-// Way is where packets from some sources are masqueraded. All addresses are of one family.
-type Way struct {
-	Sources, Leaves *netipx.IPSet
+// MasqueradeRange is where packets from some sources are masqueraded. All addresses are of one family.
+type MasqueradeRange struct {
+	Sources, Outside *netipx.IPSet
 }
 
 // Unclear is a rule, and why it is unclear what it does.
@@ -50,8 +50,8 @@ func (rs *Ruleset) Masquerade(external []string) (Masquerade, error) {
 	for _, family := range []string{"ip", "ip6"} {
 		w := walker{rs: rs, family: family, hook: "postrouting", external: external, seen: map[*Rule]bool{}}
 		err := w.eachSource(func(sources, _ *netipx.IPSet) {
-			if leaves, _ := w.leaves.IPSet(); !empty(leaves) {
-				out.add(sources, leaves)
+			if outside, _ := w.outside.IPSet(); !empty(outside) {
+				out.add(sources, outside)
 			}
 		})
 		if err != nil {
@@ -79,7 +79,7 @@ type walker struct {
 	outward  *Outward // not nil: packets are these, with any mark and in any state but INVALID
 
 	source  netip.Addr // that is evaluated
-	leaves  netipx.IPSetBuilder
+	outside netipx.IPSetBuilder
 	unclear []Unclear
 	seen    map[*Rule]bool // rules in unclear
 	err     error
@@ -150,7 +150,7 @@ func (w *walker) eachSource(f func(sources, left *netipx.IPSet)) error {
 		return err
 	}
 	for _, sources := range atoms {
-		w.source, w.leaves = sources.Ranges()[0].From(), netipx.IPSetBuilder{}
+		w.source, w.outside = sources.Ranges()[0].From(), netipx.IPSetBuilder{}
 		left := w.all()
 		for _, c := range bases {
 			through, ended := w.chain(c, left, 0)
@@ -164,15 +164,15 @@ func (w *walker) eachSource(f func(sources, left *netipx.IPSet)) error {
 	return nil
 }
 
-// add adds sources to the Way with the same destinations.
-func (m *Masquerade) add(sources, leaves *netipx.IPSet) {
-	for i := range m.Ways {
-		if m.Ways[i].Leaves.Equal(leaves) {
-			m.Ways[i].Sources = union(m.Ways[i].Sources, sources)
+// add adds sources to the MasqueradeRange with the same destinations.
+func (m *Masquerade) add(sources, outside *netipx.IPSet) {
+	for i := range m.Masqueraded {
+		if m.Masqueraded[i].Outside.Equal(outside) {
+			m.Masqueraded[i].Sources = union(m.Masqueraded[i].Sources, sources)
 			return
 		}
 	}
-	m.Ways = append(m.Ways, Way{sources, leaves})
+	m.Masqueraded = append(m.Masqueraded, MasqueradeRange{sources, outside})
 }
 
 // atoms splits all addresses at the source ranges of rules: no rule tells apart two addresses of a part.
@@ -259,7 +259,7 @@ func (w *walker) chain(c *Chain, in *netipx.IPSet, depth int) (through, ended *n
 				in = w.leaveUnclear(r, m.unclear, in, hit)
 				continue
 			}
-			w.leaves.AddSet(hit)
+			w.outside.AddSet(hit)
 			in = rest
 		case "jump", "goto":
 			next := w.rs.chains[chainKey{c.Command, c.Family, c.Table, m.target}]

@@ -125,11 +125,11 @@ const kubeProxyNFT = `table ip kube-proxy {
 func TestMasquerade(t *testing.T) {
 	type probe struct{ from, to string }
 	for _, tt := range []struct {
-		name    string
-		rules   *Ruleset
-		leaves  []probe
-		keeps   []probe
-		unclear int
+		name        string
+		rules       *Ruleset
+		masqueraded []probe
+		keeps       []probe
+		unclear     int
 	}{
 		{"flannel", mustSave(t, "iptables-legacy", "ip", flannelSave),
 			[]probe{{"10.244.1.5", "198.51.100.7"}, {"10.244.1.5", "192.0.2.1"}, {"10.244.1.5", "169.254.169.254"}, {"192.0.2.9", "10.244.2.5"}},
@@ -187,18 +187,18 @@ func TestMasquerade(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			leaves := func(p probe) bool {
-				return slices.ContainsFunc(m.Ways, func(w Way) bool {
-					return w.Sources.Contains(netip.MustParseAddr(p.from)) && w.Leaves.Contains(netip.MustParseAddr(p.to))
+			masqueraded := func(p probe) bool {
+				return slices.ContainsFunc(m.Masqueraded, func(w MasqueradeRange) bool {
+					return w.Sources.Contains(netip.MustParseAddr(p.from)) && w.Outside.Contains(netip.MustParseAddr(p.to))
 				})
 			}
-			for _, p := range tt.leaves {
-				if !leaves(p) {
+			for _, p := range tt.masqueraded {
+				if !masqueraded(p) {
 					t.Errorf("%s -> %s keeps its address", p.from, p.to)
 				}
 			}
 			for _, p := range tt.keeps {
-				if leaves(p) {
+				if masqueraded(p) {
 					t.Errorf("%s -> %s is masqueraded", p.from, p.to)
 				}
 			}
