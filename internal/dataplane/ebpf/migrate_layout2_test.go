@@ -200,8 +200,8 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 	// Layout 2 has no maps of the cluster's prefixes, of changes, of events and of pods without hooks: they went with their pins.
 	wantChanged(t, again.maps, first.maps, objects.TCMapFlows, objects.TCMapClusterRanges, objects.TCMapServiceChanges, objects.TCMapEvents,
 		objects.TCMapEventCounts, objects.TCMapEventRates, objects.TCMapFlowBytes, objects.TCMapOutcomes, objects.TCMapDsrPaths,
-		objects.TCMapDsrEncapsulations, objects.TCMapOneWayNext, objects.TCMapEgressPorts, objects.TCMapXdpDevices, objects.TCMapRouteMtus,
-		objects.TCMapSynProofs, objects.TCMapSynRates,
+		objects.TCMapDsrEncapsulations, objects.TCMapOneWayNext, objects.TCMapEgressPorts, objects.TCMapEgressAddresses,
+		objects.TCMapXdpDevices, objects.TCMapRouteMtus, objects.TCMapSynProofs, objects.TCMapSynRates,
 		objects.TCMapHandshakes, objects.TCMapServiceCounters, objects.TCMapServiceRefusals, objects.TCMapSocketBackends,
 		objects.TCMapSocketFlows, objects.TCMapLoads, objects.TCMapUnhookedCgroups)
 }
