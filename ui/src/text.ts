@@ -81,7 +81,7 @@ export function peer(p: Peer | undefined): string {
 }
 
 export function protocol(p: Protocol): string {
-  return { [Protocol.TCP]: "TCP", [Protocol.UDP]: "UDP", [Protocol.SCTP]: "SCTP", [Protocol.UNSPECIFIED]: "" }[p] ?? "";
+  return { [Protocol.TCP]: "TCP", [Protocol.UDP]: "UDP", [Protocol.SCTP]: "SCTP", [Protocol.ICMP]: "ICMP", [Protocol.UNSPECIFIED]: "" }[p] ?? "";
 }
 
 export const kinds: { kind: EventKind; name: string; mood: string }[] = [

@@ -33,6 +33,7 @@ const (
 	Protocol_PROTOCOL_TCP         Protocol = 1
 	Protocol_PROTOCOL_UDP         Protocol = 2
 	Protocol_PROTOCOL_SCTP        Protocol = 3
+	Protocol_PROTOCOL_ICMP        Protocol = 4 // echo of both families: the port of the client is the identifier
 )
 
 // Enum value maps for Protocol.
@@ -42,12 +43,14 @@ var (
 		1: "PROTOCOL_TCP",
 		2: "PROTOCOL_UDP",
 		3: "PROTOCOL_SCTP",
+		4: "PROTOCOL_ICMP",
 	}
 	Protocol_value = map[string]int32{
 		"PROTOCOL_UNSPECIFIED": 0,
 		"PROTOCOL_TCP":         1,
 		"PROTOCOL_UDP":         2,
 		"PROTOCOL_SCTP":        3,
+		"PROTOCOL_ICMP":        4,
 	}
 )
 
@@ -3381,12 +3384,13 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x03fix\x18\x05 \x01(\tR\x03fix\x12$\n" +
 	"\rdocumentation\x18\x06 \x01(\tR\rdocumentation\x12\x1a\n" +
 	"\bevidence\x18\a \x03(\tR\bevidence\x12\x1a\n" +
-	"\bcommands\x18\b \x03(\tR\bcommands*[\n" +
+	"\bcommands\x18\b \x03(\tR\bcommands*n\n" +
 	"\bProtocol\x12\x18\n" +
 	"\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROTOCOL_TCP\x10\x01\x12\x10\n" +
 	"\fPROTOCOL_UDP\x10\x02\x12\x11\n" +
-	"\rPROTOCOL_SCTP\x10\x03*\x9e\x01\n" +
+	"\rPROTOCOL_SCTP\x10\x03\x12\x11\n" +
+	"\rPROTOCOL_ICMP\x10\x04*\x9e\x01\n" +
 	"\tEventKind\x12\x1a\n" +
 	"\x16EVENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11EVENT_KIND_OPENED\x10\x01\x12\x17\n" +

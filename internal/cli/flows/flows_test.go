@@ -67,7 +67,10 @@ func TestTable(t *testing.T) {
 	out.Client = &nodev1alpha1.Peer{Address: "10.1.0.1", Port: 40000, Pod: "shop/crawler-0"}
 	out.Endpoint = &nodev1alpha1.Peer{Address: "198.51.100.7", Port: 443}
 	out.Source = &nodev1alpha1.Peer{Address: "192.0.2.1", Port: 20001}
-	clitest.Pages(t, "egress", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), out}}, now})
+	ping := flow()
+	ping.Protocol, ping.Service, ping.ServiceAddress, ping.Egress = nodev1alpha1.Protocol_PROTOCOL_ICMP, "", nil, true
+	ping.Client, ping.Endpoint, ping.Source = out.Client, &nodev1alpha1.Peer{Address: "198.51.100.7"}, out.Source
+	clitest.Pages(t, "egress", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), out, ping}}, now})
 	clitest.Pages(t, "more", table{&nodev1alpha1.ListFlowsResponse{Flows: resp.Flows[:1], More: true}, now})
 	clitest.Pages(t, "empty", table{&nodev1alpha1.ListFlowsResponse{}, now})
 }

@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -91,6 +92,8 @@ func peer(p *nodev1alpha1.Peer) string {
 	switch {
 	case p == nil || p.Address == "":
 		return "-"
+	case p.Port == 0: // the destination of a ping
+		return cmp.Or(p.Pod, p.Address)
 	case p.Pod != "":
 		return fmt.Sprintf("%s:%d", p.Pod, p.Port)
 	}

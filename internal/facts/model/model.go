@@ -36,7 +36,13 @@ const (
 	SCTP Protocol = 132
 )
 
-// String returns the name that Kubernetes uses: "TCP", "UDP" or "SCTP".
+// The protocols of echo requests and replies, which no Service has.
+const (
+	ICMP   Protocol = 1
+	ICMPv6 Protocol = 58
+)
+
+// String returns the name that Kubernetes uses, "TCP", "UDP" or "SCTP", or "ICMP" for both families.
 func (p Protocol) String() string {
 	switch p {
 	case TCP:
@@ -45,6 +51,8 @@ func (p Protocol) String() string {
 		return "UDP"
 	case SCTP:
 		return "SCTP"
+	case ICMP, ICMPv6:
+		return "ICMP"
 	}
 	return "unknown"
 }

@@ -75,8 +75,8 @@ func TestStrings(t *testing.T) {
 	if got := p.String(); got != "a.yaml, document 1: spec: is empty" {
 		t.Error(got)
 	}
-	if got := (Name{"a", "b"}).String() + TCP.String() + UDP.String() + SCTP.String() + Protocol(1).String() + IPv4.String() +
-		IPv6.String(); got != "a/bTCPUDPSCTPunknownIPv4IPv6" {
+	if got := (Name{"a", "b"}).String() + TCP.String() + UDP.String() + SCTP.String() + ICMPv6.String() + Protocol(2).String() +
+		IPv4.String() + IPv6.String(); got != "a/bTCPUDPSCTPICMPunknownIPv4IPv6" {
 		t.Error(got)
 	}
 }

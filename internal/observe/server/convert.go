@@ -52,6 +52,8 @@ func protocol(p model.Protocol) nodev1alpha1.Protocol {
 		return nodev1alpha1.Protocol_PROTOCOL_UDP
 	case model.SCTP:
 		return nodev1alpha1.Protocol_PROTOCOL_SCTP
+	case model.ICMP, model.ICMPv6:
+		return nodev1alpha1.Protocol_PROTOCOL_ICMP
 	}
 	return nodev1alpha1.Protocol_PROTOCOL_UNSPECIFIED
 }
