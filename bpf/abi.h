@@ -183,9 +183,9 @@ enum next_hop_kind {
  * of the reverse entry.
  */
 enum flow_state {
-	FLOW_NEW = 1,	      /* TCP: a SYN was seen. UDP: no reply was seen */
+	FLOW_NEW = 1,	      /* TCP: a SYN was seen. UDP, ICMP: no reply was seen */
 	FLOW_SYN_RECV = 2,    /* TCP: a SYN-ACK was seen; DSR: no SYN was seen */
-	FLOW_ESTABLISHED = 3, /* TCP: the client has acknowledged it. UDP: a reply was seen */
+	FLOW_ESTABLISHED = 3, /* TCP: the client has acknowledged it. UDP, ICMP: a reply was seen */
 	FLOW_CLOSING = 4,     /* one FIN was seen */
 	FLOW_LAST_ACK = 5,    /* both FINs were seen, and at most one is acknowledged */
 	FLOW_CLOSED = 6,      /* both FINs are acknowledged, or a valid RST was seen */
@@ -529,7 +529,7 @@ struct settings {
 	__u32 timeout_tcp;     /* established */
 	__u32 timeout_closing; /* one FIN */
 	__u32 timeout_closed;
-	__u32 timeout_udp_new;
+	__u32 timeout_udp_new; /* and ICMP */
 	__u32 timeout_udp;
 	__u32 flags;
 	struct addr node_v4; /* the node's primary addresses */

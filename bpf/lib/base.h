@@ -36,7 +36,9 @@
 #define AF_INET6 10
 
 /* linux/icmp.h includes the C library, so its few definitions are repeated here (RFC 792). */
+#define ICMP_ECHOREPLY 0
 #define ICMP_DEST_UNREACH 3
+#define ICMP_ECHO 8
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETERPROB 12
 #define ICMP_PORT_UNREACH 3

@@ -140,12 +140,22 @@ struct {
 	.values = { [TAIL_CALL_HANDLE] = (void *)&handle },
 };
 
+/* May an ICMP echo be of a flow of egress, or of the stack and have the identifier of one? */
+static __always_inline bool echo_may_be_ours(const struct packet *p, enum hook hook)
+{
+	if (echo_is_request(&p->tuple) == (hook == FROM_NETWORK))
+		return false;
+	if (hook == FROM_POD)
+		return egress_may_leave(p);
+	return egress_has_port(echo_id(p->tuple.sport, p->tuple.dport));
+}
+
 /* May the packet that an entry program has parsed be these programs' business? */
 static __always_inline bool may_be_ours(struct packet *p, enum hook hook)
 {
 	/* An ICMP error is looked up by the packet that it quotes. */
-	if (unlikely(p->flags & PACKET_ICMP_ERROR))
-		return true;
+	if (unlikely(p->flags & (PACKET_ICMP_ERROR | PACKET_ECHO)))
+		return p->flags & PACKET_ICMP_ERROR || echo_may_be_ours(p, hook);
 	if (dsr && hook == FROM_NETWORK && may_be_wrapped(p))
 		return true;
 	if (filter_passes(p))

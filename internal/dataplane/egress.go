@@ -14,7 +14,7 @@ type EgressReporter interface {
 
 // EgressUse is the use of the node's ports by pods' connections to the outside.
 type EgressUse struct {
-	Connections uint64 // open ones of all protocols, UDP flows included
+	Connections uint64 // open ones of all protocols, UDP flows and pings included
 	Refused     uint64 // packets dropped for want of a port, since the programs were loaded
 	// Bypasses says that new connections bypass netfilter: --bypass may leave them to it. Devices are those
 	// to other machines, by which they may leave.

@@ -98,7 +98,7 @@ __noinline int dsr_receive_gue(struct __sk_buff *skb)
 	l3_off = p->l3_off;
 	if (parse_at(skb, p, l3_off + gue_room(p->tuple.family)) != PARSE_OK ||
 	    p->flags & (PACKET_NO_L4 | PACKET_FIRST_FRAGMENT | PACKET_ICMP_ERROR |
-			PACKET_DSR_OPTION) ||
+			PACKET_ECHO | PACKET_DSR_OPTION) ||
 	    !addr_equal(&p->tuple.daddr, &endpoint))
 		return drop_for(m, DROP_DSR);
 	t = p->tuple;

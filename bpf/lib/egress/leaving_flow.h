@@ -14,12 +14,14 @@
 /*
  * Must netfilter handle the connection? It knows those that began before egress was switched on.
  * A datagram may be a pod's answer to a client that netfilter knows: without the lookup (before
- * 5.18) datagrams are left to it.
+ * 5.18) datagrams are left to it. An echo request is no answer, and the lookup does not know ICMP
+ * (net/netfilter/nf_conntrack_bpf.c): a ping that began before goes on here, with another
+ * identifier.
  */
 static __always_inline bool egress_of_netfilter(struct __sk_buff *skb, const struct tuple *t)
 {
 	if (!has_ct_lookup)
-		return t->proto != IPPROTO_TCP;
+		return t->proto == IPPROTO_UDP;
 	return conntrack_continues(skb, t);
 }
 

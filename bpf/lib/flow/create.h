@@ -70,13 +70,18 @@ static __always_inline void flow_delete_entry(const struct tuple *key, __u32 slo
 		bpf_map_delete_elem(&flows, key);
 }
 
-/* Does a socket of this node own the tuple of the endpoint's replies? */
+/*
+ * Does a socket of this node own the tuple of the endpoint's replies? No helper finds those of
+ * ICMP: their next request gets another identifier (nat/from_stack.h).
+ */
 static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple *reply)
 {
 	struct bpf_sock_tuple t = {};
 	struct bpf_sock *sk;
 	__u32 len;
 
+	if (is_icmp(reply->proto))
+		return 0;
 	len = sock_tuple(&t, reply);
 	if (reply->proto == IPPROTO_TCP)
 		sk = bpf_skc_lookup_tcp(skb, &t, len, BPF_F_CURRENT_NETNS, 0);

@@ -232,7 +232,7 @@ __noinline int flow_tcp(struct __sk_buff *skb, struct flow *f, const struct pack
 	return tcp_advance(skb, f, reverse, p, s);
 }
 
-/* Marks a UDP flow as answered. */
+/* Marks a flow of UDP or ICMP as answered. */
 __noinline int flow_mark_answered(struct flow *f, const struct tuple *key)
 {
 	struct tuple reverse_key;
@@ -247,7 +247,7 @@ __noinline int flow_mark_answered(struct flow *f, const struct tuple *key)
 	return 0;
 }
 
-/* Applies a datagram of a known flow. */
+/* Applies a datagram or an ICMP echo of a known flow. */
 static __always_inline void flow_udp(struct flow *f, const struct packet *p)
 {
 	if (f->state == FLOW_NEW) {
@@ -259,10 +259,10 @@ static __always_inline void flow_udp(struct flow *f, const struct packet *p)
 		f->flags |= FLOW_STREAM;
 }
 
-/* May the flow be over? A UDP flow does not say when it ends. */
+/* May the flow be over? A flow of UDP or ICMP does not say when it ends. */
 static __always_inline int flow_may_be_over(const struct flow *f, __u8 proto)
 {
-	return f->state == FLOW_CLOSED || proto == IPPROTO_UDP;
+	return f->state == FLOW_CLOSED || proto != IPPROTO_TCP;
 }
 
 /*
@@ -390,7 +390,7 @@ static __always_inline int flow_advance_busy(struct flow *f, const struct packet
 {
 	if (f->seen != p->time || (device != ANY_DEVICE && f->in_ifindex != device))
 		return 0;
-	if (p->tuple.proto == IPPROTO_UDP)
+	if (p->tuple.proto != IPPROTO_TCP)
 		return udp_is_unchanged(f, s);
 	return dsr_remote(f) ? dsr_is_unchanged(f, p) : tcp_apply_in_order(f, p);
 }
@@ -411,7 +411,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		return MISS_SUPERSEDED;
 	if (flow_yield_to_conntrack(skb, f, p, s))
 		return MISS_NONE;
-	if (p->tuple.proto == IPPROTO_UDP) {
+	if (p->tuple.proto != IPPROTO_TCP) {
 		/*
 		 * A datagram must not follow an endpoint that was deleted, or a Service that has
 		 * lost the address, except in a transfer, which no other endpoint knows.

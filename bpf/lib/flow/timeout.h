@@ -8,8 +8,10 @@
 static __always_inline __u32 flow_timeout(const struct flow *f, __u8 proto,
 					  const struct settings *s)
 {
-	if (proto == IPPROTO_UDP)
-		return f->state == FLOW_NEW ? s->timeout_udp_new : s->timeout_udp;
+	/* Conntrack gives an answered echo no more time either (nf_conntrack_icmp_timeout). */
+	if (proto != IPPROTO_TCP)
+		return f->state == FLOW_NEW || proto != IPPROTO_UDP ? s->timeout_udp_new
+								    : s->timeout_udp;
 	switch (f->state) {
 	case FLOW_NEW:
 	case FLOW_SYN_RECV:

@@ -15,6 +15,21 @@
 
 #define ICMP_HEADER 8
 
+/* Fills the ports of a quoted echo's flow. Returns -1 if the quoted packet is not an echo. */
+static __always_inline int icmp_quoted_echo(struct icmp_scratch *m)
+{
+	struct tuple *key = &m->key;
+	__be16 asked;
+
+	if (key->proto != (key->family == FAMILY_V4 ? IPPROTO_ICMP : IPPROTO_ICMPV6) ||
+	    echo_ports(key, (const struct icmphdr *)m->old.l4) || key->sport == key->dport)
+		return -1;
+	asked = key->sport;
+	key->sport = key->dport;
+	key->dport = asked;
+	return 0;
+}
+
 /* Loads the quoted packet and fills the key of its flow. Returns -1 if no flow can have it. */
 static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packet *p,
 				       struct icmp_scratch *m)
@@ -44,14 +59,16 @@ static __always_inline int icmp_quoted(struct __sk_buff *skb, const struct packe
 		__builtin_memcpy(&key->saddr, &ip->daddr, sizeof(key->saddr));
 		__builtin_memcpy(&key->daddr, &ip->saddr, sizeof(key->daddr));
 	}
-	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP)
-		return -1;
 	/* Bytes after the datagram are padding of Ethernet. */
 	if (off + ip_len + QUOTED_L4 > p->l3_off + p->l3_len ||
 	    load(skb, off + ip_len, m->old.l4, sizeof(m->old.l4)))
 		return -1;
-	key->sport = *(__be16 *)&m->old.l4[2];
-	key->dport = *(__be16 *)&m->old.l4[0];
+	if (key->proto == IPPROTO_TCP || key->proto == IPPROTO_UDP) {
+		key->sport = *(__be16 *)&m->old.l4[2];
+		key->dport = *(__be16 *)&m->old.l4[0];
+	} else if (icmp_quoted_echo(m)) {
+		return -1;
+	}
 	/* An error goes to the sender of the quoted packet. */
 	return addr_equal(&p->tuple.daddr, &key->daddr) ? 0 : -1;
 }
@@ -81,6 +98,15 @@ static __always_inline __u32 icmp_requote(struct icmp_scratch *m, const struct f
 
 		__builtin_memcpy(&ip->saddr, &f->daddr, sizeof(ip->saddr));
 		__builtin_memcpy(&ip->daddr, &f->saddr, sizeof(ip->daddr));
+	}
+	if (is_icmp(m->key.proto)) {
+		*(__be16 *)&m->new.l4[ECHO_ID_OFF] = echo_id(f->dport, f->sport);
+		check = (__u16 *)&m->new.l4[ICMP_CHECK_OFF];
+		/* ICMP of IPv4 has no pseudo header. */
+		if (m->key.family == FAMILY_V4)
+			ports = csum_change(&from.word, &to.word, 1);
+		*check = check_apply(*check, ports);
+		return ports;
 	}
 	__builtin_memcpy(m->new.l4, &to, sizeof(to));
 	/* The quoted 8 bytes include the checksum of UDP, but not that of TCP. */

@@ -29,6 +29,13 @@ static __always_inline __u64 l4_flags(__u8 family, __u8 proto)
 	return flags;
 }
 
+static __always_inline __u32 l4_check_off(__u8 proto)
+{
+	if (proto == IPPROTO_TCP)
+		return TCP_CHECK_OFF;
+	return proto == IPPROTO_UDP ? UDP_CHECK_OFF : ICMP_CHECK_OFF;
+}
+
 static __always_inline __u32 addrs_change(const struct addr *old_saddr,
 					  const struct addr *old_daddr, const struct addr *saddr,
 					  const struct addr *daddr)
@@ -185,7 +192,7 @@ static __always_inline int nat_store(void *data, void *end, const struct packet 
 
 /*
  * nat_rewrite by stores into the packet, because a helper call costs more than its work.
- * Handles packets with headers in the linear part and without CHECKSUM_COMPLETE. Returns 0,
+ * Handles TCP and UDP with headers in the linear part and without CHECKSUM_COMPLETE. Returns 0,
  * or -1 if it has written nothing and the helpers must be used.
  */
 __noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *p,
@@ -193,7 +200,7 @@ __noinline int nat_rewrite_in_place(struct __sk_buff *skb, const struct packet *
 {
 	int summed;
 
-	if (!p || !f || !bpf_cast_to_kern_ctx || p->flags & PACKET_NO_L4)
+	if (!p || !f || !bpf_cast_to_kern_ctx || p->flags & (PACKET_NO_L4 | PACKET_ECHO))
 		return -1;
 	summed = ip_summed(skb);
 	if (summed == CHECKSUM_COMPLETE)
@@ -217,9 +224,11 @@ __noinline int nat_rewrite_by_helpers(struct __sk_buff *skb, const struct packet
 		return -1;
 	if (p->flags & PACKET_NO_L4)
 		return 0;
-	check = p->l4_off + (p->tuple.proto == IPPROTO_TCP ? TCP_CHECK_OFF : UDP_CHECK_OFF);
+	check = p->l4_off + l4_check_off(p->tuple.proto);
 	flags = l4_flags(p->tuple.family, p->tuple.proto);
-	if (bpf_l4_csum_replace(skb, check, 0, change, flags | BPF_F_PSEUDO_HDR))
+	/* ICMP of IPv4 has no pseudo header. */
+	if (p->tuple.proto != IPPROTO_ICMP &&
+	    bpf_l4_csum_replace(skb, check, 0, change, flags | BPF_F_PSEUDO_HDR))
 		return -1;
 	old.p[0] = p->tuple.sport;
 	old.p[1] = p->tuple.dport;
@@ -230,7 +239,11 @@ __noinline int nat_rewrite_by_helpers(struct __sk_buff *skb, const struct packet
 	change = csum_change(&old.word, &new.word, 1);
 	if (bpf_l4_csum_replace(skb, check, 0, change, flags & ~BPF_F_IPV6))
 		return -1;
-	return bpf_skb_store_bytes(skb, p->l4_off, &new, sizeof(new), 0);
+	if (!(p->flags & PACKET_ECHO))
+		return bpf_skb_store_bytes(skb, p->l4_off, &new, sizeof(new), 0);
+	/* The other port is ECHO_NO_PORT before and after: the change is the identifier's. */
+	new.p[0] = echo_id(new.p[0], new.p[1]);
+	return bpf_skb_store_bytes(skb, p->l4_off + ECHO_ID_OFF, &new.p[0], sizeof(new.p[0]), 0);
 }
 
 /*

@@ -34,6 +34,7 @@ enum packet_flags {
 	PACKET_REPEATED = 1 << 16,  /* a SYN whose endpoint did not answer, with DSR */
 	PACKET_ROUTED = 1 << 17,    /* its next hop is in scratch memory */
 	PACKET_STATELESS = 1 << 18, /* to the table's endpoint, without a flow: dsr/receive.h */
+	PACKET_ECHO = 1 << 19,	    /* of ICMP, not a later fragment: echo_ports */
 };
 
 #define PACKET_TCP_FLAGS (PACKET_FIN | PACKET_SYN | PACKET_RST | PACKET_ACK)
@@ -68,7 +69,7 @@ struct packet {
 
 enum parse_result {
 	PARSE_OK,
-	PARSE_OTHER, /* well-formed, but not TCP, UDP or an ICMP error */
+	PARSE_OTHER, /* well-formed, but not TCP, UDP, ICMP echo or an ICMP error */
 	PARSE_MALFORMED,
 };
 
@@ -140,6 +141,51 @@ static __always_inline int parse_udp(struct packet *p, const struct udphdr *udp)
 	return PARSE_OK;
 }
 
+/* The port in the tuple of an echo where the other direction has the identifier. */
+#define ECHO_NO_PORT 0
+#define ECHO_ID_OFF 4
+
+static __always_inline bool is_icmp(__u8 proto)
+{
+	return proto == IPPROTO_ICMP || proto == IPPROTO_ICMPV6;
+}
+
+/*
+ * Sets the ports of an ICMP echo: the identifier stands for the port of the host that asks, as in
+ * conntrack (net/netfilter/nf_conntrack_proto_icmp.c), and the other port is ECHO_NO_PORT. So the
+ * tuple tells requests from replies. No reply of ours has that identifier. Returns -1 if the header
+ * is not such an echo.
+ */
+static __always_inline int echo_ports(struct tuple *t, const struct icmphdr *icmp)
+{
+	__be16 id = *(const __be16 *)&icmp->rest;
+	bool v4 = t->family == FAMILY_V4;
+
+	if (icmp->code)
+		return -1;
+	if (icmp->type == (v4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST)) {
+		t->sport = id;
+		t->dport = ECHO_NO_PORT;
+		return 0;
+	}
+	if (icmp->type != (v4 ? ICMP_ECHOREPLY : ICMPV6_ECHO_REPLY) || id == ECHO_NO_PORT)
+		return -1;
+	t->sport = ECHO_NO_PORT;
+	t->dport = id;
+	return 0;
+}
+
+static __always_inline bool echo_is_request(const struct tuple *t)
+{
+	return t->dport == ECHO_NO_PORT;
+}
+
+/* Returns the identifier of an echo with these ports. */
+static __always_inline __be16 echo_id(__be16 sport, __be16 dport)
+{
+	return dport == ECHO_NO_PORT ? sport : dport;
+}
+
 /*
  * Is this a source that no packet may have (RFC 1812, 5.3.7)? The stack drops such a
  * packet, and an answer would go to a group or to this node.
@@ -166,9 +212,13 @@ static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 	icmp = header(skb, p->l4_off, sizeof(*icmp));
 	if (!icmp)
 		return PARSE_MALFORMED;
-	if (!icmp_is_error(p->tuple.family, icmp->type))
+	if (icmp_is_error(p->tuple.family, icmp->type)) {
+		p->flags |= PACKET_ICMP_ERROR;
+		return PARSE_OK;
+	}
+	if (echo_ports(&p->tuple, icmp))
 		return PARSE_OTHER;
-	p->flags |= PACKET_ICMP_ERROR;
+	p->flags |= PACKET_ECHO;
 	return PARSE_OK;
 }
 
@@ -336,7 +386,7 @@ static __always_inline int packet_syn(const struct packet *p)
 /* May this be the first packet of a connection? */
 static __always_inline int packet_begins(const struct packet *p)
 {
-	return p->tuple.proto == IPPROTO_UDP || packet_syn(p);
+	return p->tuple.proto != IPPROTO_TCP || packet_syn(p);
 }
 
 static __always_inline bool is_fragment(const struct packet *p)

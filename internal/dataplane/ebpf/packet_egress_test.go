@@ -13,6 +13,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/must"
@@ -26,10 +27,21 @@ func TestPacketEgress(t *testing.T) {
 		"PortsTaken": n.egressPortsTaken, "PodReplaced": n.egressPodReplaced, "SwitchedOff": n.egressOff, "Forged": n.egressForged,
 		"StackHasPort": n.egressStackHasPort, "Addresses": n.egressAddresses,
 	} {
-		t.Run(name, func(t *testing.T) { eachTransport(t, n, f) })
+		t.Run(name, func(t *testing.T) {
+			eachTransport(t, n, f)
+			t.Run("ICMP", func(t *testing.T) { eachFamily(t, n, func(t *testing.T, p *plan) { f(t, p, p.icmp()) }) })
+		})
 	}
+	t.Run("EchoOfOthers", func(t *testing.T) { eachFamily(t, n, n.egressEchoOfOthers) })
+	t.Run("EchoTimeout", func(t *testing.T) { eachFamily(t, n, n.egressEchoTimeout) })
 	t.Run("Connection", func(t *testing.T) { eachFamily(t, n, n.egressConnection) })
 	t.Run("MTU", func(t *testing.T) { eachFamily(t, n, n.egressMTU) })
+	// As where no device has summed up a packet's bytes.
+	defer func(before bool) { n.checksComplete = before }(n.checksComplete)
+	n.checksComplete = false
+	t.Run("EchoWithoutDeviceSum", func(t *testing.T) {
+		eachFamily(t, n, func(t *testing.T, p *plan) { n.egressOpens(t, p, p.icmp()) })
+	})
 	t.Run("OfStack", func(t *testing.T) { eachFamily(t, n, n.egressOfStack) })
 }
 
@@ -49,12 +61,28 @@ func (n *packetNode) leaving(t testing.TB, change ...func(*intent.Node)) {
 
 func hostRange(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
+// icmp returns the ICMP of the family.
+func (p *plan) icmp() uint8 {
+	if p.family == model.IPv6 {
+		return protoICMPv6
+	}
+	return protoICMP
+}
+
+// server is what a pod asks at an address outside: port 443, or an echo.
+func server(proto uint8, a netip.Addr) netip.AddrPort {
+	if isICMP(proto) {
+		return ap(a, 0)
+	}
+	return ap(a, 443)
+}
+
 var egressVerdicts = []objects.TCVerdict{objects.TCVerdictFLOW_CREATED, objects.TCVerdictEGRESS_CREATED, objects.TCVerdictTRANSLATED_DIRECT}
 
 // leave sends the first packet of a pod's connection to the outside, and wants it to leave.
 func (n *packetNode) leave(t *testing.T, p *plan, proto uint8, port uint16) result {
 	t.Helper()
-	r := n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, port), dst: ap(p.client, 443), flags: first(proto)})
+	r := n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, port), dst: server(proto, p.client), flags: first(proto)})
 	r.want(t, actRedirect, egressVerdicts...)
 	if r.v == nil {
 		t.FailNow()
@@ -67,7 +95,7 @@ func (n *packetNode) egressOpens(t *testing.T, p *plan, proto uint8) {
 	ports, used := n.snatPorts(t), map[uint16]bool{}
 	for port := uint16(40000); port < 40020; port++ {
 		r := n.leave(t, p, proto, port)
-		if r.v.src.Addr() != p.eth0 || r.v.dst != ap(p.client, 443) || !slices.Contains(ports, r.v.src.Port()) {
+		if r.v.src.Addr() != p.eth0 || r.v.dst != server(proto, p.client) || !slices.Contains(ports, r.v.src.Port()) {
 			t.Errorf("%s -> %s, want from %s by a port for SNAT", r.v.src, r.v.dst, p.eth0)
 		}
 		if used[r.v.src.Port()] {
@@ -76,7 +104,7 @@ func (n *packetNode) egressOpens(t *testing.T, p *plan, proto uint8) {
 		used[r.v.src.Port()] = true
 		r = n.send(t, inEth0, back(r.v, "S.", []byte("answer")))
 		r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
-		r.wantPath(t, ap(p.client, 443), ap(p.pod1, port))
+		r.wantPath(t, server(proto, p.client), ap(p.pod1, port))
 		if w := n.lastNextHop(t); w.kind != nextHopPod {
 			t.Errorf("the answer went %+v, want to the pod", w)
 		}
@@ -103,7 +131,7 @@ func (n *packetNode) egressLeft(t *testing.T, p *plan, proto uint8) {
 	out := func(dst netip.AddrPort, flags string) frame {
 		return frame{proto: proto, src: ap(p.pod1, 40000), dst: dst, flags: flags}
 	}
-	outside := out(ap(p.client, 443), first(proto))
+	outside := out(server(proto, p.client), first(proto))
 	left := func(what string, f frame, verdict objects.TCVerdict) {
 		t.Helper()
 		n.untouched(t, what, inPod1, f.bytes(n, "pod1"), verdict)
@@ -122,19 +150,22 @@ func (n *packetNode) egressLeft(t *testing.T, p *plan, proto uint8) {
 		left(tt.what, outside, objects.TCVerdictPASS_OTHER)
 	}
 	n.leaving(t)
-	left("the node itself", out(ap(p.eth0, 443), first(proto)), objects.TCVerdictPASS_OTHER)
-	left("another pod", out(ap(p.far, 443), first(proto)), objects.TCVerdictPASS_OTHER)
+	left("the node itself", out(server(proto, p.eth0), first(proto)), objects.TCVerdictPASS_OTHER)
+	left("another pod", out(server(proto, p.far), first(proto)), objects.TCVerdictPASS_OTHER)
 	if proto == protoTCP {
-		left("in the middle", out(ap(p.client, 443), "."), objects.TCVerdictPASS_OTHER)
+		left("in the middle", out(server(proto, p.client), "."), objects.TCVerdictPASS_OTHER)
 	}
 	n.hasAddress(t, p.router)
-	left("an address of the node that the agent does not name", out(ap(p.router, 53), first(proto)), objects.TCVerdictPASS_OTHER)
+	left("an address of the node that the agent does not name", out(server(proto, p.router), first(proto)), objects.TCVerdictPASS_OTHER)
 	n.routeTo(t, p.client2, "pod2")
-	left("behind a device of no uplink", out(ap(p.client2, 443), first(proto)), objects.TCVerdictPASS_OTHER)
+	left("behind a device of no uplink", out(server(proto, p.client2), first(proto)), objects.TCVerdictPASS_OTHER)
 	n.xfrmPolicies(t, kernel.XfrmPolicy{Src: hostRange(p.eth0), Dst: hostRange(p.client), Dir: kernel.XfrmOut})
 	left("IPsec", outside, objects.TCVerdictPASS_OTHER)
 	n.xfrmPolicies(t)
-	n.track(t, p, proto, ap(p.pod1, 40000), ap(p.client, 443), ap(p.client, 443), ap(p.eth0, 40000))
+	if isICMP(proto) {
+		return // no function looks up an echo in conntrack
+	}
+	n.track(t, p, proto, ap(p.pod1, 40000), server(proto, p.client), server(proto, p.client), ap(p.eth0, 40000))
 	left("known to netfilter", outside, objects.TCVerdictPASS_CONNTRACK)
 	outside.src = ap(p.pod1, 40001)
 	n.send(t, inPod1, outside).want(t, actRedirect, egressVerdicts...)
@@ -167,7 +198,7 @@ func (n *packetNode) xfrmPolicies(t *testing.T, list ...kernel.XfrmPolicy) {
 
 func (n *packetNode) egressErrors(t *testing.T, p *plan, proto uint8) {
 	n.leaving(t)
-	request := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto)}.bytes(n, "pod1")
+	request := frame{proto: proto, src: ap(p.pod1, 40000), dst: server(proto, p.client), flags: first(proto)}.bytes(n, "pod1")
 	seen := n.sendRaw(t, inPod1, request)
 	seen.want(t, actRedirect, egressVerdicts...)
 	for _, k := range errorKinds {
@@ -184,7 +215,7 @@ func (n *packetNode) egressErrors(t *testing.T, p *plan, proto uint8) {
 
 func (n *packetNode) egressFragments(t *testing.T, p *plan, proto uint8) {
 	n.leaving(t)
-	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: server(proto, p.client), flags: first(proto)}
 	f.id, f.payload = 7, bytes.Repeat([]byte("x"), 1600)
 	v := n.sendFragments(t, inPod1, f.fragments(n, "pod1", 800), objects.TCVerdictFLOW_CREATED, objects.TCVerdictEGRESS_CREATED)
 	if v.src.Addr() != p.eth0 {
@@ -206,15 +237,15 @@ func (n *packetNode) egressPortsTaken(t *testing.T, p *plan, proto uint8) {
 	if proto == protoTCP {
 		n.send(t, inEth0, frame{proto: proto, src: keep.v.dst, dst: keep.v.src, flags: "S.", seq: serverISN, ack: 1}).
 			want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
-		n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: ".", seq: 1, ack: serverISN + 1}).
+		n.send(t, inPod1, frame{proto: proto, src: ap(p.pod1, 40000), dst: server(proto, p.client), flags: ".", seq: 1, ack: serverISN + 1}).
 			want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	}
-	second := frame{proto: proto, src: ap(p.pod2, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	second := frame{proto: proto, src: ap(p.pod2, 40000), dst: server(proto, p.client), flags: first(proto)}
 	r := n.send(t, inPod2, second)
 	if proto == protoTCP {
 		r.want(t, actDrop, objects.TCVerdictDROP_EGRESS_PORTS)
 	}
-	second.dst = ap(p.client2, 443)
+	second.dst = server(proto, p.client2)
 	n.send(t, inPod2, second).want(t, actRedirect, egressVerdicts...)
 }
 
@@ -233,7 +264,7 @@ func (n *packetNode) egressAddresses(t *testing.T, p *plan, proto uint8) {
 			t.Errorf("pod 1 leaves as %s, want %s", seen, own[1])
 		}
 	}
-	second := frame{proto: proto, src: ap(p.pod2, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	second := frame{proto: proto, src: ap(p.pod2, 40000), dst: server(proto, p.client), flags: first(proto)}
 	r := n.send(t, inPod2, second)
 	r.want(t, actRedirect, egressVerdicts...)
 	if seen := r.v.src.Addr(); seen != own[0] {
@@ -242,7 +273,7 @@ func (n *packetNode) egressAddresses(t *testing.T, p *plan, proto uint8) {
 	answer := back(r.v, "S.", nil)
 	r = n.send(t, inEth0, answer)
 	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
-	r.wantPath(t, ap(p.client, 443), second.src)
+	r.wantPath(t, server(proto, p.client), second.src)
 	with(own[1])
 	n.untouched(t, "an answer to an address that the node has lost", inEth0, answer.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 
@@ -252,7 +283,7 @@ func (n *packetNode) egressAddresses(t *testing.T, p *plan, proto uint8) {
 		return // its flows give way to new ones
 	}
 	for i, want := range []netip.Addr{own[1], own[0], {}} {
-		c := frame{proto: proto, src: ap(p.pod1, uint16(41000+i)), dst: ap(p.client2, 443), flags: "S"}
+		c := frame{proto: proto, src: ap(p.pod1, uint16(41000+i)), dst: server(proto, p.client2), flags: "S"}
 		r := n.send(t, inPod1, c)
 		if !want.IsValid() {
 			r.want(t, actDrop, objects.TCVerdictDROP_EGRESS_PORTS)
@@ -286,7 +317,7 @@ func (n *packetNode) egressOff(t *testing.T, p *plan, proto uint8) {
 	n.leaving(t)
 	asked := n.leave(t, p, proto, 40000)
 	n.setNode(t, func(node *intent.Node) { node.Egress = egress.Plan{} })
-	again := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	again := frame{proto: proto, src: ap(p.pod1, 40000), dst: server(proto, p.client), flags: first(proto)}
 	r := n.send(t, inPod1, again)
 	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	r.wantPath(t, asked.v.src, asked.v.dst)
@@ -300,11 +331,15 @@ func (n *packetNode) egressForged(t *testing.T, p *plan, proto uint8) {
 	n.leaving(t)
 	asked := n.leave(t, p, proto, 40000)
 	answer := back(asked.v, "S.", nil)
-	n.send(t, inPod2, answer).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
+	if isICMP(proto) { // netfilter decides about replies of pods, and delivers none to a pod without a request
+		n.untouched(t, "an answer of a pod", inPod2, answer.bytes(n, "pod2"), objects.TCVerdictPASS_OTHER)
+	} else {
+		n.send(t, inPod2, answer).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
+	}
 	other := answer
-	other.src = ap(p.client2, 443)
+	other.src = server(proto, p.client2)
 	n.untouched(t, "an answer of another host", inEth0, other.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
-	forged := frame{proto: proto, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: first(proto)}
+	forged := frame{proto: proto, src: ap(p.pod1, 40000), dst: server(proto, p.client), flags: first(proto)}
 	n.send(t, inPod2, forged).want(t, actDrop, objects.TCVerdictDROP_SOURCE)
 	forged.src = ap(p.pod1, 40001)
 	n.untouched(t, "another pod's address", inPod2, forged.bytes(n, "pod2"), objects.TCVerdictPASS_SOURCE)
@@ -315,17 +350,87 @@ func (n *packetNode) egressForged(t *testing.T, p *plan, proto uint8) {
 func (n *packetNode) egressStackHasPort(t *testing.T, p *plan, proto uint8) {
 	n.leaving(t)
 	seen := n.leave(t, p, proto, 40000).v.src
-	own := frame{proto: proto, src: seen, dst: ap(p.client, 443), flags: first(proto)}
+	own := frame{proto: proto, src: seen, dst: server(proto, p.client), flags: first(proto)}
 	r := n.send(t, outEth0, own)
 	r.want(t, actNext, objects.TCVerdictFLOW_CREATED, objects.TCVerdictPORT_CHANGED, objects.TCVerdictTRANSLATED_FROM_STACK)
 	if r.v.src.Addr() != p.eth0 || r.v.src.Port() == seen.Port() {
 		t.Errorf("leaves as %s, want another port than %s", r.v.src, seen)
 	}
 	r = n.send(t, inEth0, back(r.v, "S.", nil))
-	r.wantPath(t, ap(p.client, 443), seen)
+	r.wantPath(t, server(proto, p.client), seen)
 	if r.code != actNext {
 		t.Errorf("the answer: code %d, want the stack", r.code)
 	}
+}
+
+// egressEchoOfOthers: only echo requests of pods to the outside, and the replies to them, are ours.
+func (n *packetNode) egressEchoOfOthers(t *testing.T, p *plan) {
+	n.leaving(t)
+	proto, pod, out := p.icmp(), ap(p.pod1, 40000), ap(p.client, 0)
+	seen := n.leave(t, p, proto, 40000).v.src
+	zero := n.leave(t, p, proto, 0).v.src
+	r := n.send(t, inEth0, frame{proto: proto, src: out, dst: zero})
+	r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	// The pod knows its identifier 0 again. A frame with port 0 twice is a request.
+	reply, request, other := []byte{r.v.icmpType, 0, 0, 0, 0, 0, 0, 1}, uint8(8), uint8(13)
+	if p.family == model.IPv6 {
+		request, other = 128, 133
+	}
+	if r.v.dst.Addr() != p.pod1 || r.v.icmpWord != 1 {
+		t.Errorf("the reply runs %s -> %s, identifier %d", r.v.src, r.v.dst, r.v.icmpWord>>16)
+	}
+	for _, tt := range []struct {
+		what     string
+		hook     at
+		src, dst netip.AddrPort
+		icmp     []byte
+	}{
+		{"the outside asks the node", inEth0, ap(p.client, seen.Port()), ap(p.eth0, 0), nil},
+		{"the outside asks a pod", inEth0, ap(p.client, 40000), ap(p.pod1, 0), nil},
+		{"a pod answers the outside", inPod1, ap(p.pod1, 0), ap(p.client, 40000), nil},
+		{"a pod answers the outside with the identifier 0", inPod1, pod, out, reply},
+		{"the node answers the outside", outEth0, ap(p.eth0, 0), ap(p.client, seen.Port()), nil},
+		{"the node asks with an identifier of its own", outEth0, ap(p.eth0, 65000), out, nil},
+		{"the outside answers the node", inEth0, out, ap(p.eth0, 65000), nil},
+		{"the outside answers with the identifier 0", inEth0, out, ap(p.eth0, 0), reply},
+		{"the outside answers a pod's own address", inEth0, out, pod, nil},
+		{"a pod asks the node", inPod1, pod, ap(p.eth0, 0), nil},
+		{"a pod asks a pod of another node", inPod1, pod, ap(p.far, 0), nil},
+		{"an echo with a code", inPod1, pod, out, []byte{request, 1, 0, 0, 156, 64, 0, 1}},
+		{"a timestamp, or router solicitation", inPod1, pod, out, []byte{other, 0, 0, 0, 156, 64, 0, 1}},
+	} {
+		f := frame{proto: proto, src: tt.src, dst: tt.dst, icmp: tt.icmp}
+		n.untouched(t, tt.what, tt.hook, f.bytes(n, tt.hook.iface), objects.TCVerdictPASS_OTHER)
+	}
+	for _, tt := range []struct {
+		what  string
+		hook  at
+		from  netip.Addr
+		about frame
+	}{
+		{"an error about the node's answer", inEth0, p.client, frame{src: ap(p.eth0, 0), dst: ap(p.client, seen.Port())}},
+		{"an error about the node's own request", inEth0, p.client, frame{src: ap(p.eth0, 65000), dst: out}},
+		{"a pod's error about a request of the outside", inPod1, p.pod1, frame{src: out, dst: ap(p.pod1, 0)}},
+	} {
+		tt.about.proto = proto
+		k := errorKinds[0].about(p, tt.from, tt.about.bytes(n, "eth0")[14:], 0)
+		n.untouched(t, tt.what, tt.hook, k.bytes(n, tt.hook.iface), objects.TCVerdictPASS_OTHER)
+	}
+	n.send(t, inPod1, frame{proto: proto, src: pod, dst: out}).wantPath(t, seen, out)
+}
+
+// egressEchoTimeout: an answered echo keeps its identifier for the timeout of UDP without an answer.
+func (n *packetNode) egressEchoTimeout(t *testing.T, p *plan) {
+	n.leaving(t)
+	asked := n.leave(t, p, p.icmp(), 40000)
+	reply := back(asked.v, "", nil)
+	n.send(t, inEth0, reply).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	limit := objects.Seconds(objects.DefaultTimeouts.UDPNew)
+	n.ageFlows(t, limit-5)
+	n.send(t, inEth0, reply).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+	n.ageFlows(t, limit+5)
+	n.untouched(t, "a reply after the timeout", inEth0, reply.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
+	n.leave(t, p, p.icmp(), 40000)
 }
 
 func (n *packetNode) egressMTU(t *testing.T, p *plan) {
@@ -345,6 +450,8 @@ func (n *packetNode) egressOfStack(t *testing.T, p *plan) {
 	n.leaving(t)
 	expired := frame{proto: protoTCP, src: ap(p.pod1, 40000), dst: ap(p.client, 443), flags: "S", ttl: 1}
 	n.untouched(t, "a packet whose TTL ends", inPod1, expired.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+	echo := frame{proto: p.icmp(), src: ap(p.pod1, 40000), dst: ap(p.client, 0), ttl: 1}
+	n.untouched(t, "an echo whose TTL ends", inPod1, echo.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	unseen := frame{proto: protoTCP, src: ap(p.pod1, 40000), dst: ap(p.eth0.Next().Next().Next(), 443), flags: "S"}
 	n.untouched(t, "an unknown neighbor", inPod1, unseen.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 }

@@ -59,7 +59,14 @@ func (n *packetNode) sendFragments(t *testing.T, hook at, frags [][]byte, firstV
 		proto = frags[0][14+40]
 	}
 	path.proto, path.payload = proto, whole
-	path.src, path.dst = ap(path.src.Addr(), binary.BigEndian.Uint16(whole)), ap(path.dst.Addr(), binary.BigEndian.Uint16(whole[2:]))
+	switch sport, dport, id := whole[:2], whole[2:4], whole[4:6]; {
+	case !isICMP(proto):
+		path.src, path.dst = ap(path.src.Addr(), binary.BigEndian.Uint16(sport)), ap(path.dst.Addr(), binary.BigEndian.Uint16(dport))
+	case whole[0] == 8 || whole[0] == 128:
+		path.src = ap(path.src.Addr(), binary.BigEndian.Uint16(id))
+	default:
+		path.dst = ap(path.dst.Addr(), binary.BigEndian.Uint16(id))
+	}
 	if err := checkTransport(path.src.Addr(), path.dst.Addr(), proto, whole, false); err != nil {
 		t.Errorf("datagram put together: %v", err)
 	}

@@ -40,7 +40,7 @@ type frame struct {
 	id       uint32
 	options  []byte      // of IPv4
 	ext      []extension // of IPv6
-	icmp     []byte      // type, code and what follows, for the ICMPs; sum not yet filled in
+	icmp     []byte      // type, code and what follows, for the ICMPs; sum not yet filled in; nil: an echo
 	pad      int         // bytes behind the datagram
 	ethDst   net.HardwareAddr
 }
@@ -98,15 +98,35 @@ func (f frame) transport() []byte {
 		}
 		return b
 	case protoICMP:
-		b := append([]byte{}, f.icmp...)
+		b := f.icmpBytes()
 		binary.BigEndian.PutUint16(b[2:], ^sum16(b, 0))
 		return b
 	case protoICMPv6:
-		b := append([]byte{}, f.icmp...)
+		b := f.icmpBytes()
 		binary.BigEndian.PutUint16(b[2:], ^sum16(b, pseudoSum(f.src.Addr(), f.dst.Addr(), protoICMPv6, len(b))))
 		return b
 	}
 	return f.payload
+}
+
+// isICMP reports whether a protocol is the ICMP of a family.
+func isICMP(proto uint8) bool { return proto == protoICMP || proto == protoICMPv6 }
+
+// icmpBytes is an ICMP message without its sum. An echo has its identifier as a port: a request as the source's, a
+// reply as the destination's.
+func (f frame) icmpBytes() []byte {
+	if f.icmp != nil {
+		return append([]byte{}, f.icmp...)
+	}
+	typ, id := uint8(8), f.src.Port()
+	if f.dst.Port() != 0 {
+		typ, id = 0, f.dst.Port()
+	}
+	if f.proto == protoICMPv6 {
+		typ = map[uint8]uint8{8: 128, 0: 129}[typ]
+	}
+	b := binary.BigEndian.AppendUint16([]byte{typ, 0, 0, 0}, id)
+	return append(binary.BigEndian.AppendUint16(b, 1), f.payload...)
 }
 
 func (f frame) eth(n *packetNode, iface string, v6 bool) []byte {

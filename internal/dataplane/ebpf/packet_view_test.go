@@ -76,12 +76,25 @@ func (v *view) layer(l gopacket.Layer) {
 		v.icmpType, v.icmpCode = l.TypeCode.Type(), l.TypeCode.Code()
 		v.icmpWord = uint32(l.Id)<<16 | uint32(l.Seq)
 		v.quoted = l.Payload
+		v.echo(8, 0)
 	case *layers.ICMPv6:
 		v.proto = protoICMPv6
 		v.icmpType, v.icmpCode = l.TypeCode.Type(), l.TypeCode.Code()
 		if len(l.Payload) >= 4 {
 			v.icmpWord, v.quoted = binary.BigEndian.Uint32(l.Payload), l.Payload[4:]
 		}
+		v.echo(128, 129)
+	}
+}
+
+// echo gives an echo its identifier as a port: see frame.icmpBytes.
+func (v *view) echo(request, reply uint8) {
+	id := uint16(v.icmpWord >> 16)
+	switch v.icmpType {
+	case request:
+		v.src, v.payload = ap(v.src.Addr(), id), v.quoted
+	case reply:
+		v.dst, v.payload = ap(v.dst.Addr(), id), v.quoted
 	}
 }
 

@@ -38,7 +38,7 @@ var (
 	flowsMaxDesc = prometheus.NewDesc("spillway_ebpf_flows_max",
 		"Capacity of the flow table, in confirmed flows; beyond it the kernel evicts the oldest.", nil, nil)
 	egressDesc = prometheus.NewDesc("spillway_ebpf_egress_connections",
-		"Pods' connections and UDP flows to the outside with the node's address, at the last sweep.", nil, nil)
+		"Pods' connections, UDP flows and pings to the outside with the node's address, at the last sweep.", nil, nil)
 	egressPortsDesc = prometheus.NewDesc("spillway_ebpf_egress_ports",
 		"Connections of one protocol that one destination outside can have, from one address of the node.", nil, nil)
 	egressBusiestDesc = prometheus.NewDesc("spillway_ebpf_egress_busiest_destination_connections",
@@ -61,6 +61,7 @@ func (t *Table) Describe(ch chan<- *prometheus.Desc) {
 func (t *Table) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(t.counts.tcp.Load()), "tcp")
 	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(t.counts.udp.Load()), "udp")
+	ch <- prometheus.MustNewConstMetric(flowsDesc, prometheus.GaugeValue, float64(t.counts.icmp.Load()), "icmp")
 	ch <- prometheus.MustNewConstMetric(flowsMaxDesc, prometheus.GaugeValue, float64(t.cfg.FlowTableSize))
 	ch <- prometheus.MustNewConstMetric(sweptDesc, prometheus.CounterValue, float64(t.counts.swept.Load()))
 	t.collectEgress(ch)

@@ -15,7 +15,7 @@ import (
 
 // sweepCounts has the numbers of flows of the last sweep.
 type sweepCounts struct {
-	tcp, udp, swept atomic.Uint64
+	tcp, udp, icmp, swept atomic.Uint64
 }
 
 // sweepLoop removes dead flows. It takes at most a twentieth of one core, for any size
@@ -38,7 +38,7 @@ func (t *Table) sweepLoop(ctx context.Context) {
 
 // Sweep walks through the table once.
 func (t *Table) Sweep(ctx context.Context) error {
-	var tcp, udp uint64
+	var tcp, udp, icmp uint64
 	clients, filter := newClientFlows(t.objects.Seed), t.objects.Filter
 	clients.created, clients.swept = objects.FlowsCreated(t.m(objects.TCMapVerdicts)), t.counts.swept.Load()
 	tidy := filter.BeginTidy()
@@ -59,11 +59,14 @@ func (t *Table) Sweep(ctx context.Context) error {
 			}
 			egress.count(k, f)
 			goOn = goOn || kept.has(k, f)
-			if model.Protocol(k.Proto) == model.TCP {
+			switch model.Protocol(k.Proto) {
+			case model.TCP:
 				tcp++
 				clients.count(k, f)
-			} else {
+			case model.UDP:
 				udp++
+			default:
+				icmp++
 			}
 		}
 		return nil
@@ -82,6 +85,7 @@ func (t *Table) Sweep(ctx context.Context) error {
 	t.clients = clients
 	t.counts.tcp.Store(tcp)
 	t.counts.udp.Store(udp)
+	t.counts.icmp.Store(icmp)
 	t.egress.Store(egress.use())
 	if kept != nil && !goOn && t.kept.CompareAndSwap(kept, nil) {
 		kept.none()

@@ -32,6 +32,8 @@ func TestSweep(t *testing.T) {
 		{model.TCP, objects.TCFlowStateFLOW_CLOSED, 100},
 		{model.UDP, objects.TCFlowStateFLOW_NEW, 70},
 		{model.UDP, objects.TCFlowStateFLOW_ESTABLISHED, 80},
+		{model.ICMP, objects.TCFlowStateFLOW_NEW, 70},
+		{model.ICMPv6, objects.TCFlowStateFLOW_ESTABLISHED, 70},
 	}
 	keep := map[objects.TCTuple]string{}
 	sweep := map[objects.TCTuple]string{}
@@ -65,8 +67,9 @@ func TestSweep(t *testing.T) {
 			}
 		}
 		objectstest.WantPairs(t, left)
-		if tcp, udp, swept := b.counts.tcp.Load(), b.counts.udp.Load(), b.counts.swept.Load(); tcp != 16 || udp != 8 || swept != 12 {
-			t.Errorf("counted %d TCP, %d UDP, %d swept; want 16, 8, 12", tcp, udp, swept)
+		tcp, udp, icmp, swept := b.counts.tcp.Load(), b.counts.udp.Load(), b.counts.icmp.Load(), b.counts.swept.Load()
+		if tcp != 16 || udp != 8 || icmp != 8 || swept != 16 {
+			t.Errorf("counted %d TCP, %d UDP, %d ICMP, %d swept; want 16, 8, 8, 16", tcp, udp, icmp, swept)
 		}
 	}
 }

@@ -70,5 +70,6 @@ func (t *Table) m(name string) *ebpf.Map { return t.objects.Maps[name] }
 
 // Use returns the flow table's use, as at the last sweep.
 func (t *Table) Use() dataplane.Table {
-	return dataplane.Table{Name: objects.TCMapFlows, Used: t.counts.tcp.Load() + t.counts.udp.Load(), Size: uint64(t.cfg.FlowTableSize)}
+	used := t.counts.tcp.Load() + t.counts.udp.Load() + t.counts.icmp.Load()
+	return dataplane.Table{Name: objects.TCMapFlows, Used: used, Size: uint64(t.cfg.FlowTableSize)}
 }

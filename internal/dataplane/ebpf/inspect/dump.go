@@ -131,10 +131,11 @@ func (d *decoder) decodeType(name string, t btf.Type, data []byte) []Field {
 	return nil
 }
 
-// member returns the member of a union that counts for the protocol: for UDP the last
+// member returns the member of a union that counts for the protocol: for UDP and ICMP the last
 // one, otherwise the first.
 func (d *decoder) member(u *btf.Union) []btf.Member {
-	if d.proto == model.UDP {
+	switch d.proto {
+	case model.UDP, model.ICMP, model.ICMPv6:
 		return u.Members[max(0, len(u.Members)-1):]
 	}
 	return u.Members[:min(1, len(u.Members))]

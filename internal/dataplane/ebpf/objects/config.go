@@ -163,7 +163,7 @@ type Timeouts struct {
 	TCPEstablished time.Duration
 	TCPClosing     time.Duration // one side has sent a FIN
 	TCPClosed      time.Duration
-	UDPNew         time.Duration
+	UDPNew         time.Duration // and of all flows of ICMP
 	UDP            time.Duration // after a reply
 }
 

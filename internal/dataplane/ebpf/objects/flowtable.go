@@ -44,15 +44,15 @@ func EachFlow(ctx context.Context, flows *ebpf.Map, f func(k *TCTuple, f *TCFlow
 	return ctx.Err()
 }
 
-// Dead mirrors flow_dead of bpf/lib/flow/table.h, with a margin.
+// Dead mirrors flow_dead of bpf/lib/flow/timeout.h, with a margin.
 func (t *Timeouts) Dead(key *TCTuple, f *TCFlow, now uint32) bool {
 	var limit time.Duration
 	state := TCFlowState(f.State)
 	switch {
-	case model.Protocol(key.Proto) == model.UDP && state == TCFlowStateFLOW_NEW:
-		limit = t.UDPNew
-	case model.Protocol(key.Proto) == model.UDP:
+	case model.Protocol(key.Proto) == model.UDP && state != TCFlowStateFLOW_NEW:
 		limit = t.UDP
+	case model.Protocol(key.Proto) != model.TCP:
+		limit = t.UDPNew
 	case state == TCFlowStateFLOW_NEW, state == TCFlowStateFLOW_SYN_RECV, state == TCFlowStateFLOW_LAST_ACK:
 		limit = t.TCPNew
 	case state == TCFlowStateFLOW_ESTABLISHED:

@@ -53,7 +53,7 @@ func Cleanup(cfg objects.Config) error {
 		if drained, _ := Drain(cfg); drained {
 			time.Sleep(cfg.Linger)
 			if flows, _ := flowsOf(cfg); flows != nil {
-				_ = endUDP(context.Background(), flows, cfg.Linger/2)
+				_ = endDatagrams(context.Background(), flows, cfg.Linger/2)
 				flows.Close()
 			}
 		}

@@ -76,7 +76,7 @@ func Drained(ctx context.Context, cfg objects.Config) error {
 	}
 	defer flows.Close()
 	err = deleteFrontends(objects.MapsDir(cfg.BPFFS), func(*objects.TCFrontend) bool { return true })
-	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), err, endUDP(ctx, flows, cfg.Linger/2)); err != nil {
+	if err := errors.Join(attach.DetachCgroup(cfg.BPFFS), err, endDatagrams(ctx, flows, cfg.Linger/2)); err != nil {
 		return err
 	}
 	timeouts := timeoutsOf(cfg)
@@ -129,7 +129,7 @@ func keepOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) (open i
 	defer reserved.close()
 	err = objects.EachFlow(ctx, flows, func(k *objects.TCTuple, f *objects.TCFlow, now uint32) error {
 		switch {
-		case model.Protocol(k.Proto) == model.UDP || objects.TCFlowState(f.State) == objects.TCFlowStateFLOW_CLOSED || t.Dead(k, f, now):
+		case model.Protocol(k.Proto) != model.TCP || objects.TCFlowState(f.State) == objects.TCFlowStateFLOW_CLOSED || t.Dead(k, f, now):
 		case objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY != 0:
 			reserved.add(k, f)
 		default:
@@ -140,14 +140,14 @@ func keepOpen(ctx context.Context, flows *ebpf.Map, t *objects.Timeouts) (open i
 	return open, reserved.err, err
 }
 
-// endUDP deletes all UDP flows except those that give a packet of the node's stack another
+// endDatagrams deletes all flows of UDP and ICMP except those that give a packet of the node's stack another
 // port because a flow uses the packet's own (serve_port_conflict). From then on no packet
-// needs another port. endUDP waits for the replies to the packets that got one, since they
+// needs another port. endDatagrams waits for the replies to the packets that got one, since they
 // are lost when the programs are detached.
-func endUDP(ctx context.Context, flows *ebpf.Map, replies time.Duration) error {
+func endDatagrams(ctx context.Context, flows *ebpf.Map, replies time.Duration) error {
 	found := false
 	err := objects.EachFlow(ctx, flows, func(k *objects.TCTuple, f *objects.TCFlow, _ uint32) error {
-		if model.Protocol(k.Proto) != model.UDP {
+		if model.Protocol(k.Proto) == model.TCP {
 			return nil
 		}
 		found = true
