@@ -193,7 +193,7 @@ func (e *env) egressCreated(t *testing.T) int {
 	return 0
 }
 
-// wantUntracked: conntrack of node a does not see a new connection of pod a2.
+// wantUntracked: conntrack of node a does not see a new connection of pod a2, and no ping.
 func (e *env) wantUntracked(t *testing.T) {
 	t.Helper()
 	const port = 45678
@@ -206,11 +206,12 @@ func (e *env) wantUntracked(t *testing.T) {
 			t.Fatalf("a2 to the outside, %s: %+v, %v", combo, resp.Answers, err)
 		}
 	}
+	e.wantPings(t, port)
 	host, err := e.Host("a")
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod := regexp.MustCompile(fmt.Sprintf(`src=(%s|%s) .*sport=%d `, regexp.QuoteMeta(e.Addr("a2", false).String()),
+	pod := regexp.MustCompile(fmt.Sprintf(`src=(%s|%s) .*(sport|id)=%d `, regexp.QuoteMeta(e.Addr("a2", false).String()),
 		e.Addr("a2", true).StringExpanded(), port))
 	err = host.Do(func() error {
 		f, err := os.Open("/proc/thread-self/net/nf_conntrack")
