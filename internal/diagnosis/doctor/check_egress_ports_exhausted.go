@@ -26,7 +26,7 @@ func (egressPortsExhausted) Find(n *Node) (found []Finding) {
 			continue
 		}
 		evidence := []string{
-			fmt.Sprintf("%d of %d ports of %s are in use to %s %s at the last sweep", d.Connections, e.Ports, d.Source, d.Destination, d.Protocol),
+			fmt.Sprintf("%d of %d ports of %s are in use to %s %s at the last sweep", d.Connections, e.Ports, d.Source, d.to(), d.Protocol),
 		}
 		if len(d.Pods) > 0 {
 			evidence = append(evidence, strings.Join(d.Pods, ", "))
@@ -40,7 +40,7 @@ func (egressPortsExhausted) Find(n *Node) (found []Finding) {
 		}
 		found = append(found, Finding{
 			ID: "egress-ports-exhausted", Severity: severity,
-			Title:    fmt.Sprintf(title, d.Destination, percent(d.Connections, e.Ports)),
+			Title:    fmt.Sprintf(title, d.to(), percent(d.Connections, e.Ports)),
 			Evidence: evidence,
 			Numbers:  map[string]float64{"connections": float64(d.Connections), "ports": float64(e.Ports), "packets": float64(e.Refused)},
 			Packets: "Each connection to one address and port outside needs a port of this node that no other connection to it has. Without " +

@@ -43,11 +43,19 @@ type EgressPorts struct {
 
 // EgressDestination counts the connections of pods to a destination outside.
 type EgressDestination struct {
-	Protocol    string // "TCP"
+	Protocol    string // "TCP", "UDP" or "ICMP"
 	Source      netip.Addr
 	Destination netip.AddrPort
 	Connections int
 	Pods        []string // "120 of pod shop/cart", those with the most first
+}
+
+// to returns the destination as people read it. A ping has no port there.
+func (d *EgressDestination) to() string {
+	if d.Destination.Port() == 0 {
+		return d.Destination.Addr().String()
+	}
+	return d.Destination.String()
 }
 
 // DSRReplies is what an agent knows about endpoints that answer clients of another node

@@ -40,6 +40,9 @@ func (a Address) String() string {
 	if a.Protocol == "" {
 		return a.AddrPort.Addr().String()
 	}
+	if a.AddrPort.Port() == 0 { // the destination of a ping
+		return a.Protocol + " " + a.AddrPort.Addr().String()
+	}
 	return a.Protocol + " " + a.AddrPort.String()
 }
 

@@ -182,11 +182,12 @@ func TestEgressIsCountedByPodAndDestination(t *testing.T) {
 	}
 	check("", "egress is off")
 	// Two pods have one name, one after the other, and the name of a third comes later.
-	const last = ", shop/a tcp 203.0.113.5:80=1, shop/a tcp 203.0.113.5:80=1"
+	const last = ", shop/a icmp 203.0.113.5=1, shop/a tcp 203.0.113.5:80=1, shop/a tcp 203.0.113.5:80=1"
 	agent.egress = []Flow{
 		out("", "10.1.0.3:1", "203.0.113.5:53"), out("", "10.1.0.3:2", "203.0.113.5:53"), out("", "10.1.0.3:3", "203.0.113.5:53"),
 		out("shop/a", "10.1.0.2:1", "203.0.113.5:443"), out("shop/a", "10.1.0.2:2", "203.0.113.5:443"),
 		out("shop/a", "10.1.0.2:1", "203.0.113.5:80"), out("shop/a", "10.1.0.9:1", "203.0.113.5:80"),
+		{Protocol: "icmp", Client: at("10.1.0.2:7"), Endpoint: at("203.0.113.5:0"), Egress: true, Pod: "shop/a"},
 	}
 	check("10.1.0.3 tcp 203.0.113.5:53=3, shop/a tcp 203.0.113.5:443=2"+last, "")
 	for i := range 3 {
