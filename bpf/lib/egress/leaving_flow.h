@@ -55,12 +55,16 @@ static __always_inline enum step egress_route(struct __sk_buff *skb, struct scra
  */
 #define EGRESS_TRIES 4
 
-/* Returns the node's address for the try, or NULL where that of the route's device is meant. */
+/*
+ * Returns the node's address for the try, or NULL where that of the route's device is meant. The
+ * groups next to each other have all addresses in turn, but not the last and the first.
+ */
 static __always_inline struct addr *egress_address(const struct tuple *t, __u32 try)
 {
 	bool v4 = t->family == FAMILY_V4;
-	__u32 group = bpf_ntohl(v4 ? t->saddr.w[0] : t->saddr.w[3]) + try;
-	__u32 index = (v4 ? 0 : EGRESS_POD_GROUPS) + group % EGRESS_POD_GROUPS;
+	__u32 group = bpf_ntohl(v4 ? t->saddr.w[0] : t->saddr.w[3]) % EGRESS_POD_GROUPS;
+	__u32 near = group + EGRESS_TRIES > EGRESS_POD_GROUPS ? group - try : group + try;
+	__u32 index = (v4 ? 0 : EGRESS_POD_GROUPS) + near % EGRESS_POD_GROUPS;
 	struct addr *own = bpf_map_lookup_elem(&egress_addresses, &index);
 
 	return own && !addr_zero(own) ? own : NULL;
@@ -111,7 +115,7 @@ static __always_inline enum step egress_plan(struct __sk_buff *skb, struct scrat
 	return GO_ON;
 }
 
-/* Plans and stores the flow, once. Returns GO_ON, WITHOUT_FLOW or DROP. */
+/* Plans and stores the flow, with one address. Returns GO_ON, WITHOUT_FLOW or DROP. */
 __noinline int egress_try(struct __sk_buff *skb, struct settings *s, __u32 try)
 {
 	struct scratch *m = get_scratch();
@@ -120,15 +124,20 @@ __noinline int egress_try(struct __sk_buff *skb, struct settings *s, __u32 try)
 	if (!m || !s)
 		return WITHOUT_FLOW;
 	step = egress_plan(skb, m, s, try);
-	return step == GO_ON ? flow_create(skb, m, false, s) : step;
+	if (step != GO_ON)
+		return step;
+	if (!try)
+		flow_admit(m, false);
+	return flow_reserve(skb, m, s, try > 0);
 }
 
-/* Has the node another address for the next try? pair.flow has that of the last one. */
+/* Has the node an address for this try that was not tried yet? */
 static __always_inline bool egress_may_retry(const struct scratch *m, __u32 try)
 {
+	const struct addr *first = egress_address(&m->packet.tuple, 0);
 	const struct addr *own = egress_address(&m->packet.tuple, try);
 
-	return m->drop == DROP_SNAT_PORTS && own && !addr_equal(own, &m->pair.flow.saddr);
+	return m->drop == DROP_SNAT_PORTS && first && own && !addr_equal(own, first);
 }
 
 /* Plans and stores the flow. Returns GO_ON, WITHOUT_FLOW or DROP. */

@@ -12,6 +12,9 @@
 /* Source ports to try before the packet is dropped: 0.04 % fail if 97 of 100 are in use. */
 #define PORT_TRIES 256
 
+/* The same for each further source address: a pod without ports must not cost much time. */
+#define PORT_TRIES_AGAIN 64
+
 /*
  * Tries of the one port that a flow may have: another CPU may take the tuple while it is replaced.
  */
@@ -294,13 +297,13 @@ __noinline int reply_release_contested(struct __sk_buff *skb)
 	return 1;
 }
 
-/* Tries reply tuples until one is ours. Returns -1 if none is. */
-__noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct settings *s,
-			    enum source_port source)
+/* Tries reply tuples until one is ours, at most tries of them. Returns -1 if none is. */
+static __always_inline int reply_try_many(struct __sk_buff *skb, struct tuple *key,
+					  struct settings *s, enum source_port source, int tries)
 {
 	int first = source == SOURCE_PORT_RANDOM ? 1 : 0;
 
-	for (int i = 0; i < PORT_TRIES; i++) {
+	for (int i = 0; i < tries; i++) {
 		if (!reply_try(skb, key, s, source == SOURCE_PORT_EXACT ? 0 : first + i) &&
 		    !reply_release_contested(skb))
 			return 0;
@@ -308,6 +311,19 @@ __noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct set
 			break;
 	}
 	return -1;
+}
+
+__noinline int reply_search(struct __sk_buff *skb, struct tuple *key, struct settings *s,
+			    enum source_port source)
+{
+	return reply_try_many(skb, key, s, source, PORT_TRIES);
+}
+
+/* reply_search of a flow that has found none with another address. */
+__noinline int reply_search_again(struct __sk_buff *skb, struct tuple *key, struct settings *s,
+				  enum source_port source)
+{
+	return reply_try_many(skb, key, s, source, PORT_TRIES_AGAIN);
 }
 
 /*
@@ -345,24 +361,28 @@ __noinline int flow_store(const struct tuple *key)
 	return bpf_map_update_elem(&flows, &pair->other_key, &pair->flow, BPF_NOEXIST) ? -1 : 0;
 }
 
-/*
- * Stores pair.flow under the tuple of the packet. Its sport is the client's, and changes if
- * pair.source is SOURCE_PORT_RANDOM or another flow to the endpoint has it. Returns DROP, or GO_ON,
- * and pair.flow is then the entry in the map. remote: dsr_remote.
- */
-static __always_inline enum step flow_create(struct __sk_buff *skb, struct scratch *m, bool remote,
-					     struct settings *s)
+/* Gives pair.flow its slot among the unconfirmed flows. remote: dsr_remote. */
+static __always_inline void flow_admit(struct scratch *m, bool remote)
+{
+	struct flow *f = &m->pair.flow;
+
+	f->slot = unconfirmed_admit(&m->packet.tuple, f->seen, remote);
+}
+
+/* flow_create of a flow that has its slot. again: it found no port with another address. */
+static __always_inline enum step flow_reserve(struct __sk_buff *skb, struct scratch *m,
+					      struct settings *s, bool again)
 {
 	struct tuple *key = &m->packet.tuple;
 	struct flow_pair *pair = &m->pair;
 	struct flow *f = &pair->flow, *other;
 
-	f->slot = unconfirmed_admit(key, f->seen, remote);
 	flow_make_reverse(&pair->reply, f, key);
 	flow_reverse_key(&pair->reply_key, f, key);
 	pair->replace_port = 0;
 	pair->replace_rank = 0;
-	if (reply_search(skb, key, s, pair->source))
+	if (again ? reply_search_again(skb, key, s, pair->source)
+		  : reply_search(skb, key, s, pair->source))
 		return drop_for(m, DROP_SNAT_PORTS);
 	f->sport = pair->reply_key.dport;
 	if (!flow_store(key)) {
@@ -386,6 +406,18 @@ static __always_inline enum step flow_create(struct __sk_buff *skb, struct scrat
 	*f = *other;
 	m->packet.flags &= ~PACKET_ROUTED;
 	return GO_ON;
+}
+
+/*
+ * Stores pair.flow under the tuple of the packet. Its sport is the client's, and changes if
+ * pair.source is SOURCE_PORT_RANDOM or another flow to the endpoint has it. Returns DROP, or GO_ON,
+ * and pair.flow is then the entry in the map. remote: dsr_remote.
+ */
+static __always_inline enum step flow_create(struct __sk_buff *skb, struct scratch *m, bool remote,
+					     struct settings *s)
+{
+	flow_admit(m, remote);
+	return flow_reserve(skb, m, s, false);
 }
 
 #endif

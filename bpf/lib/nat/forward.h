@@ -17,11 +17,17 @@
 __noinline int refuse(struct __sk_buff *skb, struct scratch *m)
 {
 	struct settings *s = get_settings();
+	struct flow *f;
 
 	if (!m || !s)
 		return TC_ACT_SHOT;
+	f = &m->pair.flow;
 	if (m->next_hop.kind == NEXT_HOP_TOO_BIG)
 		return answer_too_big(skb, &m->packet, &m->answer, m->next_hop.mtu);
+	/* The answer comes from a Service's address, but from a hop on the way to the outside. */
+	if (m->next_hop.kind == NEXT_HOP_TTL_EXCEEDED && f->service == SERVICE_EGRESS &&
+	    !(f->flags & FLOW_REPLY))
+		return pass(PASS_OTHER);
 	if (m->next_hop.kind == NEXT_HOP_TTL_EXCEEDED)
 		return answer_ttl(skb, &m->packet, &m->answer, s);
 	return drop_for(m, DROP_NO_ROUTE);

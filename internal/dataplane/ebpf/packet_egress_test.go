@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/attach"
+	"spillway.dev/spillway/internal/dataplane/ebpf/node"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/egress"
 	"spillway.dev/spillway/internal/decisions/intent"
@@ -277,12 +278,13 @@ func (n *packetNode) egressAddresses(t *testing.T, p *plan, proto uint8) {
 	with(own[1])
 	n.untouched(t, "an answer to an address that the node has lost", inEth0, answer.bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 
+	own = append(own, own[1].Next())
 	with(own...)
 	n.setSNATPorts(t, 50000)
 	if proto != protoTCP {
 		return // its flows give way to new ones
 	}
-	for i, want := range []netip.Addr{own[1], own[0], {}} {
+	for i, want := range []netip.Addr{own[2], own[0], own[1], {}} { // by turns
 		c := frame{proto: proto, src: ap(p.pod1, uint16(41000+i)), dst: server(proto, p.client2), flags: "S"}
 		r := n.send(t, inPod1, c)
 		if !want.IsValid() {
@@ -452,6 +454,9 @@ func (n *packetNode) egressOfStack(t *testing.T, p *plan) {
 	n.untouched(t, "a packet whose TTL ends", inPod1, expired.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	echo := frame{proto: p.icmp(), src: ap(p.pod1, 40000), dst: ap(p.client, 0), ttl: 1}
 	n.untouched(t, "an echo whose TTL ends", inPod1, echo.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+	n.leave(t, p, protoTCP, 40001)
+	expired.src = ap(p.pod1, 40001)
+	n.untouched(t, "a packet of a flow whose TTL ends", inPod1, expired.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 	unseen := frame{proto: protoTCP, src: ap(p.pod1, 40000), dst: ap(p.eth0.Next().Next().Next(), 443), flags: "S"}
 	n.untouched(t, "an unknown neighbor", inPod1, unseen.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
 }
@@ -475,6 +480,24 @@ func TestEgressAddressLost(t *testing.T) {
 	if r := n.leave(t, v4, protoTCP, 40001); r.v.src.Addr() != addr("192.0.2.2") {
 		t.Errorf("a new connection has source %s, want the new address", r.v.src)
 	}
+}
+
+// TestEgressAddressLostMeanwhile: the node loses an address while no agent runs.
+func TestEgressAddressLostMeanwhile(t *testing.T) {
+	n := newPacketNode(t)
+	p := plans["IPv4"]
+	own := p.eth0.Next()
+	n.leaving(t, func(node *intent.Node) {
+		node.Addrs, node.Egress.Addresses = append(node.Addrs, own), []netip.Addr{own}
+	})
+	lost := n.leave(t, p, protoTCP, 40000)
+	t.Cleanup(func() { n.onThread(t, n.describe) })
+	w := node.New(&n.cfg, n.objects, n.services.HasAddr, nil)
+	w.OnSourcesLost(n.flows.ForgetSources)
+	must.Do(t, w.Read(false))
+	current := defaultNode()
+	n.onThread(t, func() error { return w.Write(&current) })
+	n.untouched(t, "a late answer", inEth0, back(lost.v, "S.", nil).bytes(n, "eth0"), objects.TCVerdictPASS_OTHER)
 }
 
 // TestEgressPortsOfCopiedFlows: flows that other maps had get their answers.
