@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -58,6 +59,20 @@ func (w *Writer) loseSources(n *intent.Node) error {
 	}
 	for a := range lost {
 		delete(w.sources, a)
+	}
+	return nil
+}
+
+// readSources reads the source addresses of the flows that an earlier run has left.
+func (w *Writer) readSources() error {
+	err := objects.EachFlow(context.Background(), w.m(objects.TCMapFlows), func(k *objects.TCTuple, f *objects.TCFlow, _ uint32) error {
+		if f.Service == objects.ServiceEgress && objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY == 0 {
+			w.sources[objects.FromAddr(f.Saddr, k.Family)] = true
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read source addresses of flows: %w", err)
 	}
 	return nil
 }

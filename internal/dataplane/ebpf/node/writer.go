@@ -81,9 +81,11 @@ func (w *Writer) Read(untracking bool) (err error) {
 	}
 	w.draining = s.Flags&uint32(objects.TCSettingsFlagsSETTING_DRAINS) != 0
 	w.egressKept = s.Flags&uint32(objects.TCSettingsFlagsSETTING_EGRESS_KEPT) != 0
-	w.clusterRanges, err = objects.ReadClusterRanges(w.m(objects.TCMapClusterRanges))
 	w.untracking = untracking
-	return err
+	if w.clusterRanges, err = objects.ReadClusterRanges(w.m(objects.TCMapClusterRanges)); err != nil {
+		return err
+	}
+	return w.readSources()
 }
 
 // Write updates the maps about the node itself: first what protects, of which an error
