@@ -79,8 +79,13 @@ IPT -A OUT -d 198.51.100.0/24 -j RETURN; IPT -A OUT -m mark --mark 0x7 -j DROP; 
 		{"raw", "IPT -t raw -A PREROUTING -d 198.51.100.7/32 -j DROP", "raw PREROUTING 1: -d 198.51.100.7/32 -j DROP"},
 		{"many", "for i in 1 2 3 4 5; do IPT -A FORWARD -d 198.51.100.$i -j DROP; done", "filter FORWARD 1: -d 198.51.100.1/32 -j DROP|" +
 			"filter FORWARD 2: |filter FORWARD 3: |and 2 more"},
+		{"pings", "IPT -A FORWARD -p tcp -j ACCEPT; IPT -A FORWARD -p icmp -m icmp --icmp-type 8 -j DROP; IPT -A FORWARD -p icmp -j DROP",
+			"filter FORWARD 2: -p icmp -m icmp --icmp-type 8 -j DROP|filter FORWARD 3: -p icmp -j DROP"},
+		{"nft pings", forward("meta l4proto { icmp, ipv6-icmp } drop\nicmp type echo-request drop\nmeta l4proto != { tcp, udp } drop"),
+			"meta l4proto { icmp, ipv6-icmp } drop|icmp type echo-request drop|meta l4proto != { tcp, udp } drop"},
 		{"rules of other packets", `IPT -A FORWARD -m conntrack --ctstate INVALID -j DROP
-IPT -A FORWARD -p icmp -j DROP
+IPT -A FORWARD -p icmp -m icmp --icmp-type 3 -j DROP
+IPT -A FORWARD -p sctp -j DROP
 IPT -A FORWARD -i eth0 -j DROP
 IPT -A FORWARD -i lo -j DROP
 IPT -A FORWARD -o docker0 -j DROP
@@ -114,8 +119,8 @@ chain f { type filter hook prerouting priority raw; ct state vmap { established 
 		{"nft rules of other packets", forward(`
 ct state invalid drop
 ct state { invalid, untracked } drop
-meta l4proto { icmp, ipv6-icmp } drop
-icmp type echo-request drop
+icmp type { echo-reply, destination-unreachable } drop
+meta l4proto sctp drop
 fib saddr . iif oif missing drop
 iifname { "eth0", "lo" } drop
 oifname "docker0" drop

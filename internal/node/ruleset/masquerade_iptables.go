@@ -51,6 +51,12 @@ func (w *walker) parseIptables(r *Rule, m *match) {
 			} else {
 				m.setUnclear("it depends on the protocol")
 			}
+		case "--icmp-type", "--icmpv6-type":
+			if w.outward != nil {
+				m.icmpTypes([]string{value}, not)
+			} else {
+				m.setUnclear("it depends on the type of ICMP")
+			}
 		case "-m":
 			module = value
 		case "--comment":

@@ -9,8 +9,8 @@ import (
 	"go4.org/netipx"
 )
 
-// Outward describes packets of pods to the outside that are forwarded without netfilter: TCP and UDP,
-// with a source in Sources and a destination outside of Keeps.
+// Outward describes packets of pods to the outside that are forwarded without netfilter: TCP, UDP
+// and ICMP echo requests, with a source in Sources and a destination outside of Keeps.
 type Outward struct {
 	Sources, Keeps []netip.Prefix
 	// Devices are those by which packets may leave. Usual are those that lead to hosts outside, and not to
@@ -385,14 +385,31 @@ func (m *match) states(list []string, not bool) {
 	}
 }
 
-// protocol requires one of these protocols: packets are of TCP or UDP.
+// outwardProtocols are those of packets of egress, by their names and numbers.
+var outwardProtocols = [][]string{{"tcp", "6"}, {"udp", "17"}, {"icmp", "1", "ipv6-icmp", "icmpv6", "58"}}
+
+// protocol requires one of these protocols.
 func (m *match) protocol(list []string, not bool) {
-	tcp := (slices.Contains(list, "tcp") || slices.Contains(list, "6")) != not
-	udp := (slices.Contains(list, "udp") || slices.Contains(list, "17")) != not
-	if !tcp && !udp {
+	matches := 0
+	for _, names := range outwardProtocols {
+		if slices.ContainsFunc(names, func(n string) bool { return slices.Contains(list, n) }) != not {
+			matches++
+		}
+	}
+	if matches == 0 {
 		m.never = true
-	} else if !tcp || !udp {
+	} else if matches < len(outwardProtocols) {
 		m.setUnclear("it depends on the protocol")
+	}
+}
+
+// icmpTypes requires one of these types of ICMP: packets are echo requests.
+func (m *match) icmpTypes(list []string, not bool) {
+	requests := []string{"echo-request", "8", "128", "any", "255"}
+	if slices.ContainsFunc(list, func(t string) bool { return slices.Contains(requests, t) }) != not {
+		m.setUnclear("it depends on the type of ICMP")
+	} else {
+		m.never = true
 	}
 }
 
@@ -413,7 +430,13 @@ func (p *nftRule) outwardNext() (ok bool) {
 	case p.follows("meta", "l4proto"), p.follows("ip", "protocol"), p.follows("ip6", "nexthdr"):
 		not := p.not()
 		m.protocol(words(p.take()), not)
-	case p.follows("icmp"), p.follows("icmpv6"), p.follows("sctp"):
+	case p.follows("icmp", "type"), p.follows("icmpv6", "type"):
+		not := p.not()
+		m.icmpTypes(words(p.take()), not)
+	case p.follows("icmp"), p.follows("icmpv6"):
+		m.setUnclear("it depends on the header of ICMP")
+		p.rest()
+	case p.follows("sctp"):
 		m.never, p.words = true, nil
 	case p.follows("tcp", "dport"), p.follows("tcp", "sport"), p.follows("udp", "dport"), p.follows("udp", "sport"),
 		p.follows("th", "dport"), p.follows("th", "sport"):
