@@ -100,6 +100,19 @@ func (t *Tracker) changes(c donottrack.Changes) Changes {
 	return changes
 }
 
+// servicesChanged returns what changed of Services and of the node, and of egress, which depends on the node.
+func (t *Tracker) servicesChanged() Changes {
+	c := Changes{Services: t.services.Changes()}
+	if c.Services.Node == nil {
+		return c
+	}
+	c.Egress = t.decideEgress(*c.Services.Node)
+	if n := t.services.ChangedNode(); n != nil { // it has the new plan of egress
+		c.Services.Node = n
+	}
+	return c
+}
+
 // State returns the whole state of Services.
 func (t *Tracker) State() intent.State { return t.services.State() }
 

@@ -26,19 +26,6 @@ func (t *Tracker) SetEgress(mode egress.Mode, facts egress.Facts) Changes {
 	return c
 }
 
-// servicesChanged returns what changed of Services and of the node, on which egress depends.
-func (t *Tracker) servicesChanged() Changes {
-	c := Changes{Services: t.services.Changes()}
-	if c.Services.Node == nil {
-		return c
-	}
-	c.Egress = t.decideEgress(*c.Services.Node)
-	if again := t.services.Changes(); again.Node != nil {
-		c.Services.Node = again.Node
-	}
-	return c
-}
-
 // decideEgress decides anew. It returns all Problems if they have changed, else nil.
 func (t *Tracker) decideEgress(n intent.Node) []model.Problem {
 	plan, wrong := egress.Decide(t.egress.mode, t.egress.facts,

@@ -255,8 +255,8 @@ func (o *ownNode) noteUnhooked(node string, name model.Name, now *model.Pod) {
 	}
 }
 
-// changedNode returns the Node if it differs from what was last returned.
-func (t *Tracker) changedNode() *Node {
+// ChangedNode returns the Node if it differs from what was last returned, here or by Changes.
+func (t *Tracker) ChangedNode() *Node {
 	t.updatePods()
 	if t.own.stale {
 		t.own.stale = false

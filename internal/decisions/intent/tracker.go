@@ -203,7 +203,7 @@ func (t *Tracker) Changes() Changes {
 	if problemsChanged {
 		c.Problems = t.collectProblems()
 	}
-	c.Node = t.changedNode()
+	c.Node = t.ChangedNode()
 	return c
 }
 
