@@ -216,7 +216,7 @@ func (c *Config) serverFlags() []flag {
 		{name: "metrics-bind-address", to: at(&c.MetricsAddr, "127.0.0.1:10249"), field: "metricsBindAddress",
 			usage: "IP:port of /metrics and /proxyMode. Empty: not served."},
 		{name: "bind-address-hard-fail", to: at(&c.BindHardFail, false), field: "bindAddressHardFail",
-			usage: "End the agent if the address of /healthz or /metrics cannot be had, instead of trying again."},
+			usage: "End the agent if the address of /healthz or /metrics cannot be bound, instead of trying again."},
 		{name: "profiling", to: at(&c.Profiling, false), field: "enableProfiling", usage: "Serve /debug/pprof/ beside /metrics."},
 	}
 }

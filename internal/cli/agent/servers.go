@@ -28,7 +28,7 @@ type servers struct {
 }
 
 // open opens every server. As kube-proxy does, the agent serves without those whose
-// address cannot be had, and run tries them again; with hardFail, open fails.
+// address cannot be bound, and run tries them again; with hardFail, open fails.
 func (s *servers) open(ctx context.Context, hardFail bool) error {
 	for _, one := range s.list {
 		err := s.openOne(ctx, one)
@@ -38,7 +38,7 @@ func (s *servers) open(ctx context.Context, hardFail bool) error {
 			return fmt.Errorf("serve %s: %w: give another %s, or an empty one", one.what, err, one.setting)
 		default:
 			one.waits = true
-			s.log.Warn("address cannot be had; trying again", "what", one.what, "err", err, "setting", one.setting)
+			s.log.Warn("address cannot be bound; trying again", "what", one.what, "err", err, "setting", one.setting)
 		}
 	}
 	return nil

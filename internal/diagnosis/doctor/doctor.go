@@ -46,7 +46,7 @@ type Finding struct {
 	// Numbers are the values in the evidence, for programs.
 	Numbers map[string]float64 `json:"numbers,omitempty"`
 	Packets string             `json:"packets"` // effect on packets, then the cause
-	Remedy  string             `json:"mend"`
+	Remedy  string             `json:"remedy"`
 	// Commands carry out the remedy: one shell line each, run by root on the node.
 	Commands []string `json:"commands,omitempty"`
 	// Settings are YAML for the authors of pods; a comment names the object of each.
