@@ -71,7 +71,7 @@ static __always_inline void count(enum verdict verdict)
 /*
  * Returns seconds since boot, from the coarse clock (one jiffy), which is cheap (5.11).
  * Without a division, each second is half a millisecond too long. The agent computes the
- * same clock in bootSeconds.
+ * same clock in BootSeconds.
  */
 static __always_inline __u32 now(void)
 {

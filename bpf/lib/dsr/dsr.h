@@ -14,7 +14,7 @@
  * also at another node. The endpoint's node has the flow as if the packets had arrived there. It
  * sees both directions, and so the state, counters and events are there.
  *
- * Other rooms call these:
+ * Other folders call these:
  *
  *   receiving node   dsr_plan                  has a new flow DSR?              send.h
  *                    dsr_begin                 starts its state                 send.h
