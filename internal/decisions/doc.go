@@ -9,8 +9,9 @@
 // The second input is Kernel: what reconcile knows that the kernel holds. Tracker.Observe takes
 // what it has seen of connections.
 //
-// Policies and intent read the same store. Policies come first: they say which packets must
-// traverse netfilter, and intent needs that for the endpoints. It also takes those that fail.
+// Donottrack and intent read the same store. Donottrack comes first: its Traversal says which pods' packets
+// must traverse netfilter because of do-not-track policies, and intent needs that for the endpoints. Intent
+// also takes the endpoints that outlier has ejected, and the Plan of egress.
 //
 // internal/reconcile, the next step, decides when the result is written, and the
 // dataplanes in internal/dataplane write it.

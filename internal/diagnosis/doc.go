@@ -4,7 +4,6 @@
 //	connectivity  traffic through Services of every kind on a live cluster
 //	  echo    the server of the test
 //	doctor  findings about a node's configuration and counters
-//	  ruleset  reads the rules of all programs, and finds what they do
 //	drops   the packets that the kernel drops, and why
 //	  cause   which policy or Service denied a packet
 //	donottrackflow  what do-not-track policies mean for one flow

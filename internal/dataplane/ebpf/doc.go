@@ -20,7 +20,7 @@
 //	attach      devices, links: the hooks of the programs
 //	inspect     all that shows and writes nothing
 //	upgrade     layouts, migration, drain, cleanup
-//	dsr         probes of DSR replies
+//	dsr         which encapsulation reaches which node, by the probes of dsrprobe
 //	services    the one writer of the maps of Services
 //	flows       sweep, counts, events, ends of sockets
 //	node        settings, source ports, pods, addresses and ranges of the node
@@ -31,12 +31,14 @@
 //
 //	BPFFS/maps-v3/NAME    maps of ABI version 3
 //	BPFFS/links/…         tcx links, one for each interface and direction
+//	BPFFS/tailcalls/ID    the program behind the others, in an array
 //	BPFFS/cgroup/…        links of the socket hooks
 //
 // The files, by theme:
 //
 //	backend, config, attach      the Backend: Apply and Replace, its settings, its hooks
-//	inspect, directreplies       what it shows, by the parts
+//	donottrack                   policies, by the part of that name
+//	inspect, dsr, egress         what it shows, by the parts
 //	metrics                      its metrics
 //	packet_…_test                single packets through the programs (BPF_PROG_RUN)
 package ebpf

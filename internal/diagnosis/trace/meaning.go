@@ -9,7 +9,7 @@ import (
 type meaning struct {
 	step  string
 	state State
-	text  string // "": ebpf.Meaning has it
+	text  string // "": inspect.Meaning has it
 }
 
 // The names of steps that decide.
@@ -35,7 +35,9 @@ const (
 	stepOther     = "other rules"
 )
 
-// order is the order of the steps of a packet (bpf/lib/tc.h, bpf/lib/serve.h).
+// order is the order of the steps in a report. It is that of the programs (bpf/lib/tc.h, bpf/lib/serve.h) except
+// for two steps. The report has egress in the place of the frontend; the programs decide about it after the source
+// address. They may find the next hop before the source port, and the report ends with it.
 var order = []string{
 	stepProgram, stepPacket, stepFilter, stepFlow, stepEgress, stepFrontend, stepSource, stepNetfilter, stepRanges,
 	stepPolicy, stepEndpoint, stepSNAT, stepIPsec, stepPort, stepBypass, stepNextHop,

@@ -17,7 +17,7 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// portTable is the content of the maps of Services, and their only writer.
+// portTable is the content of the maps of Services. Writer alone calls it.
 //
 //	frontends[address:port] -> service id
 //	services[id]            -> size of each set
@@ -48,7 +48,7 @@ type portTable struct {
 	reserved [2]uint32
 
 	// changes is the map service_changes; nil: there are no programs. changed says that the
-	// programs must compare UDP flows with their Services again; see CountChange.
+	// programs must compare UDP flows with their Services again; see countChange.
 	changes *ebpf.Map
 	changed bool
 

@@ -748,7 +748,7 @@ func (t *portTable) erase(cs changes) {
 	t.countChange()
 }
 
-// CountChange has the programs compare UDP flows and connected UDP sockets with their Services again,
+// countChange has the programs compare UDP flows and connected UDP sockets with their Services again,
 // if one may have lost its address or its endpoint. Call it after the maps are written: a program
 // that has read them before then compares once more. The count is never 0.
 func (t *portTable) countChange() {
