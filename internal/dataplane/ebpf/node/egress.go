@@ -65,6 +65,13 @@ func (w *Writer) loseSources(n *intent.Node) error {
 
 // readSources reads the source addresses of the flows that an earlier run has left.
 func (w *Writer) readSources() error {
+	var features uint32
+	if err := w.m(objects.TCMapFeaturesSeen).Lookup(uint32(0), &features); err != nil {
+		return fmt.Errorf("read features: %w", err)
+	}
+	if features&uint32(objects.TCFeatureFEATURE_EGRESS) == 0 {
+		return nil // no need to walk the table
+	}
 	err := objects.EachFlow(context.Background(), w.m(objects.TCMapFlows), func(k *objects.TCTuple, f *objects.TCFlow, _ uint32) error {
 		if f.Service == objects.ServiceEgress && objects.TCFlowFlags(f.Flags)&objects.TCFlowFlagsFLOW_REPLY == 0 {
 			w.sources[objects.FromAddr(f.Saddr, k.Family)] = true
