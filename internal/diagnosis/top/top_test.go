@@ -137,14 +137,7 @@ func TestAnAgentAddsNamesAndItsOwnFlows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sortRows(s.Rows, ByEntries)
-		var got []string
-		for _, r := range s.Rows {
-			got = append(got, r.Name+"="+itoa(r.Entries))
-		}
-		if strings.Join(got, ", ") != want || strings.Join(s.Problems, "; ") != problems {
-			t.Errorf("%s of %d: %s, want %s; problems %q, want %q", view, only, strings.Join(got, ", "), want, s.Problems, problems)
-		}
+		wantRows(t, s, want, problems)
 	}
 	check(Services, 0, "tcp 10.96.0.1:80 shop/web:http=2, udp 10.96.0.1:80=1", "")
 	check(Endpoints, 0, "tcp 10.1.0.7:8080 shop/web-0 of shop/web:http, shop/api:80=2, udp 10.1.0.7:8080 web-0=1", "")
@@ -154,6 +147,19 @@ func TestAnAgentAddsNamesAndItsOwnFlows(t *testing.T) {
 	check(Sources, 0, "10.1.0.2 shop/client=3, 10.1.0.4=1", "Spillway's flow table has more flows than are counted here")
 	agent.err = errors.New("no agent")
 	check(Sources, 0, "10.1.0.2 shop/client=1", "no agent")
+}
+
+// wantRows sorts the rows of a sample, and compares them, as "name=entries", and its problems.
+func wantRows(t *testing.T, s Sample, want, problems string) {
+	t.Helper()
+	sortRows(s.Rows, ByEntries)
+	var got []string
+	for _, r := range s.Rows {
+		got = append(got, r.Name+"="+itoa(r.Entries))
+	}
+	if strings.Join(got, ", ") != want || strings.Join(s.Problems, "; ") != problems {
+		t.Errorf("%s: %s, want %s; problems %q, want %q", s.View, strings.Join(got, ", "), want, s.Problems, problems)
+	}
 }
 
 func TestEgressIsCountedByPodAndDestination(t *testing.T) {
@@ -170,14 +176,7 @@ func TestEgressIsCountedByPodAndDestination(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sortRows(s.Rows, ByEntries)
-		var got []string
-		for _, r := range s.Rows {
-			got = append(got, r.Name+"="+itoa(r.Entries))
-		}
-		if strings.Join(got, ", ") != want || strings.Join(s.Problems, "; ") != problems {
-			t.Errorf("%s, want %s; problems %q, want %q", strings.Join(got, ", "), want, s.Problems, problems)
-		}
+		wantRows(t, s, want, problems)
 		return s
 	}
 	check("", "egress is off")

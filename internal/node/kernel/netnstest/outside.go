@@ -229,6 +229,20 @@ func (o *Outside) PortsKept(network string, a OutsideAddrs) (kept int) {
 	return kept
 }
 
+// SeesPodsAs fails unless each pod has one of two addresses of the node outside, pod1 the first, and random ports.
+func (o *Outside) SeesPodsAs(a OutsideAddrs, own [2]string) {
+	o.t.Helper()
+	for _, network := range []string{"tcp", "udp"} {
+		for range 3 {
+			o.Sees(network, "pod1", a.Pod1, a.Server, own[0])
+			o.Sees(network, "pod2", a.Pod2, a.Other, own[1])
+		}
+		if kept := o.PortsKept(network, a); kept > 1 {
+			o.t.Errorf("%s to %s: %d of 8 connections kept their port", network, a.Server, kept)
+		}
+	}
+}
+
 // AskTFTP has the server ask pod1 for a file on port 69, as another node does that has translated
 // a client's request to pod1. It returns the address from which pod1's answer arrives. The answer
 // begins a connection from a new port.
