@@ -25,7 +25,7 @@ type Restriction struct{ Where, Text string }
 const (
 	maxSteps    = 1 << 13 // rules that are compared for a family
 	maxElements = 1 << 12 // of a set that is compared by its addresses
-	maxParts    = 64      // ranges of destinations that are told apart
+	maxParts    = 64      // ranges of destinations that are followed separately
 	maxVisits   = 8       // of a chain, each for more destinations; then all destinations may meet it
 )
 
