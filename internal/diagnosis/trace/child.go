@@ -52,6 +52,23 @@ type child struct {
 	out *bufio.Reader
 }
 
+// request is that of the traced connection, from this port.
+func (t *tracer) request(port uint16) childRequest {
+	r := childRequest{Protocol: t.Protocol, Dst: t.to(), SourcePort: port, TimeoutMS: t.Timeout.Milliseconds()}
+	if !t.From.Addr.IsLoopback() {
+		r.Src = t.From.Addr
+	}
+	return r
+}
+
+// insideClient runs f in the client's network namespace, or the instance's where that is not known.
+func (t *tracer) insideClient(f func() error) error {
+	if t.client.ns != nil {
+		return t.client.ns.Enter(f)
+	}
+	return t.inside(f)
+}
+
 // start starts the child in the client's network namespace and in a cgroup.
 func (t *tracer) start(cgroup string, r childRequest) (*child, error) {
 	text, err := json.Marshal(r)
@@ -78,11 +95,7 @@ func (t *tracer) start(cgroup string, r childRequest) (*child, error) {
 		return nil, fmt.Errorf("start probe: %w", err)
 	}
 	c.out = bufio.NewReader(out)
-	enter := t.inside
-	if t.client.ns != nil {
-		enter = t.client.ns.Enter
-	}
-	if err := enter(c.cmd.Start); err != nil {
+	if err := t.insideClient(c.cmd.Start); err != nil {
 		return nil, fmt.Errorf("start probe: %w", err)
 	}
 	return c, nil

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -177,14 +178,32 @@ func processesIn(inode uint64) (pids []int) {
 	return pids
 }
 
-// choosePort returns the source port: the requested one, or one without a flow.
+// choosePort returns the source port: the requested one, or one that neither a flow nor a socket of the
+// client has.
 func (t *tracer) choosePort() uint16 {
 	if t.SourcePort != 0 {
 		return t.SourcePort
 	}
 	return freePort(func(port uint16) bool {
-		return t.view.Flow(t.Protocol, netip.AddrPortFrom(t.From.Addr, port), t.to()) == nil
+		return t.view.Flow(t.Protocol, netip.AddrPortFrom(t.From.Addr, port), t.to()) == nil && t.canBind(port)
 	})
+}
+
+// canBind reports whether a socket of the client can have the port; true where the client's namespace is not
+// known.
+func (t *tracer) canBind(port uint16) bool {
+	if t.client.kind == outsideClient || t.client.kind == podClient && t.client.ns == nil {
+		return true
+	}
+	err := t.insideClient(func() error {
+		r := t.request(port)
+		fd, err := r.socket()
+		if err == nil {
+			unix.Close(fd)
+		}
+		return err
+	})
+	return !errors.Is(err, unix.EADDRINUSE)
 }
 
 // freePort returns a random port of Linux's default range that is free, if it finds one.

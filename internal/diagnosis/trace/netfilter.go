@@ -27,7 +27,7 @@ func (t *tracer) withoutInstance(ctx context.Context) error {
 	}
 	t.findNetfilterClient()
 	if t.SourcePort == 0 {
-		t.SourcePort = freePort(func(uint16) bool { return true })
+		t.SourcePort = freePort(t.canBind)
 	}
 	t.ClientPort = t.SourcePort
 	t.add(Step{Name: stepEntry, Lookup: "addresses of this node and its pods",

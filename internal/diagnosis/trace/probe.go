@@ -117,11 +117,7 @@ func (t *tracer) connect() error {
 			cgroup = dir
 		}
 	}
-	r := childRequest{Protocol: t.Protocol, Dst: t.to(), SourcePort: t.SourcePort, TimeoutMS: t.Timeout.Milliseconds()}
-	if !t.From.Addr.IsLoopback() {
-		r.Src = t.From.Addr
-	}
-	c, err := t.start(cgroup, r)
+	c, err := t.start(cgroup, t.request(t.SourcePort))
 	if err != nil {
 		return err
 	}
