@@ -366,7 +366,18 @@ func (b *Backend) write(ctx context.Context, c *change, from origin) error {
 	if err := b.writeBatch(ctx, c, from); err != nil || rest == nil {
 		return err
 	}
+	waitForPackets()
 	return b.writeBatch(ctx, rest, fromExisting)
+}
+
+// waitForPackets waits until no packet is among the rules that was there before, for some 10 ms. A virtual
+// CPU can stop in the middle of a packet for longer than two batches take: the packet would find its
+// frontend neither in the new class nor in the old one. Netfilter holds rcu_read_lock at a hook, and
+// membarrier waits for all who do (kernel/sched/membarrier.c: synchronize_rcu). It is refused where a CPU
+// has no timer tick (nohz_full); then the time between two batches must do.
+func waitForPackets() {
+	const global = 1 // MEMBARRIER_CMD_GLOBAL, include/uapi/linux/membarrier.h
+	_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0)
 }
 
 // writeBatch is write without regard to the order of deletions.

@@ -155,7 +155,7 @@ func (c *change) addRendering(r *rendering) {
 // Each lookup of a packet sees the newest batch. A packet that looked for its frontend
 // among those of one endpoint, before a batch that moves the frontend there, would find it
 // in no other class after the batch. So a frontend is added to its new class before it is
-// deleted from the old one.
+// deleted from the old one, and write waits for packets between the two.
 func (c *change) deferDeletions() (rest *change) {
 	for _, b := range c.t.layout.bases() {
 		for _, p := range []*pool{&b.inner, &b.outer} {
