@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -63,6 +64,7 @@ type Cluster struct {
 
 	lock   *os.File
 	agents map[string]*Agent
+	drops  *exec.Cmd // `spillway drops`
 
 	mu     sync.Mutex
 	probes map[string]*probe.Process
@@ -133,6 +135,9 @@ func (c *Cluster) build(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := c.followDrops(); err != nil {
+		return err
+	}
 	return c.startServers(ctx)
 }
 
@@ -175,6 +180,7 @@ func (c *Cluster) Down() error {
 	if c.API != nil {
 		c.API.Down()
 	}
+	c.endDrops()
 	errs = append(errs, topology.Down(c.Spec.Name), c.removeDir(), c.lock.Close())
 	return errors.Join(errs...)
 }

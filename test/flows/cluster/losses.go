@@ -46,8 +46,8 @@ func (c *Cluster) Losses(ctx context.Context) []string {
 	return lines
 }
 
-// Trail lists what each node's agent and conntrack know of a client's socket, ADDRESS:PORT, and
-// the latest drops and refusals.
+// Trail lists what each node's agent and conntrack know of a client's socket, ADDRESS:PORT, the
+// latest refusals, and what the kernel has dropped.
 func (c *Cluster) Trail(ctx context.Context, client string) []string {
 	_, port, _ := strings.Cut(client[strings.LastIndexByte(client, ':'):], ":")
 	var lines []string
@@ -72,7 +72,7 @@ func (c *Cluster) Trail(ctx context.Context, client string) []string {
 			}
 		}
 	}
-	return lines
+	return append(lines, c.dropsOf(port)...)
 }
 
 // ownNet reads a file of the network namespace of this thread; "" if there is none.

@@ -26,7 +26,7 @@ func leftovers(t *testing.T, name string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := namespacesOf(name)
+	found, err := Namespaces(name)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func down(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("remove lab cluster %q: %w", name, err)
 	}
-	names, err := namespacesOf(name)
+	names, err := Namespaces(name)
 	for _, ns := range names {
 		err = errors.Join(err, removeNamespace(ns))
 	}

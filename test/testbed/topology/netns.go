@@ -123,9 +123,9 @@ func removeNamespace(name string) error {
 	return nil
 }
 
-// namespacesOf lists the names that belong to a cluster. The whole name must match:
+// Namespaces lists the names that belong to a cluster. The whole name must match:
 // "spw-a-" also begins the names of a cluster called a-b.
-func namespacesOf(cluster string) ([]string, error) {
+func Namespaces(cluster string) ([]string, error) {
 	rule := regexp.MustCompile("^" + regexp.QuoteMeta(namespaceName(cluster, "")) + `(lan|node\d+(-pod\d+)?|client\d+)$`)
 	entries, err := os.ReadDir(namespaceDir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
