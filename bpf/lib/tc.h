@@ -109,7 +109,7 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 	case FLOW_FOUND:
 		return f ? handle_flow(skb, m, f, hook) : NEXT;
 	case MISS_SUPERSEDED:
-		return drop(FLOW_CONFLICT);
+		return drop(DROP_HELPER_CONFLICT);
 	case MISS_SOURCE:
 		return drop(DROP_SOURCE);
 	case MISS_STALE:

@@ -294,7 +294,7 @@ __noinline int serve_tftp_answer(struct __sk_buff *skb, struct settings *s, enum
 		return drop(DROP_HELPER_ANSWERS);
 	tftp_fill(&p->tuple, request, &m->pair, time, bypass);
 	if (tftp_store(&p->tuple, &m->pair, s))
-		return drop(FLOW_CONFLICT);
+		return drop(DROP_HELPER_CONFLICT);
 	if (service_metrics || request->flags & FLOW_REPORTED)
 		report_transfer(skb, request, first);
 	return flow_forward(skb, m, hook, NULL);

@@ -23,6 +23,7 @@ func TestPacketTFTP(t *testing.T) {
 	t.Run("AnsweredRequestsMakeRoom", func(t *testing.T) { eachFamily(t, n, n.answeredMakeRoom) })
 	t.Run("ManyAnswers", func(t *testing.T) { eachFamily(t, n, n.manyAnswers) })
 	t.Run("ManyServersOneClientPort", func(t *testing.T) { eachFamily(t, n, n.manyServers) })
+	t.Run("AnswerFromAServicesPort", func(t *testing.T) { eachFamily(t, n, n.answerFromServicesPort) })
 	t.Run("FromPod", func(t *testing.T) { eachFamily(t, n, n.transferFromPod) })
 	t.Run("RequestRefused", func(t *testing.T) { eachFamily(t, n, n.requestRefused) })
 	t.Run("EndpointGone", func(t *testing.T) { eachFamily(t, n, n.transferOutlivesEndpoint) })
@@ -184,7 +185,7 @@ func (n *packetNode) answeredMakeRoom(t *testing.T, p *plan) {
 		t.Fatalf("the port of the request that was answered is %s, of the new one %s, of one that was not answered %s", seen, got, dead)
 	}
 	// Of the first transfer, or has the server ended that and uses its port again?
-	n.datagram(t, inTun0, ap(p.far, tid), seen).want(t, actDrop, objects.TCVerdictFLOW_CONFLICT)
+	n.datagram(t, inTun0, ap(p.far, tid), seen).want(t, actDrop, objects.TCVerdictDROP_HELPER_CONFLICT)
 	n.datagram(t, inTun0, ap(p.far, tid+1), seen).wantPath(t, ap(front.Addr(), tid+1), second)
 	// The first transfer goes on, if its client does.
 	n.datagram(t, inEth0, first, ap(front.Addr(), tid)).wantPath(t, seen, ap(p.far, tid))
@@ -239,6 +240,22 @@ func (n *packetNode) manyServers(t *testing.T, p *plan) {
 		n.datagram(t, inPod1, ap(p.pod1, tid), seen[name]).wantPath(t, ap(front.Addr(), tid), client)
 		n.datagram(t, inEth0, client, ap(front.Addr(), tid)).wantPath(t, seen[name], ap(p.pod1, tid))
 	}
+}
+
+// answerFromServicesPort: the server answers from a port that another Service has at the same address, and
+// the client has a flow of that Service. The flow stays, and the answer is dropped.
+func (n *packetNode) answerFromServicesPort(t *testing.T, p *plan) {
+	second := service(p, protoUDP, endpoint(p.pod2, 5300, here))
+	second.ID.Service.Name, second.ID.Number = "second", tid
+	second.Frontends = []intent.Frontend{{Kind: intent.ClusterIP, Addr: p.clusterIP, Port: tid, ExternalRoute: intent.ToCluster,
+		InternalRoute: intent.ToCluster}}
+	n.serve(t, tftp(p, endpoint(p.pod1, 1069, here)), second)
+	client, front := ap(p.client, 40000), ap(p.clusterIP, tid)
+	n.datagram(t, inEth0, client, front).wantPath(t, client, ap(p.pod2, 5300))
+	n.datagram(t, inEth0, client, ap(p.clusterIP, 80)).wantPath(t, client, ap(p.pod1, 1069))
+	n.datagram(t, inPod1, ap(p.pod1, tid), client).want(t, actDrop, objects.TCVerdictHELPER_ANSWERED, objects.TCVerdictDROP_HELPER_CONFLICT)
+	n.datagram(t, inEth0, client, front).wantPath(t, client, ap(p.pod2, 5300))
+	n.datagram(t, inPod1, ap(p.pod1, tid+1), client).wantPath(t, ap(p.clusterIP, tid+1), client)
 }
 
 // transferFromPod: the client is a pod whose sockets no hook sees.

@@ -44,6 +44,7 @@ var meanings = map[string]string{
 	"drop_flow_table":       "dropped: the flow could not be stored",
 	"drop_rewrite":          "dropped: the kernel refused to rewrite the packet",
 	"drop_helper_answers":   "dropped: too many ports of the server answer one request",
+	"drop_helper_conflict":  "dropped: a server's answer from another port, to ports that another flow has by now",
 	"drop_no_flow":          "dropped: no connection is known for the packet",
 	"drop_xfrm":             "dropped: an IPsec policy selects the packet, and a redirect would bypass IPsec",
 	"drop_source":           "dropped: the source address does not belong to the packet's device",

@@ -570,7 +570,8 @@ const (
 	TCVerdictEGRESS_CREATED        TCVerdict = 52
 	TCVerdictDROP_EGRESS_PORTS     TCVerdict = 53
 	TCVerdictDROP_POD_REPLACED     TCVerdict = 54
-	TCVerdictVERDICTS              TCVerdict = 55
+	TCVerdictDROP_HELPER_CONFLICT  TCVerdict = 55
+	TCVerdictVERDICTS              TCVerdict = 56
 )
 
 type TCXdpDevice struct {
