@@ -789,4 +789,23 @@ enum verdict {
 	VERDICTS,
 };
 
+/*
+ * Does a verdict say that the Service refuses the client? All others of refused and dropped packets
+ * are drops. The agent has the same list (internal/dataplane/ebpf/objects/verdicts.go).
+ */
+static __always_inline int verdict_refuses(enum verdict verdict)
+{
+	switch (verdict) {
+	case REJECTED_RST:
+	case REJECTED_ICMP:
+	case DROP_POLICY_LOCAL:
+	case DROP_SOURCE_RANGE:
+	case SOCKET_REFUSED:
+	case SOCKET_TIMED_OUT:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
 #endif

@@ -83,22 +83,6 @@ static __always_inline void event_submit(struct event *e)
 	event_count(EVENTS_STORED);
 }
 
-/* Does a verdict say that the Service refuses the client? All other verdicts are drops. */
-static __always_inline int verdict_refuses(enum verdict verdict)
-{
-	switch (verdict) {
-	case REJECTED_RST:
-	case REJECTED_ICMP:
-	case DROP_POLICY_LOCAL:
-	case DROP_SOURCE_RANGE:
-	case SOCKET_REFUSED:
-	case SOCKET_TIMED_OUT:
-		return 1;
-	default:
-		return 0;
-	}
-}
-
 static const struct service_counts no_counters;
 
 /*

@@ -85,9 +85,9 @@ func (b *Backend) Features() []dataplane.Feature {
 // Drops returns the counters of the verdicts that refuse or drop and are not 0, sorted.
 func (b *Backend) Drops() []dataplane.Drop {
 	var drops []dataplane.Drop
-	for verdict, n := range b.Verdicts() {
-		if inspect.Refuses(verdict) && n > 0 {
-			drops = append(drops, dataplane.Drop{Reason: verdict, Meaning: inspect.Meaning(verdict), Packets: n})
+	for name, n := range b.Verdicts() {
+		if verdict, _ := objects.VerdictOf(name); verdict.Effect.Fails() && n > 0 {
+			drops = append(drops, dataplane.Drop{Reason: name, Meaning: verdict.Meaning, Packets: n})
 		}
 	}
 	slices.SortFunc(drops, func(a, b dataplane.Drop) int { return strings.Compare(a.Reason, b.Reason) })

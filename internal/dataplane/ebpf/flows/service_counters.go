@@ -120,7 +120,7 @@ func (r *countersReading) addRefusals(key objects.TCRefusalKey, perCPU []uint64)
 		n += v
 	}
 	name := r.verdicts[key.Verdict]
-	if verdictRefuses(objects.TCVerdict(key.Verdict)) {
+	if verdict, _ := objects.VerdictOf(name); verdict.Effect == objects.Refused {
 		c.Refused[name] += n
 	} else {
 		c.Dropped[name] += n
@@ -143,16 +143,6 @@ func addCounts(c *dataplane.ServiceCounters, n *objects.TCServiceCounts) {
 		c.Handshakes[i] += uint64(v)
 	}
 	c.HandshakeSum += time.Duration(n.HandshakeSum) * time.Microsecond
-}
-
-// verdictRefuses is verdict_refuses of bpf/lib/events/events.h.
-func verdictRefuses(v objects.TCVerdict) bool {
-	switch v {
-	case objects.TCVerdictREJECTED_RST, objects.TCVerdictREJECTED_ICMP, objects.TCVerdictDROP_POLICY_LOCAL, objects.TCVerdictDROP_SOURCE_RANGE,
-		objects.TCVerdictSOCKET_REFUSED, objects.TCVerdictSOCKET_TIMED_OUT:
-		return true
-	}
-	return false
 }
 
 // forgetServices deletes the counters of Services that were deleted a while ago.

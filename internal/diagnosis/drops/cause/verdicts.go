@@ -34,8 +34,8 @@ func (v *Verdicts) Explain(d *drops.Drop) {
 	}
 	var increased []string
 	for _, name := range slices.Sorted(maps.Keys(now)) {
-		drops := strings.HasPrefix(name, "drop_") || strings.HasPrefix(name, "rejected_") || strings.HasPrefix(name, "answered_")
-		if drops && now[name] > v.last[name] {
+		verdict, _ := inspect.VerdictOf(name)
+		if verdict.Effect.Ends() && !strings.HasPrefix(name, "socket_") && now[name] > v.last[name] {
 			increased = append(increased, name)
 		}
 	}
