@@ -32,10 +32,10 @@
  *    scratch.h   memory beside the stack
  *    lookup/     reads alone: Services, endpoints, pods, next hop, conntrack, IPsec, sockets,
  *                do-not-track policies
- *    flow/       the flow table; choose.h: the endpoint; unconfirmed.h: floods; client_share.h:
- *                flows of a client; socket_service.h: sockets whose endpoint is no longer their
- *                Service's; without_flow.h: TCP packets to a Service without a flow;
- *                accounting.h: bytes
+ *    flow/       the flow table; entry.h: the two entries of a flow; choose.h: the endpoint;
+ *                unconfirmed.h: floods; client_share.h: flows of a client; socket_service.h:
+ *                sockets whose endpoint is no longer their Service's; without_flow.h: TCP packets
+ *                to a Service without a flow; accounting.h: bytes
  *    nat/        tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
  *                from_stack.h  packets of the node's own stack

@@ -22,30 +22,14 @@
 #ifndef SPILLWAY_FLOW_UNCONFIRMED_H
 #define SPILLWAY_FLOW_UNCONFIRMED_H
 
-#include "../dsr/flow.h"
-#include "../events/endpoint_load.h"
 #include "../scratch.h"
+#include "entry.h"
 
 /* Idle seconds after which a continuing UDP flow is taken to be over. */
 #define STREAM_IDLE_SECONDS 10
 
 /* Slots to try for one whose flow may be replaced. */
 #define ADMIT_TRIES 4
-
-static __always_inline int flow_confirmed(const struct flow *f)
-{
-	return f->flags & FLOW_CONFIRMED && f->state != FLOW_CLOSED;
-}
-
-/*
- * Keeps an entry from being the next that the kernel evicts. The LRU
- * (kernel/bpf/bpf_lru_list.c) first evicts entries that were never looked up. In a full
- * table that would be the newest flow, before its reply arrives.
- */
-static __always_inline void flow_protect(const struct tuple *key)
-{
-	bpf_map_lookup_elem(&flows, key);
-}
 
 static __always_inline __u32 *unconfirmed_counter(void)
 {
@@ -60,45 +44,6 @@ static __always_inline __u32 unconfirmed_age(__u32 slot)
 	__u32 *next = unconfirmed_counter();
 
 	return next ? *next - slot : 0;
-}
-
-/*
- * Fills the key of the reverse entry: the mirror image of the tuple after translation, or
- * with port 0 for answers from any port.
- */
-static __always_inline void flow_reverse_key(struct tuple *out, const struct flow *f,
-					     const struct tuple *key)
-{
-	int asks = f->helper == HELPER_REQUEST && !(f->flags & FLOW_REPLY);
-
-	out->saddr = f->daddr;
-	out->daddr = f->saddr;
-	out->sport = asks ? 0 : f->dport;
-	out->dport = f->sport;
-	out->proto = key->proto;
-	out->family = key->family;
-	out->pad = 0;
-}
-
-/*
- * Deletes both entries of the flow with this slot. Returns 0, or -1 if the key has another
- * flow by now, or another CPU deletes it.
- */
-static __always_inline int flow_delete(struct tuple *key, __u32 slot, struct tuple *reverse_key)
-{
-	struct flow *f = bpf_map_lookup_elem(&flows, key), *reverse;
-
-	/* One CPU wins: slots are unique, even if the memory is another entry's by now. */
-	if (!f || slot == SLOT_NONE ||
-	    __sync_val_compare_and_swap(&f->slot, slot, SLOT_NONE) != slot)
-		return -1;
-	if (balance_by_load && f->flags & FLOW_COUNTED && f->state != FLOW_CLOSED)
-		load_add_flow(f->backend, -1);
-	flow_reverse_key(reverse_key, f, key);
-	reverse = bpf_map_lookup_elem(&flows, reverse_key);
-	if (reverse && reverse->slot == slot)
-		bpf_map_delete_elem(&flows, reverse_key);
-	return bpf_map_delete_elem(&flows, key);
 }
 
 /* Does a UDP flow continue? */
