@@ -31,10 +31,9 @@ __noinline int serve_without_flow(struct __sk_buff *skb, enum hook hook)
 	key->sport = b->port;
 	reply = bpf_map_lookup_elem(&flows, key);
 	if (reply && flow_confirmed(reply) && flow_is_reverse(reply, &m->packet.tuple)) {
-		flow_refresh_reverse(reply, key, m->packet.time);
-		m->pair.flow = *reply;
-		flow_make_reverse(&m->pair.reply, reply, key);
-		m->pair.flow = m->pair.reply;
+		/* Not stored if another CPU has stored one since: this packet has its endpoint. */
+		(void)flow_refresh_reverse(reply, key, m->packet.time);
+		flow_make_reverse(&m->pair.flow, reply, key);
 		return flow_forward(skb, m, hook, NULL);
 	}
 	if (m->packet.flags & PACKET_RST)
