@@ -1917,8 +1917,9 @@ func (x *FlowFilter) GetKinds() []EventKind {
 type ListFlowsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Filter        *FlowFilter            `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"` // 0: the agent's choice
-	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`  // see Flow.state; "": all
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`   // 0: the agent's choice
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`    // see Flow.state; "": all
+	Egress        bool                   `protobuf:"varint,4,opt,name=egress,proto3" json:"egress,omitempty"` // only Pods' own connections to the outside
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1972,6 +1973,13 @@ func (x *ListFlowsRequest) GetState() string {
 		return x.State
 	}
 	return ""
+}
+
+func (x *ListFlowsRequest) GetEgress() bool {
+	if x != nil {
+		return x.Egress
+	}
+	return false
 }
 
 type ListFlowsResponse struct {
@@ -3294,11 +3302,12 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x05 \x01(\rR\x04port\x127\n" +
-	"\x05kinds\x18\x06 \x03(\x0e2!.spillway.node.v1alpha1.EventKindR\x05kinds\"z\n" +
+	"\x05kinds\x18\x06 \x03(\x0e2!.spillway.node.v1alpha1.EventKindR\x05kinds\"\x92\x01\n" +
 	"\x10ListFlowsRequest\x12:\n" +
 	"\x06filter\x18\x01 \x01(\v2\".spillway.node.v1alpha1.FlowFilterR\x06filter\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x14\n" +
-	"\x05state\x18\x03 \x01(\tR\x05state\"[\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n" +
+	"\x06egress\x18\x04 \x01(\bR\x06egress\"[\n" +
 	"\x11ListFlowsResponse\x122\n" +
 	"\x05flows\x18\x01 \x03(\v2\x1c.spillway.node.v1alpha1.FlowR\x05flows\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\bR\x04more\"\x81\x01\n" +

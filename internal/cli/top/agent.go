@@ -33,13 +33,13 @@ func newAgent(d nodeclient.Dialer) *agent {
 
 // Flows implements top.Agent. An agent that does not name addresses is not asked for flows:
 // Owners returns the one error of both.
-func (a *agent) Flows(ctx context.Context) (flows []top.Flow, more bool, err error) {
+func (a *agent) Flows(ctx context.Context, egress bool) (flows []top.Flow, more bool, err error) {
 	if a.names.Probe(ctx) != nil {
 		return nil, false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, flowsTimeout)
 	defer cancel()
-	resp, err := a.client.ListFlows(ctx, &nodev1alpha1.ListFlowsRequest{Limit: mostFlows})
+	resp, err := a.client.ListFlows(ctx, &nodev1alpha1.ListFlowsRequest{Limit: mostFlows, Egress: egress})
 	if err != nil {
 		return nil, false, nodeclient.Error("list Spillway's flows", a.dialer, err)
 	}

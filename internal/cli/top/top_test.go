@@ -175,16 +175,20 @@ func (a fakeAgent) Names(_ context.Context, req *nodev1alpha1.NamesRequest) (*no
 	return resp, a.namesErr
 }
 
-func (a fakeAgent) ListFlows(context.Context, *nodev1alpha1.ListFlowsRequest) (*nodev1alpha1.ListFlowsResponse, error) {
+// ListFlows returns flows of egress to those who ask for them alone: the others fill the limit.
+func (a fakeAgent) ListFlows(_ context.Context, req *nodev1alpha1.ListFlowsRequest) (*nodev1alpha1.ListFlowsResponse, error) {
+	if req.Egress {
+		return &nodev1alpha1.ListFlowsResponse{Flows: a.egress}, a.flowsErr
+	}
 	peer := func(addr string, port uint32) *nodev1alpha1.Peer {
 		return &nodev1alpha1.Peer{Address: addr, Port: port}
 	}
 	tcp := nodev1alpha1.Protocol_PROTOCOL_TCP
-	return &nodev1alpha1.ListFlowsResponse{Flows: append([]*nodev1alpha1.Flow{
+	return &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{
 		{Protocol: tcp, Client: peer("10.1.0.2", 1), ServiceAddress: peer("10.96.0.1", 80), Endpoint: peer("10.1.0.7", 8080)},
 		{Protocol: tcp, Client: peer("10.1.0.2", 2), ServiceAddress: peer("10.96.0.1", 80), Endpoint: peer("10.1.0.7", 8080)},
 		{Protocol: tcp, Client: peer("10.1.0.3", 2), ServiceAddress: peer("10.96.0.9", 80)},
-	}, a.egress...)}, a.flowsErr
+	}}, a.flowsErr
 }
 
 // addressPages prints a page of a view, where conntrack is not in use.

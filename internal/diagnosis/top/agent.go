@@ -12,8 +12,9 @@ import (
 
 // Agent is a node's agent. It knows names, and flows of which conntrack has no entries.
 type Agent interface {
-	// Flows returns flows of the agent's own flow table, and whether there are more.
-	Flows(context.Context) (flows []Flow, more bool, err error)
+	// Flows returns flows of the agent's own flow table, and whether there are more. With egress, they are
+	// those of egress alone, but an agent of an earlier version returns others too.
+	Flows(_ context.Context, egress bool) (flows []Flow, more bool, err error)
 	// WithoutEgress returns why Flows has no flow of egress, in one line; nil: pods have none.
 	WithoutEgress(context.Context) error
 	// Owners returns the owners of addresses, in their order, with those that are known even
@@ -77,7 +78,7 @@ func (c *Collector) countFlows(ctx context.Context, s *Sample, reports []conntra
 	if c.Agent == nil || !own {
 		return
 	}
-	flows, _ := c.flows(ctx, s)
+	flows, _ := c.flows(ctx, s, false)
 	for _, f := range flows {
 		a := Address{f.Protocol, f.Service}
 		switch s.View {
@@ -96,8 +97,8 @@ func (c *Collector) countFlows(ctx context.Context, s *Sample, reports []conntra
 }
 
 // flows returns the agent's own flows, and whether they could be read.
-func (c *Collector) flows(ctx context.Context, s *Sample) ([]Flow, bool) {
-	flows, more, err := c.Agent.Flows(ctx)
+func (c *Collector) flows(ctx context.Context, s *Sample, egress bool) ([]Flow, bool) {
+	flows, more, err := c.Agent.Flows(ctx, egress)
 	if err != nil {
 		s.Problems = append(s.Problems, err.Error())
 		return nil, false
@@ -114,7 +115,7 @@ func (c *Collector) egress(ctx context.Context, s *Sample) []Row {
 		s.Problems = append(s.Problems, "connections of egress are not listed: they need an agent")
 		return nil
 	}
-	flows, read := c.flows(ctx, s)
+	flows, read := c.flows(ctx, s, true)
 	var rows []Row
 	index := map[string]int{} // in rows, by Row.key
 	for _, f := range flows {

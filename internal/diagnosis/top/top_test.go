@@ -99,7 +99,8 @@ type fakeAgent struct {
 	without error
 }
 
-func (a *fakeAgent) Flows(context.Context) ([]Flow, bool, error) {
+// Flows returns all flows, as an agent of an earlier version.
+func (a *fakeAgent) Flows(context.Context, bool) ([]Flow, bool, error) {
 	at := netip.MustParseAddrPort
 	return append([]Flow{
 		{Protocol: "tcp", Client: at("10.1.0.2:5000"), Service: at("10.96.0.1:80"), Endpoint: at("10.1.0.7:8080")},

@@ -36,7 +36,7 @@ func (s service) ListFlows(ctx context.Context, req *nodev1alpha1.ListFlowsReque
 		return nil, err
 	}
 	list := flowList{server: s.Server, filter: filter, resp: &nodev1alpha1.ListFlowsResponse{},
-		limit: int(min(req.Limit, mostFlows)), state: req.State}
+		limit: int(min(req.Limit, mostFlows)), state: req.State, egress: req.Egress}
 	if list.limit == 0 {
 		list.limit = usualFlows
 	}
@@ -109,13 +109,14 @@ type flowList struct {
 	resp   *nodev1alpha1.ListFlowsResponse
 	limit  int
 	state  string           // "": all
+	egress bool             // false: all
 	next   []dataplane.Flow // without names yet
 	err    error
 }
 
 // add takes a flow of the table, and returns false when no more are needed.
 func (l *flowList) add(ctx context.Context, f dataplane.Flow) bool {
-	if l.state != "" && l.state != f.State || !l.filter.byAddress(f) {
+	if l.state != "" && l.state != f.State || l.egress && !f.Egress || !l.filter.byAddress(f) {
 		return true
 	}
 	if l.next = append(l.next, f); len(l.next) == namedAtOnce {

@@ -515,6 +515,14 @@ func TestListFlows(t *testing.T) {
 	if err != nil || len(resp.Flows) != 1 || resp.Flows[0].State != "new" {
 		t.Errorf("flows of a state: %v, %v", resp, err)
 	}
+	// Those of egress are behind many others.
+	for i := range 2 {
+		plane.flows[2990+i].Egress = true
+	}
+	resp, err = h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{Egress: true, Limit: 2})
+	if err != nil || len(resp.Flows) != 2 || resp.More || !resp.Flows[0].Egress || !resp.Flows[1].Egress {
+		t.Errorf("flows of egress: %v, more %v, %v", resp.GetFlows(), resp.GetMore(), err)
+	}
 	resp, err = h.client.ListFlows(t.Context(), &nodev1alpha1.ListFlowsRequest{Limit: 1})
 	if err != nil {
 		t.Fatal(err)
