@@ -117,6 +117,9 @@ func (c *config) proto() (model.Protocol, error) {
 		return model.TCP, nil
 	case "udp":
 		return model.UDP, nil
+	case "icmp":
+		return 0, cli.UsageErrorf("--protocol icmp: only connections with ports are traced: use ping in the client's pod, " +
+			"and look for its flow in 'spillway flows'")
 	}
 	return 0, cli.UsageErrorf("--protocol %q: use tcp or udp", c.protocol)
 }

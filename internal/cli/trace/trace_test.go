@@ -30,6 +30,7 @@ func TestWrongUsageIsOneLine(t *testing.T) {
 		"trace --from 10.0.0.1 --to 1.2.3.4:0":                                  `--to "1.2.3.4:0"`,
 		"trace --from 10.0.0.1 --to [fd00::1]:80":                               "--from 10.0.0.1: has no address of the family of fd00::1",
 		"trace --from 10.0.0.1 --to 1.2.3.4:80 --protocol sctp":                 `--protocol "sctp": use tcp or udp`,
+		"trace --from 10.0.0.1 --to 1.2.3.4:80 --protocol icmp":                 "--protocol icmp: only connections with ports are traced",
 		"trace --from 10.0.0.1 --to 1.2.3.4:80 --timeout 0s":                    "--timeout 0s",
 		"trace --from 10.0.0.1 --to 1.2.3.4:80 --timeout 2h":                    "--timeout 2h",
 		"trace --from 10.0.0.1 --to 1.2.3.4:80 --source-port 65536":             "--source-port",

@@ -596,7 +596,7 @@ func (p *packet) ipsecStep() (Step, bool) {
 	if !slices.Contains(p.view.Settings().Flags, "xfrm") || p.known() {
 		return Step{}, false
 	}
-	return Step{Lookup: "source_ranges[IPsec policies]", Found: "the node has IPsec policies",
+	return Step{Lookup: "cluster_ranges[IPsec policies]", Found: "the node has IPsec policies",
 		Follows: "none selects this packet, or the stack encrypts it"}, true
 }
 
