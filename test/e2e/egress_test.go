@@ -50,6 +50,7 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 		e.askMore(t, 5)
 	}
 	e.leaveDestination(t)
+	e.selectPod(t)
 	e.endStreams(t)
 	e.traceOutside(t)
 	e.wantEgressAddresses(t)
@@ -119,18 +120,33 @@ func (e *env) leaveDestination(t *testing.T) {
 			e.Output(t, "a", command, "-t", "nat", operation, "PREROUTING", "-p", "udp", "--dport", "53", "-d", addr.String(), "-j", "REDIRECT")
 		}
 	}
-	grows := func() bool {
-		before := e.egressCreated(t)
-		e.askMore(t, 3) // also new connections
-		return e.egressCreated(t) > before
-	}
 	e.askOutside(t, "later ") // netfilter has the connections that began before the first agent
 	e.askMore(t, 2)
 	rules("-I")
-	await.True(t, "new connections are left to netfilter", func() bool { return !grows() })
+	await.True(t, "new connections are left to netfilter", func() bool { return !e.egressGrows(t) })
 	e.askMore(t, 5)
 	rules("-D")
-	await.True(t, "new connections get the node's address from the programs again", grows)
+	await.True(t, "new connections get the node's address from the programs again", func() bool { return e.egressGrows(t) })
+}
+
+// selectPod: a NetworkPolicy selects the pod, so new connections to the outside are left to netfilter, until the policy is
+// deleted. Connections that have the node's address from the programs go on.
+func (e *env) selectPod(t *testing.T) {
+	t.Helper()
+	policy := e.Load(t, flows.Policy{Pods: []string{"a1"}})
+	await.True(t, "new connections of a selected pod are left to netfilter", func() bool { return !e.egressGrows(t) })
+	e.wantNodesAddress(t, "with a NetworkPolicy")
+	e.askMore(t, 5)
+	policy.MustWrite(t, flows.Pods{"a1"})
+	await.True(t, "new connections get the node's address from the programs without the policy", func() bool { return e.egressGrows(t) })
+}
+
+// egressGrows asks more, also by new connections, and reports whether the programs have seen any begin.
+func (e *env) egressGrows(t *testing.T) bool {
+	t.Helper()
+	before := e.egressCreated(t)
+	e.askMore(t, 3)
+	return e.egressCreated(t) > before
 }
 
 // outside is the address of client0's server.

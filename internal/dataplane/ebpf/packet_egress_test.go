@@ -26,7 +26,7 @@ func TestPacketEgress(t *testing.T) {
 	for name, f := range map[string]func(*testing.T, *plan, uint8){
 		"Opens": n.egressOpens, "LeftToNetfilter": n.egressLeft, "Errors": n.egressErrors, "Fragments": n.egressFragments,
 		"PortsTaken": n.egressPortsTaken, "PodReplaced": n.egressPodReplaced, "SwitchedOff": n.egressOff, "Forged": n.egressForged,
-		"StackHasPort": n.egressStackHasPort, "Addresses": n.egressAddresses,
+		"StackHasPort": n.egressStackHasPort, "Addresses": n.egressAddresses, "PolicySelects": n.egressPolicySelects,
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, n, f)
@@ -326,6 +326,35 @@ func (n *packetNode) egressOff(t *testing.T, p *plan, proto uint8) {
 	n.send(t, inEth0, back(asked.v, "S.", nil)).want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
 	again.src = ap(p.pod1, 40001)
 	n.untouched(t, "a new connection", inPod1, again.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+}
+
+// egressPolicySelects: a connection goes on when a NetworkPolicy selects its pod, and new ones are netfilter's.
+func (n *packetNode) egressPolicySelects(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	request := frame{proto: proto, src: ap(p.pod1, 40000), dst: server(proto, p.client), flags: first(proto)}
+	asked := n.leave(t, p, proto, 40000)
+	answer := back(asked.v, "S.", []byte("answer"))
+	for what, change := range map[string]func(*intent.Node){
+		"a policy":         func(node *intent.Node) { node.MustTraverseNetfilter = []netip.Addr{p.pod1} },
+		"unknown policies": func(node *intent.Node) { node.PoliciesUnknown = true },
+		"an unknown pod":   func(node *intent.Node) { node.PoliciesExist = true },
+	} {
+		n.leaving(t, change)
+		for range 2 { // also with a new look at the next hop
+			n.ageFlows(t, 2)
+			r := n.send(t, inEth0, answer)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+			r.wantPath(t, request.dst, request.src)
+			r = n.send(t, inPod1, request)
+			r.want(t, actRedirect, objects.TCVerdictTRANSLATED_DIRECT)
+			r.wantPath(t, asked.v.src, asked.v.dst)
+		}
+		other := request
+		other.src = ap(p.pod1, 40001)
+		n.untouched(t, "a new connection with "+what, inPod1, other.bytes(n, "pod1"), objects.TCVerdictPASS_OTHER)
+		r := n.send(t, inEth0, errorKinds[0].about(p, p.client, asked.out[14:], 0))
+		n.wantError(t, r, errorKinds[0], p, p.client, p.pod1, request.bytes(n, "pod1"))
+	}
 }
 
 // egressForged: the destination alone answers, and no pod speaks for another.
