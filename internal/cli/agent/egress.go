@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/decisions/egress"
+	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/node/masquerade"
 )
 
@@ -52,6 +54,10 @@ func (c *Config) followEgress(ctx context.Context, set func(egress.Mode, egress.
 		return nil
 	}
 	f := &egressFollower{mode: mode, set: set, facts: egress.Facts{Addresses: c.egressAddresses}}
+	// Its first call is at once.
+	if err := kernel.WatchLastingAddrs(ctx, f.onAddrs); err != nil {
+		return err
+	}
 	var file sync.WaitGroup
 	defer file.Wait()
 	if c.EgressConfig != "" {
@@ -71,6 +77,15 @@ type egressFollower struct {
 	rulesErr, fileErr error
 	text              []byte // of the file, as last read
 	haveRules         bool   // or the reason why not
+}
+
+func (f *egressFollower) onAddrs(lasting []netip.Addr) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.facts.Lasting = lasting
+	if f.haveRules {
+		f.report()
+	}
 }
 
 func (f *egressFollower) onRules(r masquerade.Reading) {

@@ -29,6 +29,8 @@ type Facts struct {
 	Err   string // why Rules or File are missing or old; "": they are not
 	// Addresses are ranges: connections get the node's addresses in them; nil: that of the route's device.
 	Addresses []netip.Prefix
+	// Lasting are the node's addresses that are neither temporary nor deprecated: no others are taken from Addresses.
+	Lasting []netip.Addr
 }
 
 // Rules are what netfilter does with connections of pods to the outside.
@@ -121,6 +123,9 @@ func (f Facts) addresses(v6 bool, n Node) (own []netip.Addr, why string) {
 		return nil, ""
 	}
 	for _, a := range n.Addrs {
+		if !slices.Contains(f.Lasting, a) {
+			continue
+		}
 		if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) }) && !linkLocal[v6].Contains(a) {
 			own = append(own, a)
 		}

@@ -85,9 +85,12 @@ func TestAddresses(t *testing.T) {
 	}
 	n := node
 	n.Addrs = addrs("10.244.1.1", "169.254.1.1", "198.51.100.1", "203.0.113.1", "203.0.113.2", "2001:db8::1")
+	temporary := netip.MustParseAddr("203.0.113.3")
 	for i := range 20 {
 		n.Addrs = append(n.Addrs, netip.AddrFrom4([4]byte{203, 0, 114, byte(i)}))
 	}
+	lasting := slices.Clone(n.Addrs)
+	n.Addrs = slices.Insert(n.Addrs, 5, temporary)
 	for _, tt := range []struct {
 		name   string
 		ranges []netip.Prefix
@@ -97,12 +100,13 @@ func TestAddresses(t *testing.T) {
 		{"none", nil, nil, ""},
 		{"those in a range", prefixes("203.0.113.0/24"), addrs("203.0.113.1", "203.0.113.2"), ""},
 		{"of a family that does not leave", prefixes("203.0.113.1/32", "2001:db8::/64"), addrs("203.0.113.1"), ""},
+		{"a temporary one", prefixes("203.0.113.3/32"), nil, "has no address in 203.0.113.3/32"},
 		{"none in the range", prefixes("192.0.2.0/24"), nil, "has no address in 192.0.2.0/24 of --egress-addresses"},
 		{"link-local", prefixes("169.254.0.0/16"), nil, "has no address in"},
-		{"too many", prefixes("203.0.114.0/24"), n.Addrs[6:22], "has 20 addresses in 203.0.114.0/24"},
+		{"too many", prefixes("203.0.114.0/24"), lasting[6:22], "has 20 addresses in 203.0.114.0/24"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			plan, wrong := Decide(Auto, Facts{Rules: flannel, Addresses: tt.ranges}, n)
+			plan, wrong := Decide(Auto, Facts{Rules: flannel, Addresses: tt.ranges, Lasting: lasting}, n)
 			if !slices.Equal(plan.Addresses, tt.want) {
 				t.Errorf("addresses %v, want %v", plan.Addresses, tt.want)
 			}

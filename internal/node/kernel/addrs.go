@@ -33,13 +33,25 @@ func Addrs() ([]netip.Addr, error) {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	defer h.Close()
-	return ownAddrs(h)
+	return ownAddrs(h, 0)
 }
+
+// passing are the flags of addresses that new connections should not have: temporary ones (RFC 8981), those whose
+// preferred lifetime is over (RFC 4862, 5.5.4), and those that are not checked for duplicates yet.
+const passing = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
 
 // WatchAddrs calls f with Addrs at once, from the calling goroutine, and then from
 // another goroutine each time the list changes, until ctx ends. Changes within 50 ms
 // make one call. If the list cannot be read, WatchAddrs retries after a second.
-func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
+func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error { return watchAddrs(ctx, 0, f) }
+
+// WatchLastingAddrs is WatchAddrs without temporary, deprecated and unchecked addresses.
+func WatchLastingAddrs(ctx context.Context, f func([]netip.Addr)) error {
+	return watchAddrs(ctx, passing, f)
+}
+
+// watchAddrs is WatchAddrs without addresses that have one of the flags.
+func watchAddrs(ctx context.Context, without int, f func([]netip.Addr)) error {
 	sub, err := Subscribe(false, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_LINK)
 	if err != nil {
 		return fmt.Errorf("watch addresses: %w", err)
@@ -49,7 +61,7 @@ func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
 		sub.Close()
 		return fmt.Errorf("watch addresses: %w", err)
 	}
-	last, err := ownAddrs(h)
+	last, err := ownAddrs(h, without)
 	if err != nil {
 		sub.Close()
 		h.Close()
@@ -61,7 +73,7 @@ func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
 	go func() {
 		defer h.Close()
 		defer sub.Close()
-		followAddrs(ctx, h, dirty, last, f)
+		followAddrs(ctx, h, without, dirty, last, f)
 	}()
 	return nil
 }
@@ -83,7 +95,7 @@ func markDirtyOnNotification(sub *Subscription, dirty chan<- struct{}) {
 	}
 }
 
-func followAddrs(ctx context.Context, h *netlink.Handle, dirty chan struct{}, last []netip.Addr, f func([]netip.Addr)) {
+func followAddrs(ctx context.Context, h *netlink.Handle, without int, dirty chan struct{}, last []netip.Addr, f func([]netip.Addr)) {
 	for {
 		wait := addrsCoalesce
 		select {
@@ -101,7 +113,7 @@ func followAddrs(ctx context.Context, h *netlink.Handle, dirty chan struct{}, la
 			case <-dirty: // covered by the next reading
 			default:
 			}
-			now, err := ownAddrs(h)
+			now, err := ownAddrs(h, without)
 			if err != nil {
 				wait = time.Second
 				continue
@@ -115,7 +127,7 @@ func followAddrs(ctx context.Context, h *netlink.Handle, dirty chan struct{}, la
 	}
 }
 
-func ownAddrs(h *netlink.Handle) ([]netip.Addr, error) {
+func ownAddrs(h *netlink.Handle, without int) ([]netip.Addr, error) {
 	list, err := Dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
@@ -128,7 +140,11 @@ func ownAddrs(h *netlink.Handle) ([]netip.Addr, error) {
 	}
 	var addrs []netip.Addr
 	for _, a := range list {
-		if others[a.LinkIndex] {
+		flags := a.Flags
+		if a.IP.To4() != nil {
+			flags &^= unix.IFA_F_SECONDARY // the same bit as IFA_F_TEMPORARY
+		}
+		if others[a.LinkIndex] || flags&without != 0 {
 			continue
 		}
 		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
