@@ -103,10 +103,10 @@ func (t *Tracker) changes(c donottrack.Changes) Changes {
 // servicesChanged returns what changed of Services and of the node, and of egress, which depends on the node.
 func (t *Tracker) servicesChanged() Changes {
 	c := Changes{Services: t.services.Changes()}
-	if c.Services.Node == nil {
+	if ranges := t.egress.own.update(t.facts.ThisNode()); c.Services.Node == nil && !ranges {
 		return c
 	}
-	c.Egress = t.decideEgress(*c.Services.Node)
+	c.Egress = t.decideEgress(t.services.Node())
 	if n := t.services.ChangedNode(); n != nil { // it has the new plan of egress
 		c.Services.Node = n
 	}

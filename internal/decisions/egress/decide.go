@@ -29,6 +29,8 @@ type Facts struct {
 	Err   string // why Rules or File are missing or old; "": they are not
 	// Addresses are ranges: connections get the node's addresses in them; nil: that of the route's device.
 	Addresses []netip.Prefix
+	// AddressesOf is where Addresses are from: a flag, or an annotation.
+	AddressesOf string
 	// Lasting are the node's addresses that are neither temporary nor deprecated: no others are taken from Addresses.
 	Lasting []netip.Addr
 }
@@ -132,10 +134,10 @@ func (f Facts) addresses(v6 bool, n Node) (own []netip.Addr, why string) {
 	}
 	switch {
 	case len(own) == 0:
-		return nil, fmt.Sprintf("has no address in %s of --egress-addresses: connections get the address of the route's device", list(ranges))
+		return nil, fmt.Sprintf("has no address in %s of %s: connections get the address of the route's device", list(ranges), f.AddressesOf)
 	case len(own) > PodGroups:
-		return own[:PodGroups], fmt.Sprintf("has %d addresses in %s of --egress-addresses: the first %d are used",
-			len(own), list(ranges), PodGroups)
+		return own[:PodGroups], fmt.Sprintf("has %d addresses in %s of %s: the first %d are used",
+			len(own), list(ranges), f.AddressesOf, PodGroups)
 	}
 	return own, ""
 }

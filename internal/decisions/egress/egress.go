@@ -3,8 +3,10 @@
 package egress
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Plan says which packets of this node's pods get the node's address and a source port that no other
@@ -37,6 +39,25 @@ func (p Plan) ForPods(v6 bool) []netip.Addr {
 		groups[i] = own[i%len(own)]
 	}
 	return groups
+}
+
+// ParseAddresses parses ranges of addresses, separated by commas. Without any, connections get the address of the
+// route's device.
+func ParseAddresses(text string) (ranges []netip.Prefix, err error) {
+	if strings.TrimSpace(text) == "" {
+		return nil, nil
+	}
+	for _, part := range strings.Split(text, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(part))
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("%q is not an address range: write one like 203.0.113.0/28", part)
+		case p != p.Masked() || p.Addr().Is4In6():
+			return nil, fmt.Errorf("%q is not how an address range is written: write it like 203.0.113.0/28", part)
+		}
+		ranges = append(ranges, p)
+	}
+	return ranges, nil
 }
 
 // Equal reports whether two Plans are the same.

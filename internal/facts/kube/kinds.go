@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"maps"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -134,11 +135,11 @@ func trimNetworkPolicy(o *networkingv1.NetworkPolicy) { o.Annotations, o.Labels 
 
 // trimNode removes unused fields of a Node: a cluster has thousands of Nodes with dozens
 // of labels each. Other Nodes keep the zone label. This node keeps all labels, since
-// policies may select them.
+// policies may select them, and the annotations that are read.
 func (s *Source) trimNode(n *corev1.Node) {
-	n.Annotations = nil
+	maps.DeleteFunc(n.Annotations, func(key, _ string) bool { return !strings.HasPrefix(key, model.AnnotationPrefix) })
 	if zone, ok := n.Labels[zoneLabel]; n.Name != s.cfg.NodeName {
-		n.Labels = nil
+		n.Annotations, n.Labels = nil, nil
 		if ok {
 			n.Labels = map[string]string{zoneLabel: zone}
 		}

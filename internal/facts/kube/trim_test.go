@@ -57,3 +57,16 @@ func TestAListKeepsOnlyTheMetadataThatIsRead(t *testing.T) {
 		t.Errorf("a NetworkPolicy keeps labels %v and %d annotations", policy.Labels, len(policy.Annotations))
 	}
 }
+
+// TestThisNodesAnnotationsAreRead: other Nodes keep none.
+func TestThisNodesAnnotationsAreRead(t *testing.T) {
+	s := &Source{cfg: Config{NodeName: "here"}}
+	read := map[string]string{model.AnnotationPrefix + "egress-addresses": "203.0.113.0/28"}
+	for name, want := range map[string]map[string]string{"here": read, "there": nil} {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: maps.Clone(read)}}
+		n.Annotations["example.com/notes"] = "x"
+		if s.trimNode(n); !maps.Equal(n.Annotations, want) {
+			t.Errorf("%s keeps annotations %v, want %v", name, n.Annotations, want)
+		}
+	}
+}

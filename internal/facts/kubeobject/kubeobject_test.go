@@ -404,14 +404,15 @@ func TestEndpointSliceLeavesOut(t *testing.T) {
 
 func TestNode(t *testing.T) {
 	n, problems := Node(object[corev1.Node](t, `
-metadata: {name: n1, labels: {topology.kubernetes.io/zone: z1}}
+metadata: {name: n1, labels: {topology.kubernetes.io/zone: z1}, annotations: {spillway.dev/egress-addresses: 203.0.113.0/28, other: x}}
 spec: {podCIDR: 10.244.1.0/24, podCIDRs: [10.244.1.0/24, "fd00:1::/64"]}
 status: {addresses: [{type: Hostname, address: n1}, {type: ExternalIP, address: 203.0.113.1}, {type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: "fd01::1"}]}
 `))
 	verify(t, n, problems, &model.Node{
 		Name: "n1", Labels: map[string]string{"topology.kubernetes.io/zone": "z1"},
-		Addresses: addrs("192.0.2.1", "fd01::1", "203.0.113.1"),
-		PodCIDRs:  prefixes("10.244.1.0/24", "fd00:1::/64"),
+		Addresses:   addrs("192.0.2.1", "fd01::1", "203.0.113.1"),
+		PodCIDRs:    prefixes("10.244.1.0/24", "fd00:1::/64"),
+		Annotations: map[string]string{"spillway.dev/egress-addresses": "203.0.113.0/28"},
 	})
 	n, problems = Node(object[corev1.Node](t, `{metadata: {name: n1}, spec: {podCIDR: 10.244.1.0/24}}`))
 	verify(t, n, problems, &model.Node{Name: "n1", PodCIDRs: prefixes("10.244.1.0/24")})

@@ -20,6 +20,8 @@ func Node(o *corev1.Node) (*model.Node, []model.Problem) {
 		PodCIDRs: c.podCIDRs(field.NewPath("spec"), &o.Spec),
 		Labels:   maps.Clone(o.Labels),
 		Leaving:  leaving(o),
+
+		Annotations: c.ownAnnotations(o.Annotations),
 	}
 	addresses := field.NewPath("status", "addresses")
 	for _, t := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {

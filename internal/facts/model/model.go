@@ -179,6 +179,8 @@ type Node struct {
 	Addresses []netip.Addr // status.addresses of types InternalIP and ExternalIP, in that order
 	PodCIDRs  []netip.Prefix
 	Labels    map[string]string // topology.kubernetes.io/zone is read from here
+	// Annotations are those with AnnotationPrefix alone, of this node's Node.
+	Annotations map[string]string
 	// Leaving reports that the node is being removed: its object is being deleted, or
 	// cluster-autoscaler has tainted it (KEP-3836).
 	Leaving bool
