@@ -39,6 +39,7 @@ func TestHostileEgress(t *testing.T) {
 			t.Run("An RST of another pod with the exact number", func(t *testing.T) { e.neighborResets(t, v) })
 			t.Run("A misdirected ICMP error", func(t *testing.T) { e.misdirectedEgressError(t, v) })
 			t.Run("Stray segments to all ports", func(t *testing.T) { e.strayAnswers(t, v) })
+			t.Run("Fragments that overtake", func(t *testing.T) { e.fragmentsOvertake(t, v) })
 			t.Run("A pod that takes all ports", func(t *testing.T) { e.portsTaken(t, v) })
 		})
 	}

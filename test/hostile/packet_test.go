@@ -27,6 +27,7 @@ type packet struct {
 	seq, ack uint32
 	payload  []byte
 	vlan     bool // has an 802.1Q tag
+	later    bool // is a fragment behind the first, without ports
 
 	icmpType, icmpCode uint8  // of an ICMP error
 	quoted             []byte // of an ICMP error: the packet that it is about
@@ -321,8 +322,11 @@ func decode(frame []byte) packet {
 			p.vlan = true
 		case *layers.IPv4:
 			src, dst = netip.AddrFrom4([4]byte(l.SrcIP.To4())), netip.AddrFrom4([4]byte(l.DstIP.To4()))
+			p.later = l.FragOffset > 0
 		case *layers.IPv6:
 			src, dst = netip.AddrFrom16([16]byte(l.SrcIP)), netip.AddrFrom16([16]byte(l.DstIP))
+		case *layers.IPv6Fragment:
+			p.later = l.FragmentOffset > 0
 		case *layers.TCP:
 			p.proto, p.seq, p.ack, p.payload, p.flags = "tcp", l.Seq, l.Ack, l.Payload, tcpFlags(l)
 			src, dst = p.ports(src, dst, uint16(l.SrcPort), uint16(l.DstPort))

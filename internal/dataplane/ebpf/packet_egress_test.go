@@ -25,7 +25,8 @@ func TestPacketEgress(t *testing.T) {
 	n := newPacketNode(t)
 	for name, f := range map[string]func(*testing.T, *plan, uint8){
 		"Opens": n.egressOpens, "LeftToNetfilter": n.egressLeft, "Errors": n.egressErrors, "Fragments": n.egressFragments,
-		"PortsTaken": n.egressPortsTaken, "PodReplaced": n.egressPodReplaced, "SwitchedOff": n.egressOff, "Forged": n.egressForged,
+		"FragmentsOvertake": n.egressFragmentsOvertake,
+		"PortsTaken":        n.egressPortsTaken, "PodReplaced": n.egressPodReplaced, "SwitchedOff": n.egressOff, "Forged": n.egressForged,
 		"StackHasPort": n.egressStackHasPort, "Addresses": n.egressAddresses, "PolicySelects": n.egressPolicySelects,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -226,6 +227,24 @@ func (n *packetNode) egressFragments(t *testing.T, p *plan, proto uint8) {
 	answer.id = 8
 	v = n.sendFragments(t, inEth0, answer.fragments(n, "eth0", 800))
 	if v.dst != ap(p.pod1, 40000) {
+		t.Errorf("the answer is for %s, want the pod", v.dst)
+	}
+}
+
+// egressFragmentsOvertake: a fragment that comes before the first of its datagram is left to the stack, which knows no
+// flow. The other fragments keep the way of the flow.
+func (n *packetNode) egressFragmentsOvertake(t *testing.T, p *plan, proto uint8) {
+	n.leaving(t)
+	f := frame{proto: proto, src: ap(p.pod1, 40000), dst: server(proto, p.client), flags: first(proto), id: 7}
+	f.payload = bytes.Repeat([]byte("x"), 1600)
+	frags := f.fragments(n, "pod1", 800)
+	n.untouched(t, "a later fragment of a pod", inPod1, frags[1], objects.TCVerdictPASS_FRAGMENT)
+	v := n.sendFragments(t, inPod1, frags, objects.TCVerdictFLOW_CREATED, objects.TCVerdictEGRESS_CREATED)
+	answer := back(v, "S.", f.payload)
+	answer.id = 8
+	frags = answer.fragments(n, "eth0", 800)
+	n.untouched(t, "a later fragment of an answer", inEth0, frags[1], objects.TCVerdictPASS_FRAGMENT)
+	if v = n.sendFragments(t, inEth0, frags); v.dst != ap(p.pod1, 40000) {
 		t.Errorf("the answer is for %s, want the pod", v.dst)
 	}
 }
