@@ -74,6 +74,24 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// TestFlowsOfALaterVersionEnd: after a rollback the table may have a protocol that this version does not know. No packet
+// uses its entries, and they end as unanswered datagrams do.
+func TestFlowsOfALaterVersionEnd(t *testing.T) {
+	b := newTable(t, objects.Config{Timeouts: objectstest.Timeouts, FlowTableSize: 1024})
+	const unknown = 200
+	for i, age := range []uint32{60, 70 + objects.SweepMargin + 1} {
+		keys, flows := objectstest.Flow(uint32(i), unknown, objects.TCFlowStateFLOW_ESTABLISHED, objects.BootSeconds()-age)
+		for j := range keys {
+			must.Do(t, b.m(objects.TCMapFlows).Put(keys[j], flows[j]))
+		}
+	}
+	must.Do(t, b.Sweep(t.Context()))
+	left := objectstest.ReadAll[objects.TCTuple, objects.TCFlow](t, b.m(objects.TCMapFlows))
+	if len(left) != 2 {
+		t.Errorf("%d entries are left, want those of the flow that is not over", len(left))
+	}
+}
+
 // A first packet may put a new flow under a dead one's key just when the sweeper
 // is about to delete that.
 func TestSweepKeepsWhatIsRevived(t *testing.T) {
