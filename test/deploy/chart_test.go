@@ -169,7 +169,21 @@ func TestBadValuesAreRefusedWithTheirName(t *testing.T) {
 		{"{k8sServiceHost: 10.0.0.1, healthz: {port: 10249}}", "healthz.port and metrics.port are both 10249"},
 		{"{k8sServiceHost: 10.0.0.1, api: {bindAddress: 0.0.0.0}}", "api.bindAddress without api.secretName"},
 		{"{k8sServiceHost: 10.0.0.1, api: {bindAddress: 1.2.3.4.5, secretName: s}}", "api.bindAddress: 1.2.3.4.5: not an IP address"},
-		{"{k8sServiceHost: 10.0.0.1, extraArgs: [--conntrack-autopilot=on]}", "set privileged: true"},
+		{"{k8sServiceHost: 10.0.0.1, conntrackAutopilot: {mode: 'on'}}", "set privileged: true"},
+		{"conntrackAutopilot: {mode: auto}", "at '/conntrackAutopilot/mode': value must be one of 'off', 'advise', 'on'"},
+		{"conntrackAutopilot: {memory: half}", "conntrackAutopilot/memory"},
+		{"flowEvents: all", "flowEvents"},
+		{"flowEvents: {mode: dropped}", "at '/flowEvents/mode': value must be one of 'off', 'refused', 'all'"},
+		{"flowEvents: {sample: 0}", "flowEvents/sample"},
+		{"flowEvents: {rate: -1}", "flowEvents/rate"},
+		{"serviceMetrics: top-0", "serviceMetrics"},
+		{"serviceMetrics: 100", "serviceMetrics"},
+		{"outlierEjection: ebpf", "outlierEjection"},
+		{"balanceByLoad: least", "balanceByLoad"},
+		{"allowExternalIPs: never", "allowExternalIPs"},
+		{"conntrack: {tcpBeLiberal: 1}", "conntrack/tcpBeLiberal"},
+		{"extraArgs: [--flow-events=all]", "set flowEvents.mode instead"},
+		{"extraArgs: [--conntrack-autopilot=on]", "set conntrackAutopilot.mode instead"},
 		{"{k8sServiceHost: 10.0.0.1, otlp: {endpoint: 'collector:4318'}}", "otlp.endpoint: not an address"},
 		{"{k8sServiceHost: 10.0.0.1, otlp: {endpoint: 'https://me:secret@collector'}}", "otlp.endpoint: not an address"},
 		{"{k8sServiceHost: 10.0.0.1, otlp: {endpoint: 'http://10.0.0.5:4318'}}", "set otlp.insecure: true"},
@@ -299,6 +313,8 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 		for _, names := range []string{
 			"nameOverride", "fullnameOverride", "proxyMode", "clusterCIDR", "detectLocalMode", "podBridgeInterface", "podInterfaceNamePrefix",
 			"nodePortAddresses", "localhostNodePorts", "hostPorts", "forwarding", "forwardingSecretName", "forwardingPort", "maglevSeedSecretName",
+			"allowExternalIPs", "outlierEjection", "balanceByLoad", "conntrack.tcpBeLiberal", "conntrackAutopilot.mode", "conntrackAutopilot.memory",
+			"flowEvents.mode", "flowEvents.sample", "flowEvents.rate", "serviceMetrics",
 			"xdp", "egress.mode", "egress.configMapName", "egress.addresses", "masqueradeAll", "bypass", "socketHooks", "endSockets",
 			"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpTimeoutEstablished", "conntrack.tcpTimeoutCloseWait", "conntrack.udpTimeout",
 			"conntrack.udpTimeoutStream",
@@ -320,7 +336,7 @@ func TestEmptyValuesMeanTheDefault(t *testing.T) {
 		}
 	}
 	for _, empty := range []string{"clusterCIDR: []", "nodePortAddresses: []", "conntrack: {}", "conntrack: null", "healthz: null",
-		"metrics: null", "api: null", "otlp: null"} {
+		"metrics: null", "api: null", "otlp: null", "flowEvents: null", "conntrackAutopilot: null"} {
 		if got, err := render(t, base+empty); err != nil || got != want {
 			t.Errorf("%s: %v, %s", empty, err, difference(want, got))
 		}
@@ -334,6 +350,11 @@ func TestGoodValuesAreRendered(t *testing.T) {
 		{"endSockets: host", "- --drop-capabilities\n            - --end-sockets\n"},
 		{"forwarding: hybrid\nforwardingSecretName: s", "- --dsr-key-file=/etc/spillway/forwarding/secret\n            - --forwarding=hybrid\n"},
 		{"xdp: auto", "- --xdp=auto\n"},
+		{"allowExternalIPs: false", "- --allow-external-ips=false\n"},
+		{"conntrackAutopilot: {mode: 'off', memory: 512Mi}", "- --conntrack-autopilot=off\n            - --conntrack-autopilot-memory=512Mi\n"},
+		{"flowEvents: {mode: all, sample: 10, rate: 0}",
+			"- --flow-events=all\n            - --flow-events-rate=0\n            - --flow-events-sample=10\n"},
+		{"serviceMetrics: top-100", "- --service-metrics=top-100\n"},
 		{"egress: {mode: auto}", "- --egress=auto\n"},
 		{"egress: {mode: auto, addresses: [192.0.2.0/24, 'fd00::/64']}", "- --egress-addresses=192.0.2.0/24,fd00::/64\n"},
 		{"egress: {mode: 'on', configMapName: ip-masq-agent}", "- --egress=on\n            - --egress-config=/etc/spillway/egress/config\n"},

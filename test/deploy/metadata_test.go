@@ -82,6 +82,7 @@ func TestTheNotesVerifyTheInstall(t *testing.T) {
 			"\n  kubectl -n net rollout status daemonset/proxy\n",
 			"\n  kubectl get events -A --field-selector reportingComponent=spillway.dev/agent\n",
 			"\n  kubectl -n net exec daemonset/proxy -- spillway doctor",
+			"\n  spillway status --all-nodes --agent-namespace net\n  spillway ui --all-nodes --agent-namespace net\n",
 		} {
 			if !strings.Contains(text, want) {
 				t.Errorf("mode %s: the notes lack %q:\n%s", mode, want, text)

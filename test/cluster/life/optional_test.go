@@ -57,7 +57,7 @@ func optionalParts(t *testing.T, c *cluster.Cluster, l *load) {
 	}
 	values := []string{"hostPorts=true"}
 	if *proxyMode == "ebpf" {
-		values = append(values, "endSockets=all", "extraArgs={--balance-by-load}")
+		values = append(values, "endSockets=all", "balanceByLoad=true")
 	}
 	clustertest.Must(t, c.InstallSpillway(t.Context(), values...))
 	image, err := images.Reference("agnhost")

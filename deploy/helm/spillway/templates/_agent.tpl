@@ -76,6 +76,9 @@
 {{- if .hostPorts }}
 - --host-ports
 {{- end }}
+{{- if eq (toString .allowExternalIPs) "false" }}
+- --allow-external-ips=false
+{{- end }}
 {{- if .forwardingSecretName }}
 - --dsr-key-file=/etc/spillway/forwarding/secret
 {{- if not (has (toString .forwardingPort) (list "6080" "" "<nil>")) }}
@@ -84,6 +87,12 @@
 {{- end }}
 {{- if .maglevSeedSecretName }}
 - --maglev-seed-file=/etc/spillway/maglev/seed
+{{- end }}
+{{- if .outlierEjection }}
+- --outlier-ejection
+{{- end }}
+{{- if .balanceByLoad }}
+- --balance-by-load
 {{- end }}
 {{- if has (toString .forwarding) (list "hybrid" "dsr") }}
 - --forwarding={{ .forwarding }}
@@ -112,6 +121,9 @@
 {{- if .profiling }}
 - --profiling
 {{- end }}
+{{- if (.conntrack).tcpBeLiberal }}
+- --conntrack-tcp-be-liberal
+{{- end }}
 {{- range $flag, $value := dict
   "conntrack-max-per-core" (.conntrack).maxPerCore
   "conntrack-min" (.conntrack).min
@@ -119,6 +131,12 @@
   "conntrack-tcp-timeout-close-wait" (.conntrack).tcpTimeoutCloseWait
   "conntrack-udp-timeout" (.conntrack).udpTimeout
   "conntrack-udp-timeout-stream" (.conntrack).udpTimeoutStream
+  "conntrack-autopilot" (.conntrackAutopilot).mode
+  "conntrack-autopilot-memory" (.conntrackAutopilot).memory
+  "flow-events" (.flowEvents).mode
+  "flow-events-sample" (.flowEvents).sample
+  "flow-events-rate" (.flowEvents).rate
+  "service-metrics" .serviceMetrics
   "iptables-sync-period" .syncPeriod
   "iptables-min-sync-period" .minSyncPeriod }}
 {{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) }}

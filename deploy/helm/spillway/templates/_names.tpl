@@ -236,10 +236,12 @@ the addresses of the Service kubernetes are known. */ -}}
   "healthz-bind-address" "healthz" "metrics-bind-address" "metrics" "bind-address-hard-fail" "" "api-socket" "api.socket" "api-listen" "api" "api-tls-cert" "api.secretName" "api-tls-key" "api.secretName" "api-client-ca" "api.secretName" "bypass" "bypass" "detect-local-mode" "detectLocalMode"
   "log-format" "logFormat" "v" "logLevel" "service-proxy-name" "mode and serviceProxyName" "takeover" "takeover" "cleanup" "cleanup"
   "cluster-cidr" "clusterCIDR" "pod-bridge-interface" "podBridgeInterface" "pod-interface-name-prefix" "podInterfaceNamePrefix"
-  "nodeport-addresses" "nodePortAddresses" "localhost-nodeports" "localhostNodePorts" "host-ports" "hostPorts" "forwarding" "forwarding" "dsr-key-file" "forwardingSecretName" "dsr-port" "forwardingPort" "maglev-seed-file" "maglevSeedSecretName" "xdp" "xdp" "egress" "egress.mode" "egress-config" "egress.configMapName" "egress-addresses" "egress.addresses" "masquerade-all" "masqueradeAll" "socket-hooks" "socketHooks" "end-sockets" "endSockets" "profiling" "profiling"
+  "nodeport-addresses" "nodePortAddresses" "localhost-nodeports" "localhostNodePorts" "host-ports" "hostPorts" "allow-external-ips" "allowExternalIPs" "forwarding" "forwarding" "dsr-key-file" "forwardingSecretName" "dsr-port" "forwardingPort" "maglev-seed-file" "maglevSeedSecretName" "outlier-ejection" "outlierEjection" "balance-by-load" "balanceByLoad" "xdp" "xdp" "egress" "egress.mode" "egress-config" "egress.configMapName" "egress-addresses" "egress.addresses" "masquerade-all" "masqueradeAll" "socket-hooks" "socketHooks" "end-sockets" "endSockets" "profiling" "profiling"
   "conntrack-max-per-core" "conntrack.maxPerCore" "conntrack-min" "conntrack.min"
   "conntrack-tcp-timeout-established" "conntrack.tcpTimeoutEstablished" "conntrack-tcp-timeout-close-wait" "conntrack.tcpTimeoutCloseWait"
   "conntrack-udp-timeout" "conntrack.udpTimeout" "conntrack-udp-timeout-stream" "conntrack.udpTimeoutStream"
+  "conntrack-tcp-be-liberal" "conntrack.tcpBeLiberal" "conntrack-autopilot" "conntrackAutopilot.mode" "conntrack-autopilot-memory" "conntrackAutopilot.memory"
+  "flow-events" "flowEvents.mode" "flow-events-sample" "flowEvents.sample" "flow-events-rate" "flowEvents.rate" "service-metrics" "serviceMetrics"
   "iptables-sync-period" "syncPeriod" "iptables-min-sync-period" "minSyncPeriod"
   "otlp-endpoint" "otlp.endpoint" "otlp-signals" "otlp.signals" "otlp-metrics-interval" "otlp.metricsInterval" "otlp-insecure" "otlp.insecure"
   "otlp-ca-file" "otlp.secretKeys" "otlp-cert-file" "otlp.secretKeys" "otlp-key-file" "otlp.secretKeys" "otlp-headers-file" "otlp.secretKeys" }}
@@ -327,8 +329,8 @@ the addresses of the Service kubernetes are known. */ -}}
 {{- if and (eq .mode "replace") (not .k8sServiceHost) }}
 {{- fail "k8sServiceHost is not set: with mode: replace the Service \"kubernetes\" does not work before the agent runs: set k8sServiceHost and k8sServicePort to an address of the API server that is no Service, such as the one that your kubeconfig names" }}
 {{- end }}
-{{- if and (has "--conntrack-autopilot=on" .extraArgs) (not .privileged) }}
-{{- fail "extraArgs: --conntrack-autopilot=on: /proc/sys is read-only in a container without privileges: set privileged: true" }}
+{{- if and (eq (toString (.conntrackAutopilot).mode) "on") (not .privileged) }}
+{{- fail "conntrackAutopilot.mode: on: /proc/sys is read-only in a container without privileges: set privileged: true" }}
 {{- end }}
 {{- end }}
 {{- if eq (include "spillway.healthzPort" .) (include "spillway.metricsPort" .) }}
