@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/yaml"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/flows"
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
@@ -73,12 +74,13 @@ func declared(t *testing.T) map[string]bool {
 	if !ok {
 		t.Fatal("the registry does not describe its metrics")
 	}
-	seen := map[string]bool{"up": true}
-	for _, c := range []prometheus.Collector{registry, conntrack.NewCollector(), new(nftables.Policies), new(autopilot.Pilot)} {
+	seen, types := map[string]bool{"up": true}, referenceTypes(t)
+	for _, c := range []prometheus.Collector{registry, conntrack.NewCollector(), new(nftables.Policies), new(autopilot.Pilot), new(flows.Table)} {
 		descs := make(chan *prometheus.Desc)
 		go func() { c.Describe(descs); close(descs) }()
 		for d := range descs {
-			seen[fqName.FindStringSubmatch(d.String())[1]] = true
+			name := fqName.FindStringSubmatch(d.String())[1]
+			seen[name], seen[name+"_bucket"] = true, types[name] == "histogram"
 		}
 	}
 	return seen
@@ -185,7 +187,7 @@ func TestAlertsFireWhenTheyShould(t *testing.T) {
 
 // TestQueriesOfTheDashboardAreQueries has promtool parse them, as recording rules.
 func TestQueriesOfTheDashboardAreQueries(t *testing.T) {
-	variables := strings.NewReplacer("$__rate_interval", "5m", "$instance", ".*", "$job", "spillway")
+	variables := strings.NewReplacer("$__rate_interval", "5m", "$instance", ".*", "$job", "spillway", "$namespace", ".*", "$service", ".*")
 	var rules strings.Builder
 	rules.WriteString("groups: [{name: dashboard, rules: [\n")
 	for i, q := range dashboardQueries(t) {

@@ -49,6 +49,15 @@ func TestThePodMonitorAnswersForKubeProxy(t *testing.T) {
 	}
 }
 
+// The metrics by Service have a label namespace of their own. Prometheus would rename it to
+// exported_namespace, for which the dashboard does not ask.
+func TestThePodMonitorKeepsTheNamespaceOfAService(t *testing.T) {
+	endpoints := podEndpoints(t, "{k8sServiceHost: 10.1.2.3, metrics: {bindAddress: 0.0.0.0}, podMonitor: {enabled: true}}")
+	if endpoints[0]["honorLabels"] != true {
+		t.Errorf("the endpoint %v has not honorLabels: true", endpoints[0])
+	}
+}
+
 // podEndpoints returns the endpoints of the chart's PodMonitor.
 func podEndpoints(t *testing.T, values string) []map[string]any {
 	t.Helper()
