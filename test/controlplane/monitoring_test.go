@@ -75,7 +75,9 @@ func declared(t *testing.T) map[string]bool {
 		t.Fatal("the registry does not describe its metrics")
 	}
 	seen, types := map[string]bool{"up": true}, referenceTypes(t)
-	for _, c := range []prometheus.Collector{registry, conntrack.NewCollector(), new(nftables.Policies), new(autopilot.Pilot), new(flows.Table)} {
+	for _, c := range []prometheus.Collector{
+		registry, conntrack.NewCollector(), new(nftables.Policies), new(autopilot.Pilot), new(flows.Table),
+	} {
 		descs := make(chan *prometheus.Desc)
 		go func() { c.Describe(descs); close(descs) }()
 		for d := range descs {
