@@ -17,7 +17,7 @@ SECTIONS = [
 ]
 
 # Pages that come first in their section. The others follow by name.
-FIRST = ["index.md", "README.md", "lab.md", "stalls.md", "conntrack.md", "architecture.md"]
+FIRST = ["index.md", "README.md", "lab.md", "first-fault.md", "stalls.md", "conntrack.md", "architecture.md"]
 
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 HEADLINE = re.compile(r"<!-- headline -->.*?<!-- /headline -->", re.S)
