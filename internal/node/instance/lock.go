@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,26 +34,50 @@ func Acquire(dir, bpffs string) (*Lock, error) {
 	}
 	path := resolve(bpffs)
 	l := &Lock{}
-	for _, what := range []struct{ name, of, hint string }{
-		{File(dir, bpffs, ".lock"), bpffs, "stop it, or give another --bpffs and another network namespace"},
+	for _, what := range []struct {
+		name, of, hint string
+		patience       time.Duration
+	}{
+		{File(dir, bpffs, ".lock"), bpffs, "stop it, or give another --bpffs and another network namespace", 0},
 		{filepath.Join(dir, fmt.Sprintf("netns-%d.lock", netns.Ino)), "this network namespace",
-			"stop it; its rules and those of a second one would have the same names"},
+			"stop it; its rules and those of a second one would have the same names", stalePatience},
 	} {
-		f, err := lockFile(what.name, what.of, what.hint)
+		f, err := lockFile(what.name, what.of, what.hint, what.patience)
 		if err != nil {
 			l.Release()
 			return nil, fmt.Errorf("lock instance: %w", err)
 		}
 		l.add(f, path)
 	}
+	removeStale(dir)
 	return l, nil
+}
+
+// stalePatience is longer than removeStale of another agent holds a lock.
+const stalePatience = 100 * time.Millisecond
+
+// removeStale removes the files of network namespaces whose agents were killed. A namespace of a
+// pod or a test never gets another agent, so its file would stay. A file that removeStale could
+// lock has no agent, and while it is locked its name cannot get one.
+func removeStale(dir string) {
+	names, _ := filepath.Glob(filepath.Join(dir, "netns-*.lock")) // the pattern is valid
+	for _, name := range names {
+		f, err := os.OpenFile(name, os.O_RDWR, 0)
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && isNamed(f, name) {
+			_ = os.Remove(name)
+		}
+		f.Close()
+	}
 }
 
 // AcquireFile locks a file, which it creates. of is what the file stands for, and hint is what
 // an operator does about the process that has the lock; the error has both. The caller must
 // call Release.
 func AcquireFile(name, of, hint string) (*Lock, error) {
-	f, err := lockFile(name, of, hint)
+	f, err := lockFile(name, of, hint, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -87,9 +112,9 @@ func resolve(bpffs string) string {
 // lockFile creates the file and locks it. Release removes the file, so a file that
 // was opened may have lost its name before it was locked. A lock on such a file
 // keeps no other agent away, so lockFile opens the next file of that name. flock
-// libraries do not check this.
-func lockFile(name, of, hint string) (*os.File, error) {
-	for {
+// libraries do not check this. While another process has the lock, lockFile tries for patience.
+func lockFile(name, of, hint string, patience time.Duration) (*os.File, error) {
+	for began := time.Now(); ; {
 		// A process that can open the file for reading can lock it, and so keep the
 		// agent from starting: only root may.
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
@@ -98,6 +123,11 @@ func lockFile(name, of, hint string) (*os.File, error) {
 		}
 		_ = f.Chmod(0o600) // a file of an older agent
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			if errors.Is(err, unix.EWOULDBLOCK) && time.Since(began) < patience {
+				f.Close()
+				time.Sleep(patience / 20)
+				continue
+			}
 			defer f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
 				return nil, fmt.Errorf("%s: an agent runs already%s: %s", of, holder(f), hint)

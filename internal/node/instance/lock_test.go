@@ -146,3 +146,69 @@ func TestANetworkNamespaceHasOneAgent(t *testing.T) {
 		t.Errorf("one in another network namespace: %v", err)
 	}
 }
+
+// An agent that was killed leaves its files, and its network namespace may be gone. A file of a
+// running agent stays.
+func TestTheNextAgentRemovesFilesOfKilledOnes(t *testing.T) {
+	dir := t.TempDir()
+	killed, other := filepath.Join(dir, "netns-1.lock"), filepath.Join(dir, "notes-1.lock")
+	for _, name := range []string{killed, other} {
+		if err := os.WriteFile(name, []byte("1 /gone\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	running, err := AcquireFile(filepath.Join(dir, "netns-2.lock"), "x", "y")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer running.Release()
+	own, err := Acquire(dir, "/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Release()
+	if _, err := os.Stat(killed); !os.IsNotExist(err) {
+		t.Errorf("the file of a killed agent: %v", err)
+	}
+	for _, f := range append(running.files, own.files...) {
+		if !isNamed(f, f.Name()) {
+			t.Errorf("%s of a running agent was removed", f.Name())
+		}
+	}
+	if _, err := os.Stat(other); err != nil {
+		t.Errorf("a file of something else: %v", err)
+	}
+}
+
+// Agents start while others look for stale files: none takes such a look for a running agent.
+func TestALookForStaleFilesKeepsNoAgentAway(t *testing.T) {
+	dir := t.TempDir()
+	end := make(chan bool)
+	var looks sync.WaitGroup
+	for range 2 {
+		looks.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+					removeStale(dir)
+				}
+			}
+		})
+	}
+	for range 500 {
+		l, err := Acquire(dir, "/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name := l.files[1].Name(); !isNamed(l.files[1], name) {
+			t.Fatalf("%s was removed while its agent ran", name)
+		}
+		for _, f := range l.files {
+			f.Close() // as when the agent is killed: the files stay
+		}
+	}
+	close(end)
+	looks.Wait()
+}
