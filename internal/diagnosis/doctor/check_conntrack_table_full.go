@@ -72,8 +72,8 @@ func (conntrackTableFull) Find(n *Node) []Finding {
 		}
 		out = append(out, f.with(fixes...))
 	}
-	if !found && n.someNamespace(hasDropped) {
-		out = append(out, wasFull(n, conntrack.TableFull, "conntrack-table-was-full",
+	if !found {
+		out = append(out, wasFull(n, conntrack.TableFull, "conntrack-table-was-full", hasDropped,
 			"new connections were dropped: the conntrack table was full", "The kernel dropped the first packet of new connections.",
 			"Raise nf_conntrack_max before the next peak; `spillway plan` calculates the value.")...)
 	}
@@ -98,39 +98,54 @@ func hasDropped(ns *Namespace) bool {
 	return ns.Limits.Max == 0 || ns.Counters.Drop > ns.Counters.InsertFailed
 }
 
-// someNamespace reports whether has is true for a namespace of the node, or may be true
-// for one that could not be read. The kernel's log does not tell the namespace of a full
-// table: it may have been a deleted one, such as a pod's or the lab's.
-func (n *Node) someNamespace(has func(*Namespace) bool) bool {
+// namespacesThat returns the read namespaces for which has is true, and whether it may be true
+// for one that could not be read: a deleted one, such as a pod's or the lab's, or one of a Problem.
+func (n *Node) namespacesThat(has func(*Namespace) bool) (names []string, unread bool) {
 	read := map[string]bool{}
 	for i := range n.Namespaces {
-		if has(&n.Namespaces[i]) {
-			return true
+		ns := &n.Namespaces[i]
+		if has(ns) {
+			names = append(names, ns.Namespace.String())
 		}
-		read[n.Namespaces[i].Namespace.String()] = true
+		read[ns.Namespace.String()] = true
 	}
 	for _, p := range n.Problems {
-		unread := func(name string) bool { return !read[name] }
-		if len(p.Namespaces) == 0 || slices.ContainsFunc(p.Namespaces, unread) {
-			return true
-		}
+		unread = unread || len(p.Namespaces) == 0 || slices.ContainsFunc(p.Namespaces, func(name string) bool { return !read[name] })
 	}
-	return len(n.Namespaces) == 0
+	return names, unread || len(n.Namespaces) == 0
 }
 
-// wasFull reports from the kernel's log a table that was full and is not full now.
-func wasFull(n *Node, kind conntrack.LogKind, id, title, packets, remedy string) []Finding {
-	c := n.Log[kind]
-	if c.Lines == 0 || n.Up-c.Last > recent {
-		return nil
+// wasFull reports from the kernel's log a table that was full and is not full now. A line that
+// names a namespace is that one's alone. Others may be of any for which has is true.
+func wasFull(n *Node, kind conntrack.LogKind, id string, has func(*Namespace) bool, title, packets, remedy string) (out []Finding) {
+	add := func(c conntrack.LogCount, namespace string, evidence ...string) {
+		if c.Lines == 0 || n.Up-c.Last > recent {
+			return
+		}
+		out = append(out, Finding{
+			ID: id, Severity: Info, Title: title, Namespace: namespace,
+			Evidence: append([]string{fmt.Sprintf("%s in the kernel's log (it writes at most 10 in 5 s), the last %v ago", plural(c.Lines, "line"),
+				(n.Up - c.Last).Round(time.Second))}, evidence...),
+			Numbers: map[string]float64{"log_lines": float64(c.Lines), "seconds_ago": (n.Up - c.Last).Seconds()},
+			Packets: packets, Remedy: remedy,
+		})
 	}
-	return []Finding{{
-		ID: id, Severity: Info, Title: title,
-		Evidence: []string{fmt.Sprintf("%s in the kernel's log (it writes at most 10 in 5 s), the last %v ago", plural(c.Lines, "line"),
-			(n.Up - c.Last).Round(time.Second))},
-		Numbers: map[string]float64{"log_lines": float64(c.Lines), "seconds_ago": (n.Up - c.Last).Seconds()},
-		Packets: packets, Remedy: remedy,
-	}}
+	c := n.Log[kind]
+	for i := range n.Namespaces {
+		ns := &n.Namespaces[i].Namespace
+		if of, named := c.ByNetns[ns.Inode]; named && ns.Inode != 0 {
+			add(of, ns.String())
+		}
+	}
+	switch list, unread := n.namespacesThat(has); {
+	case len(list) == 1 && !unread:
+		add(c.ByNetns[0], list[0])
+	case len(list) > 1:
+		add(c.ByNetns[0], "", "the log does not name the network namespace; it may be one of "+names(list))
+	case len(list) == 1 || unread:
+		add(c.ByNetns[0], "", "the log does not name the network namespace")
+	}
+	return out
 }
 
 // shared returns the command that sets a sysctl of the whole machine.

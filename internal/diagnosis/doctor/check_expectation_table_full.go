@@ -44,8 +44,9 @@ func (expectationTableFull) Find(n *Node) []Finding {
 			Commands: []string{shared(expectMax, want)},
 		}.with(raiseShared(expectMax, want)))
 	}
-	if len(out) == 0 && n.someNamespace(hasHelper) {
-		out = wasFull(n, conntrack.ExpectTableFull, "expectation-table-was-full", "TFTP and FTP transfers failed: the expectation table was full",
+	if len(out) == 0 {
+		out = wasFull(n, conntrack.ExpectTableFull, "expectation-table-was-full", hasHelper,
+			"TFTP and FTP transfers failed: the expectation table was full",
 			"The kernel dropped requests for a second connection (TFTP, FTP).", "Raise nf_conntrack_expect_max before the next peak.")
 	}
 	return out

@@ -62,7 +62,7 @@ func TestATableThatEvictsIsFoundByItsCounters(t *testing.T) {
 	if got := (conntrackTableFull{}).Find(n); len(got) != 1 || got[0].Severity != Critical {
 		t.Errorf("%+v", got)
 	}
-	n = &Node{Up: 2 * recent, Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: {Lines: 3, Last: 2*recent - 60e9}}}
+	n = &Node{Up: 2 * recent, Log: tableFull(map[uint64]conntrack.LogCount{0: {Lines: 3, Last: 2*recent - 60e9}})}
 	if got := (conntrackTableFull{}).Find(n); len(got) != 1 || got[0].ID != "conntrack-table-was-full" ||
 		!strings.Contains(got[0].Evidence[0], "1m0s ago") {
 		t.Errorf("%+v", got)
@@ -73,11 +73,47 @@ func TestATableThatEvictsIsFoundByItsCounters(t *testing.T) {
 	}
 }
 
+// tableFull is a log with lines about a full table, by network namespace.
+func tableFull(by map[uint64]conntrack.LogCount) map[conntrack.LogKind]conntrack.LogCount {
+	return map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: {ByNetns: by}}
+}
+
+// Linux 6.17 names the namespace: the table of a pod, or of the lab, is not the node's. Others'
+// lines without a name are of a namespace that has dropped packets.
+func TestAFullTableIsThatOfItsNamespace(t *testing.T) {
+	was := conntrack.LogCount{Lines: 3, Last: recent - 60e9}
+	ns := func(inode, drops uint64, name ...string) Namespace {
+		return Namespace{Report: conntrack.Report{Namespace: conntrack.Namespace{Inode: inode, Own: name == nil, Names: name},
+			Limits: conntrack.Limits{Max: 1000}, Counters: conntrack.Counters{Drop: drops}}}
+	}
+	for name, row := range map[string]struct {
+		by   map[uint64]conntrack.LogCount
+		list []Namespace
+		want []string
+	}{
+		"named, of a namespace that is not examined": {map[uint64]conntrack.LogCount{3: was}, []Namespace{ns(1, 1), ns(2, 1, "a")}, nil},
+		"named":                 {map[uint64]conntrack.LogCount{2: was}, []Namespace{ns(1, 0), ns(2, 1, "a")}, []string{"a"}},
+		"the examined one":      {map[uint64]conntrack.LogCount{0: was}, []Namespace{ns(2, 1, "a")}, []string{"a"}},
+		"another one dropped":   {map[uint64]conntrack.LogCount{0: was}, []Namespace{ns(1, 0), ns(2, 1, "a")}, []string{"a"}},
+		"the node's own":        {map[uint64]conntrack.LogCount{0: was}, []Namespace{ns(1, 1), ns(2, 0, "a")}, []string{"(here)"}},
+		"two have dropped":      {map[uint64]conntrack.LogCount{0: was}, []Namespace{ns(1, 1), ns(2, 1, "a")}, []string{""}},
+		"one named, one is not": {map[uint64]conntrack.LogCount{0: was, 2: was}, []Namespace{ns(1, 1), ns(2, 0, "a")}, []string{"a", "(here)"}},
+	} {
+		var got []string
+		for _, f := range (conntrackTableFull{}).Find(&Node{Up: recent, Namespaces: row.list, Log: tableFull(row.by)}) {
+			got = append(got, f.Namespace)
+		}
+		if !slices.Equal(got, row.want) {
+			t.Errorf("%s: findings of %q, want %q", name, got, row.want)
+		}
+	}
+}
+
 // The log does not tell the namespace. After a demo, the full table was that of a node
 // that the lab has removed.
 func TestAFullTableOfADeletedNamespaceIsNoFinding(t *testing.T) {
 	node := func(ns Namespace, problems ...Problem) *Node {
-		was := conntrack.LogCount{Lines: 3, Last: recent - 60e9}
+		was := conntrack.LogCount{ByNetns: map[uint64]conntrack.LogCount{0: {Lines: 3, Last: recent - 60e9}}}
 		return &Node{Up: recent, Namespaces: []Namespace{ns}, Problems: problems,
 			Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: was, conntrack.ExpectTableFull: was}}
 	}

@@ -24,15 +24,30 @@ const (
 
 // LogLine is one line of the kernel's log about conntrack.
 type LogLine struct {
-	Kind LogKind       `json:"kind"`
-	At   time.Duration `json:"at"` // since the machine started
-	Text string        `json:"text"`
+	Kind LogKind `json:"kind"`
+	// Netns is the number of the network namespace that the kernel names; 0: none. From Linux 6.17 on,
+	// lines about a full table name every namespace but the machine's first.
+	Netns uint64        `json:"netns,omitempty"`
+	At    time.Duration `json:"at"` // since the machine started
+	Text  string        `json:"text"`
 }
 
 // LogCount adds up lines of one kind.
 type LogCount struct {
 	Lines       int           `json:"lines"`
 	First, Last time.Duration // since the machine started
+	// ByNetns adds up the same lines by LogLine.Netns.
+	ByNetns map[uint64]LogCount `json:"by_netns,omitempty"`
+}
+
+// with returns the count with one line more.
+func (c LogCount) with(at time.Duration) LogCount {
+	if c.Lines == 0 {
+		c.First = at
+	}
+	c.Lines++
+	c.Last = at
+	return c
 }
 
 // rate returns the lines per second between the first and the last; 0 for fewer than two.
@@ -82,12 +97,11 @@ func countLine(counts map[LogKind]LogCount, record string) {
 	if !ok {
 		return
 	}
-	c := counts[l.Kind]
-	if c.Lines == 0 {
-		c.First = l.At
+	c := counts[l.Kind].with(l.At)
+	if c.ByNetns == nil {
+		c.ByNetns = map[uint64]LogCount{}
 	}
-	c.Lines++
-	c.Last = l.At
+	c.ByNetns[l.Netns] = c.ByNetns[l.Netns].with(l.At)
 	counts[l.Kind] = c
 }
 
@@ -116,6 +130,10 @@ func parseLogLine(record string) (LogLine, bool) {
 		l.Kind = ExpectTableFull
 	case ours && strings.HasPrefix(text, "table full"):
 		l.Kind = TableFull
+		if number, named := strings.CutPrefix(text, "table full in netns "); named {
+			number, _, _ = strings.Cut(number, ",")
+			l.Netns, _ = strconv.ParseUint(number, 10, 64)
+		}
 	default:
 		return LogLine{}, false
 	}

@@ -173,6 +173,9 @@ func TestTheKernelLogIsCounted(t *testing.T) {
 	if full.Lines != 3 || full.rate() != 1 || counts[ExpectTableFull].Lines != 1 || counts[ExpectTableFull].rate() != 0 || len(counts) != 2 {
 		t.Errorf("counts: %+v", counts)
 	}
+	if by := full.ByNetns; len(by) != 2 || by[0].Lines != 2 || by[0].Last != 3e9 || by[4026532177].Lines != 1 || by[4026532177].Last != 1.5e9 {
+		t.Errorf("counts by namespace: %+v", by)
+	}
 	if _, err := KernelLog(t.Context()); err != nil {
 		t.Errorf("the real log: %v", err)
 	}

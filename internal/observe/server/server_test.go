@@ -546,7 +546,8 @@ func TestDropsAndFindings(t *testing.T) {
 		c.Backends = []dataplane.Backend{&fakePlane{}}
 		c.examine = func(context.Context) (*doctor.Node, error) {
 			return &doctor.Node{Problems: []doctor.Problem{{What: "cannot be read", Namespaces: []string{"a", "b"}}},
-				Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: {Lines: 1}}}, nil
+				Log: map[conntrack.LogKind]conntrack.LogCount{conntrack.TableFull: {
+					ByNetns: map[uint64]conntrack.LogCount{0: {Lines: 1}}}}}, nil
 		}
 	}).wait(t)
 	drops, err := h.client.Drops(t.Context(), &nodev1alpha1.DropsRequest{})
