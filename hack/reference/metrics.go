@@ -22,6 +22,7 @@ import (
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
 	"spillway.dev/spillway/internal/node/conntrack/stale"
 	"spillway.dev/spillway/internal/observe/otlp"
+	"spillway.dev/spillway/internal/observe/server"
 	"spillway.dev/spillway/internal/telemetry"
 )
 
@@ -51,6 +52,7 @@ var metricGroups = []metricGroup{
 	{"Services and syncs", "kube-proxy's names, and Spillway's own.",
 		prefix("kubeproxy_", "kubernetes_", "spillway_service_", "spillway_services_", "spillway_unsupported_", "spillway_ejected_endpoints",
 			"spillway_problems", "spillway_sync_", "spillway_cleanup_", "spillway_audit_", "spillway_build_")},
+	{"Findings", "[What they mean](findings.md). Labels never name an object.", prefix("spillway_findings")},
 	{"Pods' connections to the outside", "Only with `--proxy-mode nftables`.", prefix("spillway_egress_")},
 	{"Do-not-track policies", "", prefix("spillway_do_not_track_")},
 	{"eBPF dataplane", "Only with `--proxy-mode ebpf`.", prefix("spillway_ebpf_", "spillway_sockets_ended_")},
@@ -140,6 +142,7 @@ func metrics() (list []metric, err error) {
 	collectors := []prometheus.Collector{
 		own, influx, export, new(ebpf.Backend), new(nftables.Backend), new(nftables.Policies), new(iptables.Backend),
 		conntrack.NewCollector(), conntrack.NewNamespaceCollector(nil), new(autopilot.Pilot), new(stale.Reconciler),
+		server.NewFindings(nil),
 	}
 	collectors = append(collectors, kube.RequestCollectors()...)
 	collectors = append(collectors, new(kube.ServerMonitor).Collectors()...)

@@ -199,9 +199,14 @@ type StatusResponse struct {
 	// Addresses of endpoints on other nodes behind Services with DSR, by encapsulation.
 	DsrEndpoints []*DSREndpoints `protobuf:"bytes,16,rep,name=dsr_endpoints,json=dsrEndpoints,proto3" json:"dsr_endpoints,omitempty"`
 	// Connections of Pods to the outside that get the node's address; unset: off.
-	Egress        *Egress `protobuf:"bytes,17,opt,name=egress,proto3" json:"egress,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Egress *Egress `protobuf:"bytes,17,opt,name=egress,proto3" json:"egress,omitempty"`
+	// What the agent found, the worst first: title, object and address of the runbook, without what the
+	// method Findings adds. Those about the node itself may be some minutes old.
+	Findings []*Finding `protobuf:"bytes,18,rep,name=findings,proto3" json:"findings,omitempty"`
+	// The number of the agent's network namespace, as in /proc/PID/ns/net; 0: unknown.
+	NetworkNamespace uint64 `protobuf:"varint,19,opt,name=network_namespace,json=networkNamespace,proto3" json:"network_namespace,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -351,6 +356,20 @@ func (x *StatusResponse) GetEgress() *Egress {
 		return x.Egress
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetNetworkNamespace() uint64 {
+	if x != nil {
+		return x.NetworkNamespace
+	}
+	return 0
 }
 
 // Egress is which connections of this node's Pods to the outside get the node's address from a dataplane.
@@ -1182,12 +1201,16 @@ func (x *GetServiceResponse) GetService() *Service {
 }
 
 type Service struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Type          string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"` // ClusterIP, NodePort, LoadBalancer
-	Ports         []*ServicePort         `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
-	Problems      []*Problem             `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Type      string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"` // ClusterIP, NodePort, LoadBalancer
+	Ports     []*ServicePort         `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`
+	Problems  []*Problem             `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"`
+	// What the agent found about the Service, the worst first.
+	Findings []*Finding `protobuf:"bytes,6,rep,name=findings,proto3" json:"findings,omitempty"`
+	// ok, the id of the worst finding of severity critical or warning, or problem if there are problems alone.
+	Health        string `protobuf:"bytes,7,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1255,6 +1278,20 @@ func (x *Service) GetProblems() []*Problem {
 		return x.Problems
 	}
 	return nil
+}
+
+func (x *Service) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *Service) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
 }
 
 // ServicePort is one port of a Service in one family of addresses.
@@ -2992,11 +3029,12 @@ func (*FindingsRequest) Descriptor() ([]byte, []int) {
 }
 
 type FindingsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Findings      []*Finding             `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
-	Problems      []*Problem             `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"` // what could not be read
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Findings         []*Finding             `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	Problems         []*Problem             `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`                                          // what could not be read
+	NetworkNamespace uint64                 `protobuf:"varint,3,opt,name=network_namespace,json=networkNamespace,proto3" json:"network_namespace,omitempty"` // see StatusResponse.network_namespace
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *FindingsResponse) Reset() {
@@ -3043,6 +3081,15 @@ func (x *FindingsResponse) GetProblems() []*Problem {
 	return nil
 }
 
+func (x *FindingsResponse) GetNetworkNamespace() uint64 {
+	if x != nil {
+		return x.NetworkNamespace
+	}
+	return 0
+}
+
+// Finding is a fault that a check found. Its id and its object identify it: on a node, no other has both,
+// and it keeps them while it lasts.
 type Finding struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3053,6 +3100,9 @@ type Finding struct {
 	Documentation string                 `protobuf:"bytes,6,opt,name=documentation,proto3" json:"documentation,omitempty"` // address of its runbook
 	Evidence      []string               `protobuf:"bytes,7,rep,name=evidence,proto3" json:"evidence,omitempty"`
 	Commands      []string               `protobuf:"bytes,8,rep,name=commands,proto3" json:"commands,omitempty"` // that carry out the fix, each a line of a shell
+	Object        *FindingObject         `protobuf:"bytes,9,opt,name=object,proto3" json:"object,omitempty"`
+	// When it began. The agent finds one that was absent for a minute or less to go on.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3143,12 +3193,103 @@ func (x *Finding) GetCommands() []string {
 	return nil
 }
 
+func (x *Finding) GetObject() *FindingObject {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+func (x *Finding) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+// FindingObject is what a finding is about. An empty field does not apply.
+type FindingObject struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // Service, Pod (its host ports), DoNotTrackPolicy, or Node
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`         // of a Node: what the finding names there, such as a destination
+	Port          string                 `protobuf:"bytes,4,opt,name=port,proto3" json:"port,omitempty"`         // of the Service, its name or number
+	Endpoint      string                 `protobuf:"bytes,5,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // address:port
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindingObject) Reset() {
+	*x = FindingObject{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindingObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindingObject) ProtoMessage() {}
+
+func (x *FindingObject) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindingObject.ProtoReflect.Descriptor instead.
+func (*FindingObject) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *FindingObject) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *FindingObject) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *FindingObject) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FindingObject) GetPort() string {
+	if x != nil {
+		return x.Port
+	}
+	return ""
+}
+
+func (x *FindingObject) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
 var File_spillway_node_v1alpha1_node_proto protoreflect.FileDescriptor
 
 const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\n" +
 	"!spillway/node/v1alpha1/node.proto\x12\x16spillway.node.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xad\x06\n" +
+	"\rStatusRequest\"\x97\a\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
@@ -3170,7 +3311,9 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x06events\x18\x0e \x01(\v2\x1e.spillway.node.v1alpha1.EventsR\x06events\x12#\n" +
 	"\rmore_problems\x18\x0f \x01(\rR\fmoreProblems\x12I\n" +
 	"\rdsr_endpoints\x18\x10 \x03(\v2$.spillway.node.v1alpha1.DSREndpointsR\fdsrEndpoints\x126\n" +
-	"\x06egress\x18\x11 \x01(\v2\x1e.spillway.node.v1alpha1.EgressR\x06egress\"\x9f\x01\n" +
+	"\x06egress\x18\x11 \x01(\v2\x1e.spillway.node.v1alpha1.EgressR\x06egress\x12;\n" +
+	"\bfindings\x18\x12 \x03(\v2\x1f.spillway.node.v1alpha1.FindingR\bfindings\x12+\n" +
+	"\x11network_namespace\x18\x13 \x01(\x04R\x10networkNamespace\"\x9f\x01\n" +
 	"\x06Egress\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x18\n" +
 	"\asources\x18\x02 \x03(\tR\asources\x12\x12\n" +
@@ -3231,13 +3374,15 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\vcount_flows\x18\x03 \x01(\bR\n" +
 	"countFlows\"O\n" +
 	"\x12GetServiceResponse\x129\n" +
-	"\aservice\x18\x01 \x01(\v2\x1f.spillway.node.v1alpha1.ServiceR\aservice\"\xc7\x01\n" +
+	"\aservice\x18\x01 \x01(\v2\x1f.spillway.node.v1alpha1.ServiceR\aservice\"\x9c\x02\n" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x03 \x01(\tR\x04type\x129\n" +
 	"\x05ports\x18\x04 \x03(\v2#.spillway.node.v1alpha1.ServicePortR\x05ports\x12;\n" +
-	"\bproblems\x18\x05 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\"\x89\x06\n" +
+	"\bproblems\x18\x05 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\x12;\n" +
+	"\bfindings\x18\x06 \x03(\v2\x1f.spillway.node.v1alpha1.FindingR\bfindings\x12\x16\n" +
+	"\x06health\x18\a \x01(\tR\x06health\"\x89\x06\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12<\n" +
@@ -3381,10 +3526,11 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\tport_name\x18\x03 \x01(\tR\bportName\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12<\n" +
 	"\bprotocol\x18\x05 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\"\x11\n" +
-	"\x0fFindingsRequest\"\x8c\x01\n" +
+	"\x0fFindingsRequest\"\xb9\x01\n" +
 	"\x10FindingsResponse\x12;\n" +
 	"\bfindings\x18\x01 \x03(\v2\x1f.spillway.node.v1alpha1.FindingR\bfindings\x12;\n" +
-	"\bproblems\x18\x02 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\"\xd3\x01\n" +
+	"\bproblems\x18\x02 \x03(\v2\x1f.spillway.node.v1alpha1.ProblemR\bproblems\x12+\n" +
+	"\x11network_namespace\x18\x03 \x01(\x04R\x10networkNamespace\"\xc4\x02\n" +
 	"\aFinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x14\n" +
@@ -3393,7 +3539,16 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x03fix\x18\x05 \x01(\tR\x03fix\x12$\n" +
 	"\rdocumentation\x18\x06 \x01(\tR\rdocumentation\x12\x1a\n" +
 	"\bevidence\x18\a \x03(\tR\bevidence\x12\x1a\n" +
-	"\bcommands\x18\b \x03(\tR\bcommands*n\n" +
+	"\bcommands\x18\b \x03(\tR\bcommands\x12=\n" +
+	"\x06object\x18\t \x01(\v2%.spillway.node.v1alpha1.FindingObjectR\x06object\x120\n" +
+	"\x05since\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x85\x01\n" +
+	"\rFindingObject\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\tR\x04port\x12\x1a\n" +
+	"\bendpoint\x18\x05 \x01(\tR\bendpoint*n\n" +
 	"\bProtocol\x12\x18\n" +
 	"\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROTOCOL_TCP\x10\x01\x12\x10\n" +
@@ -3432,7 +3587,7 @@ func file_spillway_node_v1alpha1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_spillway_node_v1alpha1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(Protocol)(0),                 // 0: spillway.node.v1alpha1.Protocol
 	(EventKind)(0),                // 1: spillway.node.v1alpha1.EventKind
@@ -3476,12 +3631,13 @@ var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(*FindingsRequest)(nil),       // 39: spillway.node.v1alpha1.FindingsRequest
 	(*FindingsResponse)(nil),      // 40: spillway.node.v1alpha1.FindingsResponse
 	(*Finding)(nil),               // 41: spillway.node.v1alpha1.Finding
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 43: google.protobuf.Duration
+	(*FindingObject)(nil),         // 42: spillway.node.v1alpha1.FindingObject
+	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
 }
 var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
-	42, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
-	42, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	43, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	43, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
 	6,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
 	7,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
 	8,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
@@ -3491,66 +3647,70 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	12, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
 	5,  // 9: spillway.node.v1alpha1.StatusResponse.dsr_endpoints:type_name -> spillway.node.v1alpha1.DSREndpoints
 	4,  // 10: spillway.node.v1alpha1.StatusResponse.egress:type_name -> spillway.node.v1alpha1.Egress
-	42, // 11: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
-	42, // 12: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
-	17, // 13: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
-	17, // 14: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
-	18, // 15: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
-	8,  // 16: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
-	0,  // 17: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	19, // 18: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
-	20, // 19: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
-	43, // 20: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
-	22, // 21: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
-	21, // 22: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
-	1,  // 23: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
-	23, // 24: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	30, // 25: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
-	23, // 26: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	42, // 27: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
-	28, // 28: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
-	1,  // 29: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
-	42, // 30: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
-	30, // 31: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
-	0,  // 32: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	29, // 33: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
-	29, // 34: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
-	29, // 35: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
-	42, // 36: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
-	42, // 37: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
-	43, // 38: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
-	43, // 39: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
-	29, // 40: spillway.node.v1alpha1.Flow.source:type_name -> spillway.node.v1alpha1.Peer
-	33, // 41: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
-	35, // 42: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
-	0,  // 43: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	37, // 44: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
-	38, // 45: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
-	38, // 46: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
-	0,  // 47: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	41, // 48: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	8,  // 49: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	2,  // 50: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	13, // 51: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	15, // 52: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	24, // 53: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	26, // 54: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	31, // 55: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	34, // 56: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
-	39, // 57: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 58: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	14, // 59: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	16, // 60: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	25, // 61: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	27, // 62: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	32, // 63: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	36, // 64: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
-	40, // 65: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	58, // [58:66] is the sub-list for method output_type
-	50, // [50:58] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	41, // 11: spillway.node.v1alpha1.StatusResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	43, // 12: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
+	43, // 13: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
+	17, // 14: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
+	17, // 15: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
+	18, // 16: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
+	8,  // 17: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
+	41, // 18: spillway.node.v1alpha1.Service.findings:type_name -> spillway.node.v1alpha1.Finding
+	0,  // 19: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	19, // 20: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
+	20, // 21: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
+	44, // 22: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
+	22, // 23: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
+	21, // 24: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
+	1,  // 25: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
+	23, // 26: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	30, // 27: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
+	23, // 28: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	43, // 29: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
+	28, // 30: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
+	1,  // 31: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
+	43, // 32: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
+	30, // 33: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
+	0,  // 34: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	29, // 35: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
+	29, // 36: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
+	29, // 37: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
+	43, // 38: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
+	43, // 39: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
+	44, // 40: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
+	44, // 41: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
+	29, // 42: spillway.node.v1alpha1.Flow.source:type_name -> spillway.node.v1alpha1.Peer
+	33, // 43: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
+	35, // 44: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
+	0,  // 45: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	37, // 46: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
+	38, // 47: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
+	38, // 48: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
+	0,  // 49: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	41, // 50: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	8,  // 51: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	42, // 52: spillway.node.v1alpha1.Finding.object:type_name -> spillway.node.v1alpha1.FindingObject
+	43, // 53: spillway.node.v1alpha1.Finding.since:type_name -> google.protobuf.Timestamp
+	2,  // 54: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	13, // 55: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	15, // 56: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	24, // 57: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	26, // 58: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	31, // 59: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	34, // 60: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	39, // 61: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 62: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	14, // 63: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	16, // 64: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	25, // 65: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	27, // 66: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	32, // 67: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	36, // 68: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	40, // 69: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	62, // [62:70] is the sub-list for method output_type
+	54, // [54:62] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }
@@ -3565,7 +3725,7 @@ func file_spillway_node_v1alpha1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spillway_node_v1alpha1_node_proto_rawDesc), len(file_spillway_node_v1alpha1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

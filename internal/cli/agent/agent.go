@@ -25,6 +25,7 @@ import (
 	"spillway.dev/spillway/internal/node/instance"
 	"spillway.dev/spillway/internal/node/kernel"
 	"spillway.dev/spillway/internal/node/takeover"
+	nodeapi "spillway.dev/spillway/internal/observe/server"
 	"spillway.dev/spillway/internal/proxymode"
 	"spillway.dev/spillway/internal/reconcile"
 	"spillway.dev/spillway/internal/telemetry"
@@ -185,14 +186,16 @@ func (a *agent) serve(ctx context.Context, log *slog.Logger) error {
 	if export != nil {
 		beside = append(beside, export)
 	}
-	api, err := a.newAPI(loop, parts, events, log)
+	findings := nodeapi.NewFindings(in.findingBegan)
+	if err := metrics.Register(findings); err != nil {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	api, err := a.newAPI(loop, parts, events, findings, log)
 	if err != nil {
 		return err
 	}
-	if api != nil {
-		beside = append(beside, api)
-	}
 	return runAll(ctx, append(append(in.parts, beside...),
+		api,
 		loop.Run,
 		servers.run,
 		func(ctx context.Context) error { return followAddrs(ctx, loop.SetNodeAddrs) },

@@ -77,21 +77,18 @@ func (c *APIConfig) removeStale(dir, bpffs string) {
 	}
 }
 
-// newAPI returns the part of the agent that serves the API; nil if it is not enabled.
-func (a *agent) newAPI(loop *reconcile.Reconciler, parts *kernelParts, events nodeapi.Events,
+// newAPI returns the part of the agent that keeps the findings, and serves the API if it is enabled.
+func (a *agent) newAPI(loop *reconcile.Reconciler, parts *kernelParts, events nodeapi.Events, findings *nodeapi.Findings,
 	log *slog.Logger) (run func(context.Context) error, err error) {
 	api, build := a.cfg.API, cli.Build()
 	cfg := nodeapi.Config{
 		Node: a.cfg.NodeName, Version: build.Version, Commit: build.Commit, ProxyMode: a.cfg.ProxyMode,
-		State: loop, Backends: parts.backends, Events: events, OnProblems: loop.SetServerProblems, Logger: log,
+		State: loop, Backends: parts.backends, Events: events, OnProblems: loop.SetServerProblems, Findings: findings, Logger: log,
 		Socket: api.socket(a.lockDir, a.cfg.EBPF.BPFFS),
 	}
 	cfg.Denials, _ = parts.policies.(dataplane.DenialCounter)
 	if api.Listen != "" {
 		cfg.TCP = nodeapi.TCP{Address: api.Listen, Cert: api.Cert, Key: api.Key, ClientCA: api.ClientCA}
-	}
-	if cfg.Socket == "" && api.Listen == "" {
-		return nil, nil
 	}
 	s, err := nodeapi.New(cfg)
 	if err != nil {

@@ -6,12 +6,16 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/decisions/intent"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
+	"spillway.dev/spillway/internal/facts/model"
+	nodeapi "spillway.dev/spillway/internal/observe/server"
 	"spillway.dev/spillway/test/await"
 )
 
@@ -103,10 +107,27 @@ func TestTheAgentServesItsAPI(t *testing.T) {
 	}
 }
 
-func TestWithoutAPIThereIsNoPart(t *testing.T) {
+// Metrics and Events have findings whether or not the API is served.
+func TestWithoutAPIThereAreFindings(t *testing.T) {
 	a := testAgent(t, nil)
-	run, err := a.newAPI(nil, &kernelParts{}, nil, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	if run != nil || err != nil {
-		t.Errorf("a part, or %v", err)
+	run, err := a.newAPI(nil, &kernelParts{}, nil, nodeapi.NewFindings(nil), slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if run == nil || err != nil {
+		t.Errorf("no part: %v", err)
 	}
+}
+
+func TestFindingsAboutServicesAreReported(t *testing.T) {
+	var got []string
+	in := &input{finding: func(service model.Name, id, title string) { got = append(got, service.String()+" "+id+" "+title) }}
+	of := func(id string, s doctor.Severity, o doctor.Object) {
+		in.findingBegan(doctor.Finding{ID: id, Severity: s, Title: "text", Object: o})
+	}
+	of("endpoint-refuses", doctor.Critical, doctor.Object{Kind: "Service", Namespace: "shop", Name: "web", Port: "http"})
+	of("endpoint-refuses", doctor.Critical, doctor.Object{Kind: "Pod", Namespace: "shop", Name: "web-0"})
+	of("source-range-refuses", doctor.Info, doctor.Object{Kind: "Service", Namespace: "shop", Name: "web"})
+	of("rules-many", doctor.Warning, doctor.Object{Kind: "Node"})
+	if want := []string{"shop/web endpoint-refuses text", "shop/pod/web-0 endpoint-refuses text"}; !slices.Equal(got, want) {
+		t.Errorf("reported %q, want %q", got, want)
+	}
+	(&input{}).findingBegan(doctor.Finding{Object: doctor.Object{Kind: "Service"}}) // from files: reported nowhere
 }

@@ -12,6 +12,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane/ebpf"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/kube"
 	"spillway.dev/spillway/internal/facts/manifest"
 	"spillway.dev/spillway/internal/facts/model"
@@ -33,10 +34,19 @@ type input struct {
 	// refused receives a text for each address that a pod announces and does not get. nil:
 	// only the log has it.
 	refused func(note string)
+	// finding receives what is wrong with a Service from now on; nil: not reported.
+	finding func(service model.Name, id, title string)
 	// policies receives the policies that do not apply on this node; nil: not reported.
 	policies func([]model.PolicyRefusal, error)
 	parts    []func(context.Context) error
 	metrics  []prometheus.Collector
+}
+
+// findingBegan reports a finding about a Service. What may be intended, which is info, is left out.
+func (in *input) findingBegan(f doctor.Finding) {
+	if name, is := f.Object.Service(); is && f.Severity != doctor.Info && in.finding != nil {
+		in.finding(name, f.ID, f.Title)
+	}
 }
 
 // openSource opens the source that the command line selects.

@@ -40,6 +40,7 @@ func (egressPortsExhausted) Find(n *Node) (found []Finding) {
 		}
 		found = append(found, Finding{
 			ID: "egress-ports-exhausted", Severity: severity,
+			Object:   nodeObject(fmt.Sprintf("%s to %s %s", d.Source, d.to(), d.Protocol)),
 			Title:    fmt.Sprintf(title, d.to(), percent(d.Connections, e.Ports)),
 			Evidence: evidence,
 			Numbers:  map[string]float64{"connections": float64(d.Connections), "ports": float64(e.Ports), "packets": float64(e.Refused)},

@@ -54,6 +54,7 @@ func (u *FailingEndpoint) name() string {
 
 // finding completes a finding about the endpoint.
 func (u *FailingEndpoint) finding(f Finding) Finding {
+	f.Object = serviceObject(u.Service, u.Endpoint)
 	f.Numbers = map[string]float64{"connections": float64(u.Flows), "clients": float64(len(u.Clients)), "longest_seconds": u.Longest.Seconds(),
 		"latest_seconds": u.Latest.Seconds()}
 	if u.Node != "" {

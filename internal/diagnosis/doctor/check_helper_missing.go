@@ -40,7 +40,7 @@ func (helperMissing) Find(n *Node) []Finding {
 				continue
 			}
 			f := Finding{
-				ID: "helper-missing", Severity: Critical, Namespace: ns.Namespace.String(),
+				ID: "helper-missing", Severity: Critical, Namespace: ns.Namespace.String(), Object: nodeObject(h.helper),
 				Title:   fmt.Sprintf("%s transfers fail: its ports are translated without the conntrack helper", strings.ToUpper(h.helper)),
 				Numbers: map[string]float64{"port": float64(h.port), "frontends": float64(len(missing))},
 				Packets: h.packets,

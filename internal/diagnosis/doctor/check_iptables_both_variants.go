@@ -30,7 +30,7 @@ func (iptablesBothVariants) Find(n *Node) []Finding {
 				less, more = nft, legacy
 			}
 			f := Finding{
-				ID: "iptables-both-variants", Severity: Warning, Namespace: ns.Namespace.String(),
+				ID: "iptables-both-variants", Severity: Warning, Namespace: ns.Namespace.String(), Object: nodeObject(tool),
 				Title:    "packets traverse two rule sets: both variants of " + tool + " have rules",
 				Evidence: []string{holds(ns, more, counts[more]), holds(ns, less, counts[less])},
 				Numbers:  map[string]float64{"legacy": float64(counts[legacy]), "nft": float64(counts[nft])},

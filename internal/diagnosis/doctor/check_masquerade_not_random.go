@@ -39,7 +39,7 @@ func (masqueradeNotRandom) Find(n *Node) []Finding {
 
 func masqueradeFinding(ns *Namespace, owner string, rules []*ruleset.Rule) Finding {
 	f := Finding{
-		ID: "masquerade-not-random", Severity: Info, Namespace: ns.Namespace.String(),
+		ID: "masquerade-not-random", Severity: Info, Namespace: ns.Namespace.String(), Object: nodeObject(owner),
 		Title:   "new connections can lose their first packet: source ports are not chosen at random by rules of " + owner,
 		Numbers: map[string]float64{"rules": float64(len(rules)), "insert_failed": float64(ns.Counters.InsertFailed)},
 		Packets: "New connections stall for 1 s or more: two connections that start at the same time from one port to one address get the " +

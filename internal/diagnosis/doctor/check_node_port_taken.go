@@ -14,7 +14,7 @@ func (nodePortTaken) Find(n *Node) (out []Finding) {
 	}
 	for _, t := range n.Traffic.Taken {
 		out = append(out, Finding{
-			ID: "node-port-taken", Severity: Warning,
+			ID: "node-port-taken", Severity: Warning, Object: nodeObject(fmt.Sprintf("port %d/%s", t.Port, t.Protocol)),
 			Title: fmt.Sprintf("%s takes port %d/%s from a process of the node", t.Service, t.Port, t.Protocol),
 			Evidence: []string{fmt.Sprintf("a %s socket of the node is bound to port %d, which %s has at the node's addresses",
 				t.Protocol, t.Port, t.Service)},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/facts/model"
 )
 
 // policyDenies reports packets that a DoNotTrackPolicy denies. That may be intended, so the
@@ -19,7 +20,7 @@ func (policyDenies) Find(n *Node) (out []Finding) {
 	}
 	for _, d := range n.Traffic.Denials {
 		out = append(out, Finding{
-			ID: "policy-denies", Severity: Info,
+			ID: "policy-denies", Severity: Info, Object: Object{Kind: model.KindDoNotTrackPolicy, Name: d.Policy},
 			Title:    fmt.Sprintf("DoNotTrackPolicy %s denies packets", d.Policy),
 			Evidence: []string{fmt.Sprintf("%s in the last %.0f s", plural(int(d.Packets), "packet"), d.Window.Seconds())},
 			Numbers:  map[string]float64{"packets": float64(d.Packets)},

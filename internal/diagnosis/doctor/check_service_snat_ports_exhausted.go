@@ -17,7 +17,7 @@ func (serviceSNATPortsExhausted) Find(n *Node) (out []Finding) {
 			towards = r.Endpoint
 		}
 		out = append(out, Finding{
-			ID: "service-snat-ports-exhausted", Severity: Critical,
+			ID: "service-snat-ports-exhausted", Severity: Critical, Object: serviceObject(r.Service, ""),
 			Title:    fmt.Sprintf("new connections to Service %s fail: this node has no free SNAT port towards %s", r.Service, towards),
 			Evidence: []string{r.packets(), "the last client asked " + r.Address.String()},
 			Numbers:  map[string]float64{"packets": float64(r.Packets), "clients": float64(len(r.Clients))},

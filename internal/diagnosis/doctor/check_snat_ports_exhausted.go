@@ -40,6 +40,7 @@ func (snatPortsExhausted) Find(n *Node) []Finding {
 func portsFinding(n *Node, ns *Namespace, p *SourcePorts) Finding {
 	f := Finding{
 		ID: "snat-ports-exhausted", Severity: Warning, Namespace: ns.Namespace.String(),
+		Object: nodeObject(fmt.Sprintf("%s to %s", p.From, p.destination())),
 		Title: fmt.Sprintf("new connections to %s may fail soon: %s of the SNAT ports are in use", p.destination(),
 			percent(p.Used, p.Range.Size())),
 		Evidence: []string{

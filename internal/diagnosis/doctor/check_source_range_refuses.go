@@ -17,7 +17,7 @@ func (sourceRangeRefuses) About() string { return "clients that loadBalancerSour
 func (sourceRangeRefuses) Find(n *Node) (out []Finding) {
 	for _, r := range n.refusals(ReasonSourceRange) {
 		f := Finding{
-			ID: "source-range-refuses", Severity: Info,
+			ID: "source-range-refuses", Severity: Info, Object: serviceObject(r.Service, ""),
 			Title:    fmt.Sprintf("Service %s refuses %s by loadBalancerSourceRanges", r.Service, plural(len(r.Clients), "client")),
 			Evidence: []string{r.packets(), "the last client asked " + r.Address.String()},
 			Numbers:  map[string]float64{"packets": float64(r.Packets), "clients": float64(len(r.Clients))},

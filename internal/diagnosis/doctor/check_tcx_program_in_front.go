@@ -36,7 +36,7 @@ func (tcxProgramInFront) Find(n *Node) (out []Finding) {
 				continue
 			}
 			out = append(out, Finding{
-				ID: "tcx-program-in-front", Severity: Warning, Namespace: ns.Namespace.String(),
+				ID: "tcx-program-in-front", Severity: Warning, Namespace: ns.Namespace.String(), Object: nodeObject(l.Name),
 				Title:    "Services may not work on " + l.Name + ": another eBPF program processes packets before Spillway's",
 				Evidence: evidence,
 				Numbers:  map[string]float64{"programs_in_front": float64(front)},

@@ -39,7 +39,7 @@ func (vxlanChecksumOffload) Find(n *Node) []Finding {
 				continue
 			}
 			f := Finding{
-				ID: "vxlan-checksum-offload", Severity: Warning, Namespace: ns.Namespace.String(),
+				ID: "vxlan-checksum-offload", Severity: Warning, Namespace: ns.Namespace.String(), Object: nodeObject(l.Name),
 				Title:    "connections between nodes may stall: checksums of packets through " + l.Name + " can be wrong",
 				Evidence: []string{fmt.Sprintf("%s (%s) leaves checksums to the device below (tx-checksum-ip-generic)", l.Name, l.Kind)},
 				Numbers:  map[string]float64{"tcp_checksum_errors": float64(tcp), "udp_checksum_errors": float64(udp)},

@@ -13,7 +13,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/conntrack"
 )
 
@@ -41,6 +43,7 @@ type Finding struct {
 	ID        string   `json:"id"` // stable; Kinds lists every id
 	Severity  Severity `json:"severity"`
 	Namespace string   `json:"namespace,omitempty"` // network namespace; "" for the whole machine
+	Object    Object   `json:"object"`              // ID, Namespace and Object identify a finding of a node
 	Title     string   `json:"title"`
 	Evidence  []string `json:"evidence"`
 	// Numbers are the values in the evidence, for programs.
@@ -55,6 +58,8 @@ type Finding struct {
 	Fixable bool `json:"fixable"`
 	// Documentation is the address of the runbook.
 	Documentation string `json:"documentation,omitempty"`
+	// Since is when an agent first saw it; zero: unknown.
+	Since time.Time `json:"since,omitzero"`
 
 	fixes []fix
 }
@@ -119,6 +124,9 @@ func Examine(n *Node, ids ...string) []Finding {
 	}
 	for i := range findings {
 		findings[i].Documentation = documentation(findings[i].ID)
+		if findings[i].Object.Kind == "" {
+			findings[i].Object.Kind = model.KindNode
+		}
 	}
 	Sort(findings)
 	return findings

@@ -31,6 +31,7 @@ const retry = 5 * time.Second
 func (s *Server) Run(ctx context.Context) error {
 	var listeners sync.WaitGroup
 	listeners.Go(func() { s.followCounters(ctx) })
+	listeners.Go(func() { s.followFindings(ctx) })
 	if s.cfg.Socket != "" {
 		listeners.Go(func() { s.keepOpen(ctx, unixSocket, s.openSocket) })
 	}

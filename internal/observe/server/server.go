@@ -70,6 +70,7 @@ type Config struct {
 	// OnProblems, if not nil, receives all current Problems of the listeners each time that
 	// they change. It must not block.
 	OnProblems func([]model.Problem)
+	Findings   *Findings    // that the server keeps; nil: its own
 	Logger     *slog.Logger // nil: slog.Default()
 
 	// For tests; nil and 0: those of an agent.
@@ -77,6 +78,7 @@ type Config struct {
 	addrs                              func() ([]netip.Addr, error) // of the node
 	examine                            func(context.Context) (*doctor.Node, error)
 	retry, writeTimeout, headerTimeout time.Duration
+	watchPause                         time.Duration
 }
 
 // Validate returns an error if a field is missing.
@@ -114,12 +116,16 @@ type Server struct {
 	streams  chan struct{}
 	counting chan struct{} // who has the one place may read the whole flow table for one client
 
-	examining singleflight.Group // one examination at a time; it guards the next two
-	examined  examination
-	walk      flowWalk
-	denials   recent // by policy
-	direct    recent
-	egress    recent
+	examining  singleflight.Group // one examination at a time
+	evaluating chan struct{}      // who has the one place may use the next three
+	examined   examination
+	read       trafficReading
+	walk       flowWalk
+	findings   *Findings
+	netns      uint64 // see StatusResponse.network_namespace
+	denials    recent // by policy
+	direct     recent
+	egress     recent
 
 	mu       sync.Mutex
 	problems [kinds]model.Problem // zero: none
@@ -130,12 +136,14 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the API: %w", err)
 	}
+	cfg.watchPause = cmp.Or(cfg.watchPause, watchPause)
 	cfg.headerTimeout = cmp.Or(cfg.headerTimeout, headerTimeout)
 	cfg.retry, cfg.writeTimeout = cmp.Or(cfg.retry, retry), cmp.Or(cfg.writeTimeout, writeTimeout)
 	s := &Server{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.Default()), started: time.Now(),
 		requests: make(chan struct{}, maxRequests), streams: make(chan struct{}, maxStreams),
-		counting: make(chan struct{}, 1),
+		counting: make(chan struct{}, 1), evaluating: make(chan struct{}, 1), netns: ownNetns(),
+		findings: cmp.Or(cfg.Findings, NewFindings(nil)),
 	}
 	if s.cfg.examine == nil {
 		s.cfg.examine = s.examineHere

@@ -28,7 +28,7 @@ type service struct{ *Server }
 const maxProblems = 200
 
 // Status does not wait for the loop: it answers while a sync takes long.
-func (s service) Status(context.Context, *nodev1alpha1.StatusRequest) (*nodev1alpha1.StatusResponse, error) {
+func (s service) Status(ctx context.Context, _ *nodev1alpha1.StatusRequest) (*nodev1alpha1.StatusResponse, error) {
 	st := s.cfg.State.Status()
 	resp := &nodev1alpha1.StatusResponse{
 		Node: s.cfg.Node, Version: s.cfg.Version, Commit: s.cfg.Commit, Kernel: kernelRelease(),
@@ -56,7 +56,20 @@ func (s service) Status(context.Context, *nodev1alpha1.StatusRequest) (*nodev1al
 	if s.cfg.Events != nil {
 		resp.Events = s.cfg.Events.Counts()
 	}
+	for _, f := range s.recentFindings(ctx) {
+		resp.Findings = append(resp.Findings, convertFinding(f))
+	}
+	resp.NetworkNamespace = s.netns
 	return resp, nil
+}
+
+// ownNetns returns the number of this process's network namespace; 0 if the kernel does not tell.
+func ownNetns() uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/proc/thread-self/ns/net", &st) != nil {
+		return 0
+	}
+	return st.Ino
 }
 
 // describeKernel adds tables, hooks and features.
@@ -139,6 +152,7 @@ func (s service) ListServices(ctx context.Context, req *nodev1alpha1.ListService
 		return nil, err
 	}
 	problems, counted := problemsByService(s.cfg.State.Status().Problems), s.counted(list[:min(size, len(list))]...)
+	found := findingsByService(s.recentFindings(ctx))
 	resp := &nodev1alpha1.ListServicesResponse{}
 	bytes := 0
 	for i, one := range list {
@@ -148,6 +162,7 @@ func (s service) ListServices(ctx context.Context, req *nodev1alpha1.ListService
 		}
 		converted := convertService(one, problems[one.Spec.Name], false)
 		addCounters(converted, one.Ports, counted)
+		addFindings(converted, found[one.Spec.Name])
 		bytes += proto.Size(converted)
 		resp.Services = append(resp.Services, converted)
 	}
@@ -181,6 +196,7 @@ func (s service) GetService(ctx context.Context, req *nodev1alpha1.GetServiceReq
 	}
 	out := convertService(found, problemsByService(s.cfg.State.Status().Problems)[name], true)
 	addCounters(out, found.Ports, s.counted(found))
+	addFindings(out, findingsByService(s.recentFindings(ctx))[name])
 	addEncapsulations(out, s.dsrEncapsulations())
 	for i, p := range found.Ports {
 		if err := s.compare(ctx, p.ID, found.Sync[i], out.Ports[i]); err != nil {

@@ -46,7 +46,7 @@ const (
 const stateNew = "new"
 
 // traffic returns what the backends and the flow events know about recent packets. Only
-// s.examining calls it.
+// evaluate calls it.
 func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	t := &doctor.Traffic{}
 	for _, in := range s.inspectors() {
