@@ -6,9 +6,11 @@ import (
 	"io"
 	"net"
 	"strings"
+	"time"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/escape"
 	pages "spillway.dev/spillway/internal/page"
 )
@@ -17,11 +19,29 @@ import (
 type listResult struct {
 	*nodev1alpha1.ListServicesResponse
 	namespace string
-	findings  []string // titles of what the agent has found
 }
 
 // mostFindings is how many findings a list names.
 const mostFindings = 3
+
+// explained says where findings have their evidence and their fixes.
+const explained = "spillway doctor shows evidence and fixes"
+
+// health is the health of one port: the worst of the Service's faults that concern it.
+func health(s *nodev1alpha1.Service, p *nodev1alpha1.ServicePort, faults []doctor.Finding) string {
+	for _, f := range faults {
+		if of := f.Object.Port; of == "" || of == p.Name || of == fmt.Sprint(p.Port) {
+			return f.ID
+		}
+	}
+	switch {
+	case len(s.Problems) > 0:
+		return "problem"
+	case s.Health == "": // an earlier agent
+		return "-"
+	}
+	return "ok"
+}
 
 // MarshalJSON implements json.Marshaler.
 func (r listResult) MarshalJSON() ([]byte, error) { return nodeclient.JSON(r.ListServicesResponse) }
@@ -30,35 +50,39 @@ func (r listResult) MarshalJSON() ([]byte, error) { return nodeclient.JSON(r.Lis
 func (r listResult) Write(w io.Writer) error {
 	t := pages.NewTable(pages.Column{Name: "NAMESPACE", Least: 8, Cut: true}, pages.Column{Name: "NAME", Least: 12, Cut: true},
 		pages.Text("TYPE").OnlyWide(), pages.Text("PORT"), pages.Text("ADDRESS").Shrinks(16), pages.Number("ENDPOINTS"),
-		pages.Text("BY").Shrinks(6), pages.Text("PROBLEMS").OnlyWide())
+		pages.Text("BY").Shrinks(6), pages.Text("HEALTH").Shrinks(10), pages.Text("PROBLEMS").OnlyWide())
 	troubled := 0
+	var found []doctor.Finding
 	for _, s := range r.Services {
-		if len(s.Problems) > 0 {
+		faults := nodeclient.Faults(s.Findings)
+		if len(s.Problems) > 0 || len(faults) > 0 {
 			troubled++
 		}
+		found = append(found, faults...)
 		for _, p := range s.Ports {
-			t.Row(s.Namespace, s.Name, s.Type, portText(p), addresses(p), p.EndpointCount, by(p), len(s.Problems))
+			t.Row(s.Namespace, s.Name, s.Type, portText(p), addresses(p), p.EndpointCount, by(p), health(s, p, faults), len(s.Problems))
 		}
 	}
+	doctor.Sort(found)
 	switch {
 	case len(r.Services) == 0 && r.namespace != "":
 		t.Foot("no Service of namespace %s is served on this node", escape.Text(r.namespace))
 	case len(r.Services) == 0:
 		t.Foot("no Service is served on this node")
 	case troubled > 0:
-		t.Verdict(pages.Warning, counted(len(r.Services), "Service"), "%d with problems, which the details of a Service show", troubled)
+		t.Verdict(pages.Warning, counted(len(r.Services), "Service"), "%d with problems or findings, which the details of a Service show", troubled)
 	default:
 		t.Foot("%s", counted(len(r.Services), "Service"))
 	}
-	for i, title := range r.findings {
+	for i, f := range found {
 		if i == mostFindings {
-			t.Foot("and %d more", len(r.findings)-i)
+			t.Foot("and %d more", len(found)-i)
 			break
 		}
-		t.Verdict(pages.Warning, "finding", "%s", escape.Text(title))
+		t.Verdict(pages.Warning, "finding", "%s", escape.Text(f.Title))
 	}
-	if len(r.findings) > 0 {
-		t.Foot("spillway doctor explains what it found")
+	if len(found) > 0 {
+		t.Foot(explained)
 	}
 	if note := nodeclient.NewerAgent(r.ListServicesResponse); note != "" {
 		t.Foot("%s", note)
@@ -141,6 +165,14 @@ func (r oneResult) Write(w io.Writer) error {
 			if err := t.Write(p); err != nil {
 				return err
 			}
+		}
+	}
+	if t := findings(s); t != nil {
+		if _, err := fmt.Fprintln(p); err != nil {
+			return fmt.Errorf("write Service: %w", err)
+		}
+		if err := t.Write(p); err != nil {
+			return err
 		}
 	}
 	end := problems(s)
@@ -339,6 +371,23 @@ func problems(s *nodev1alpha1.Service) *pages.Table {
 	for _, p := range s.Problems {
 		t.Row(p.Where, p.What)
 	}
+	return t
+}
+
+// findings is the table of findings; nil if there are none.
+func findings(s *nodev1alpha1.Service) *pages.Table {
+	if len(s.Findings) == 0 {
+		return nil
+	}
+	t := pages.NewTable(pages.Text("FINDING").Shrinks(16), pages.Text("SEVERITY"), pages.Text("SINCE").OnlyWide(), pages.Text("").Shrinks(30))
+	for _, f := range nodeclient.Findings(s.Findings) {
+		since := "-"
+		if !f.Since.IsZero() {
+			since = f.Since.Format(time.RFC3339)
+		}
+		t.Row(f.ID, f.Severity, since, f.Title)
+	}
+	t.Foot(explained)
 	return t
 }
 

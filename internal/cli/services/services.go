@@ -29,9 +29,10 @@ func NewCommand() *cobra.Command {
 		Long: `Shows the Services of this node as its agent serves them. With the name of a Service,
 also its endpoints with their state, the policies, and every difference between what was
 written and what the kernel holds. FLOWS are those of this node's flow table: with eBPF,
-and without connections of its pods and processes that sockets translate. Differences are
-no failure: the exit code is 0 if the agent answers. Needs root, or with --node the rights
-of a kubeconfig.`,
+and without connections of its pods and processes that sockets translate. HEALTH is ok, or
+the worst that doctor finds about the port. Differences and findings are no failure: the
+exit code is 0 if the agent answers. Needs root, or with --node the rights of a
+kubeconfig.`,
 		Example: `  spillway services -n default
   spillway services -n kube-system kube-dns
   spillway services kube-system/kube-dns -o yaml`,
@@ -97,26 +98,7 @@ func list(ctx context.Context, out io.Writer, agent nodeclient.Dialer, namespace
 	if err != nil {
 		return nodeclient.Error("list Services", agent, err)
 	}
-	r := listResult{&nodev1alpha1.ListServicesResponse{Services: services}, namespace, nil}
-	if !output.ForPrograms() {
-		r.findings = findings(ctx, nodeclient.New(agent))
-	}
-	return output.Print(out, r)
-}
-
-// findings returns the titles of what the agent has found; none if it does not answer, or is
-// of an earlier version.
-func findings(ctx context.Context, client nodev1alpha1connect.NodeServiceClient) (titles []string) {
-	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
-	defer cancel()
-	resp, err := client.Findings(ctx, &nodev1alpha1.FindingsRequest{})
-	if err != nil {
-		return nil
-	}
-	for _, f := range resp.Findings {
-		titles = append(titles, f.Title)
-	}
-	return titles
+	return output.Print(out, listResult{&nodev1alpha1.ListServicesResponse{Services: services}, namespace})
 }
 
 // all asks for all pages.

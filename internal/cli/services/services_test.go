@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
@@ -51,7 +52,24 @@ func web() *nodev1alpha1.Service {
 func healthy() *nodev1alpha1.Service {
 	s := web()
 	s.Name, s.Problems, s.Ports = "kube-dns", nil, s.Ports[:1]
-	s.Ports[0].Differences, s.Ports[0].Helper = nil, "tftp"
+	s.Ports[0].Differences, s.Ports[0].Helper, s.Health = nil, "tftp", "ok"
+	return s
+}
+
+// sick has an endpoint that refuses connections to one of two ports, and clients that may be
+// refused on purpose.
+func sick() *nodev1alpha1.Service {
+	s := healthy()
+	s.Name, s.Health = "cart", "endpoint-refuses"
+	s.Ports = append(s.Ports, &nodev1alpha1.ServicePort{Name: "metrics", Port: 9090, Dataplane: "ebpf"})
+	for i := range 5 {
+		s.Findings = append(s.Findings, &nodev1alpha1.Finding{Id: "endpoint-refuses", Severity: "critical",
+			Title:  fmt.Sprintf("connections to Service default/cart:http fail: endpoint pod default/cart-%d (10.1.0.%d:8080) refuses them", i, i),
+			Object: &nodev1alpha1.FindingObject{Kind: "Service", Namespace: "default", Name: "cart", Port: "http"},
+			Since:  timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))})
+	}
+	s.Findings = append(s.Findings, &nodev1alpha1.Finding{Id: "source-range-refuses", Severity: "info",
+		Title: "Service default/cart:metrics refuses 3 clients by loadBalancerSourceRanges"})
 	return s
 }
 
@@ -61,27 +79,25 @@ func hostile() *nodev1alpha1.Service {
 	s.Name, s.Type, s.Ports[0].Dataplane = "w\x1b[2Jeb", "x\ny", "e\rb"
 	s.Ports[0].Endpoints[0].Pod, s.Ports[0].Frontends[0].Address = "a\u202eb", "1\x1b]0;x\a"
 	s.Ports[0].Differences[0], s.Problems[0].Where = "d\x1b[31m", "w\nw"
+	s.Findings = []*nodev1alpha1.Finding{{Id: "f\x1b[31m", Severity: "critical", Title: "t\u202e\r"}}
 	return s
 }
 
 func TestPages(t *testing.T) {
 	list := func(s ...*nodev1alpha1.Service) listResult {
-		return listResult{&nodev1alpha1.ListServicesResponse{Services: s}, "", nil}
+		return listResult{&nodev1alpha1.ListServicesResponse{Services: s}, ""}
 	}
 	clitest.Pages(t, "list", list(web(), healthy()))
 	clitest.Pages(t, "list-healthy", list(healthy()))
 	clitest.Pages(t, "empty", list())
-	found := list(healthy())
-	for range 5 {
-		found.findings = append(found.findings, "endpoint 10.1.0.1:8080 of default/kube-dns:http does not answer")
-	}
-	clitest.Pages(t, "list-findings", found)
-	clitest.Pages(t, "empty-namespace", listResult{&nodev1alpha1.ListServicesResponse{}, "kube-\x1b[31msystem", nil})
+	clitest.Pages(t, "list-findings", list(sick(), healthy()))
+	clitest.Pages(t, "empty-namespace", listResult{&nodev1alpha1.ListServicesResponse{}, "kube-\x1b[31msystem"})
 	one := func(s *nodev1alpha1.Service) oneResult {
 		return oneResult{&nodev1alpha1.GetServiceResponse{Service: s}}
 	}
 	clitest.Pages(t, "web", one(web()))
 	clitest.Pages(t, "healthy", one(healthy()))
+	clitest.Pages(t, "sick", one(sick()))
 	canary := healthy()
 	canary.Ports[0].Endpoints[0].Shares, canary.Ports[0].Endpoints[3].Shares, canary.Ports[0].Endpoints[3].InUse = 19, 1, true
 	clitest.Pages(t, "weighted", one(canary))
@@ -103,8 +119,7 @@ func TestPages(t *testing.T) {
 }
 
 func TestNothingFromTheAgentReachesTheTerminal(t *testing.T) {
-	for _, r := range []cli.Result{listResult{&nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{hostile()}},
-		"", []string{"f\x1b[31m"}},
+	for _, r := range []cli.Result{listResult{&nodev1alpha1.ListServicesResponse{Services: []*nodev1alpha1.Service{hostile()}}, ""},
 		oneResult{&nodev1alpha1.GetServiceResponse{Service: hostile()}}} {
 		var out bytes.Buffer
 		if err := r.Write(&page.Page{Writer: &out, Wide: true}); err != nil {
@@ -192,7 +207,9 @@ func TestCommand(t *testing.T) {
 			t.Errorf("%q: exit code %d: %q %q", c.args, code, out, errs)
 		}
 	}
-	var list struct{ Services []struct{ Name string } }
+	var list struct {
+		Services []struct{ Name, Health string }
+	}
 	if _, out, _ := command("--api-socket", socket, "-o", "json"); json.Unmarshal([]byte(out), &list) != nil || len(list.Services) != 25 {
 		t.Errorf("JSON: %s", out)
 	}

@@ -159,15 +159,19 @@ const waitsLong = 5 * time.Second
 // state says in a few words what an operator must know of a node.
 func (n *node) state() string {
 	s := n.Status
-	attached, of := s.attached()
 	what := wellState
-	switch problems := len(s.Problems) + int(s.MoreProblems); {
+	switch text := s.trouble(); {
 	case s.Sync == nil:
 		what = "unknown"
 	case !s.Sync.Listed || s.Sync.LastSynced == nil:
 		what = "not serving yet"
-	case problems > 0 || attached < of:
-		what += ", with " + trouble(problems, of-attached)
+	case text != "":
+		what += ", with " + text
+	}
+	if faults := nodeclient.Faults(s.Findings); len(faults) > 0 {
+		worst := faults[0].Object
+		worst.Endpoint = ""
+		what += ", such as " + faults[0].ID + " of " + worst.String()
 	}
 	if s.Sync != nil && s.Sync.PendingSince != nil && s.Time.AsTime().Sub(s.Sync.PendingSince.AsTime()) > waitsLong {
 		what += ", a change waits for " + nodeclient.Age(s.Time, s.Sync.PendingSince)

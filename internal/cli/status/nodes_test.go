@@ -33,11 +33,13 @@ func allNodes() *nodes {
 		}),
 		serves("node4", func(s *nodev1alpha1.StatusResponse) { s.Sync.LastSynced = nil }),
 		serves("node5", func(s *nodev1alpha1.StatusResponse) { s.Sync.PendingSince = timestamppb.New(now.Add(-time.Second)) }),
+		serves("node5a", func(s *nodev1alpha1.StatusResponse) { s.Findings = sick().Findings }),
+		serves("node5b", func(s *nodev1alpha1.StatusResponse) { s.Findings = sick().Findings[7:] }),
 		{Node: "node6", Error: "the node does not answer within 15s", Reason: reach.NoAnswer},
 		{Node: "node7.with.a.name.that.is.much.longer.than.usual.example.com", Error: "no agent runs on this node", Reason: reach.NoAgent},
 		serves("node8", nil),
 	}}
-	all.Nodes[7].clock.Ahead = -90 * time.Second
+	all.Nodes[9].clock.Ahead = -90 * time.Second
 	all.compareClocks()
 	return all
 }
@@ -59,16 +61,16 @@ func TestAllNodesAsJSON(t *testing.T) {
 			Status              *struct{ Version string }
 		}
 	}
-	if err != nil || json.Unmarshal(text, &got) != nil || len(got.Nodes) != 8 || !got.Complete {
+	if err != nil || json.Unmarshal(text, &got) != nil || len(got.Nodes) != 10 || !got.Complete {
 		t.Fatalf("%v: %s", err, text)
 	}
 	if n := got.Nodes[2]; n.Status == nil || n.Status.Version != "0.2.0" || n.Error != "" {
 		t.Errorf("%+v", n)
 	}
-	if n := got.Nodes[5]; n.Status != nil || n.Reason != "NoAnswer" || !strings.Contains(n.Error, "15s") {
+	if n := got.Nodes[7]; n.Status != nil || n.Reason != "NoAnswer" || !strings.Contains(n.Error, "15s") {
 		t.Errorf("%+v", n)
 	}
-	if n := got.Nodes[7]; n.ClockAheadSeconds != -90 {
+	if n := got.Nodes[9]; n.ClockAheadSeconds != -90 {
 		t.Errorf("%+v", n)
 	}
 }

@@ -5,14 +5,17 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/page"
 )
@@ -27,8 +30,9 @@ func NewCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show whether agents serve, and what they lack",
 		Long: `Shows the state of the agent: how far the kernel follows the cluster, which dataplanes
-serve, how full their tables are, where programs are attached, and all problems. Problems
-are no failure: the exit code is 0 if the agent answers. Needs root.
+serve, how full their tables are, where programs are attached, all problems, and what
+doctor finds in the agent. Problems and findings are no failure: the exit code is 0 if the
+agent answers. Needs root.
 
 With --node or --all-nodes it asks other nodes' agents through the API server, with the
 rights of a kubeconfig. The exit code is 1 if one of them does not answer.`,
@@ -93,7 +97,7 @@ func (r result) Write(w io.Writer) error {
 	if err := r.summary().Write(p); err != nil {
 		return err
 	}
-	for _, t := range []*page.Table{r.tables(), r.hooks(p.Wide), r.features(p.Wide), r.problems()} {
+	for _, t := range []*page.Table{r.tables(), r.hooks(p.Wide), r.features(p.Wide), r.problems(), r.findings(p.Wide)} {
 		if t == nil {
 			continue
 		}
@@ -341,38 +345,82 @@ func (r result) problems() *page.Table {
 	return t
 }
 
+// shownFindings is how many findings a page has without -o wide.
+const shownFindings = 5
+
+// findings is the table of findings: of faults, and with -o wide of all; nil if there are none.
+func (r result) findings(wide bool) *page.Table {
+	list := nodeclient.Faults(r.Findings)
+	if wide {
+		list = nodeclient.Findings(r.Findings)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	t := page.NewTable(page.Text("FINDING").Shrinks(16), page.Text("SEVERITY"), page.Text("SINCE"), page.Text("").Shrinks(30))
+	for i, f := range list {
+		if i == shownFindings && !wide {
+			t.Foot("and %d more", len(list)-i)
+			break
+		}
+		since := "-"
+		if !f.Since.IsZero() {
+			since = nodeclient.Age(r.Time, timestamppb.New(f.Since))
+		}
+		t.Row(f.ID, f.Severity, since, f.Title)
+	}
+	t.Foot("spillway doctor shows evidence and fixes")
+	return t
+}
+
 // verdict adds the last line: what an operator must know first.
 func (r result) verdict(t *page.Table) {
-	attached, of := r.attached()
-	problems := len(r.Problems) + int(r.MoreProblems)
+	text := r.trouble()
 	node := escape.Text(r.Node)
 	switch {
 	case r.Sync == nil:
 		t.Verdict(page.Warning, "unknown", "the agent of %s does not tell what it serves", node)
 	case !r.Sync.Listed || r.Sync.LastSynced == nil:
 		t.Verdict(page.Bad, "not serving yet", "the kernel of %s has what an earlier agent wrote, or nothing", node)
-	case problems > 0 || attached < of:
-		t.Verdict(page.Warning, "serving", "%s, with %s", node, trouble(problems, of-attached))
+	case text != "":
+		t.Verdict(page.Warning, "serving", "%s, with %s", node, text)
 	default:
 		t.Verdict(page.Good, "serving", "%s, without a problem", node)
 	}
 }
 
-func trouble(problems, hooks int) string {
-	var parts []string
-	for _, c := range []struct {
-		n    int
-		what string
-	}{{problems, "problem"}, {hooks, "hook"}} {
-		switch {
-		case c.n == 1:
-			parts = append(parts, "1 "+c.what)
-		case c.n > 1:
-			parts = append(parts, fmt.Sprintf("%d %ss", c.n, c.what))
+// trouble counts problems, findings and hooks that are not attached; "": there are none.
+func (r result) trouble() string {
+	attached, of := r.attached()
+	parts := []string{counted(len(r.Problems)+int(r.MoreProblems), "problem")}
+	faults := nodeclient.Faults(r.Findings)
+	found, critical := counted(len(faults), "finding"), 0
+	for _, f := range faults {
+		if f.Severity == doctor.Critical {
+			critical++
 		}
 	}
-	if hooks > 0 {
-		parts[len(parts)-1] += " not attached"
+	if critical > 0 {
+		found += fmt.Sprintf(" (%d critical)", critical)
 	}
-	return strings.Join(parts, " and ")
+	parts = append(parts, found)
+	if attached < of {
+		parts = append(parts, counted(of-attached, "hook")+" not attached")
+	}
+	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" })
+	if len(parts) < 2 {
+		return strings.Join(parts, "")
+	}
+	last := len(parts) - 1
+	return strings.Join(parts[:last], ", ") + " and " + parts[last]
+}
+
+func counted(n int, what string) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -83,14 +84,29 @@ func troubled() *nodev1alpha1.StatusResponse {
 	return r
 }
 
+// sick is an agent with findings of each severity.
+func sick() *nodev1alpha1.StatusResponse {
+	r := serving()
+	web := &nodev1alpha1.FindingObject{Kind: "Service", Namespace: "shop", Name: "web", Port: "http", Endpoint: "10.244.1.7:8080"}
+	for i := range 6 {
+		r.Findings = append(r.Findings, &nodev1alpha1.Finding{Id: "endpoint-refuses", Severity: "critical", Object: web, Since: ago(90 * time.Second),
+			Title: fmt.Sprintf("connections to Service shop/web:http fail: endpoint pod shop/web-%d (10.244.1.7:8080) refuses them", i)})
+	}
+	r.Findings = append(r.Findings, &nodev1alpha1.Finding{Id: "iptables-both-variants", Severity: "warning", Title: "packets traverse two rule sets"},
+		&nodev1alpha1.Finding{Id: "tcp-not-liberal", Severity: "info", Title: "late \x1b[31msegments are dropped"})
+	return r
+}
+
 func TestPages(t *testing.T) {
+	intended := serving()
+	intended.Findings = sick().Findings[7:]
 	waiting := serving()
 	waiting.Sync = &nodev1alpha1.Sync{PendingSince: ago(time.Minute)}
 	first := serving()
 	first.Sync.LastSynced = nil
 	for name, resp := range map[string]*nodev1alpha1.StatusResponse{
 		"serving": serving(), "troubled": troubled(), "waiting": waiting, "first": first,
-		"older": {Node: "worker-1"}, "newer": nodeclienttest.Newer(serving()),
+		"sick": sick(), "intended": intended, "older": {Node: "worker-1"}, "newer": nodeclienttest.Newer(serving()),
 	} {
 		clitest.Pages(t, name, result{resp, "0.1.0"})
 	}
@@ -121,7 +137,11 @@ func TestCommand(t *testing.T) {
 		!strings.Contains(out, "serving: worker-1, with 9 problems and 1 hook not attached") {
 		t.Errorf("exit code %d: %s%s", code, out, errs)
 	}
-	code, out, errs := command("--api-socket", socket, "-o", "json")
+	code, out, errs := command("--api-socket", nodeclienttest.Serve(t, agent{resp: sick()}))
+	if code != cli.ExitDone || errs != "" || !strings.Contains(out, "serving: worker-1, with 7 findings (6 critical)\n") {
+		t.Errorf("findings are no failure: exit code %d: %s%s", code, out, errs)
+	}
+	code, out, errs = command("--api-socket", socket, "-o", "json")
 	var object struct {
 		Node  string `json:"node"`
 		Sync  struct{ Services int }
