@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,7 +16,8 @@ import (
 // fromAgent is what the agent of this node adds.
 type fromAgent struct {
 	findings []doctor.Finding
-	err      error // of one line; nil also without an agent
+	netns    uint64 // number of its network namespace; 0: an earlier agent does not tell
+	err      error  // of one line; nil also without an agent
 	answered bool
 }
 
@@ -44,25 +46,15 @@ func (c *config) askAgent(ctx context.Context) (out fromAgent) {
 		out.err = nodeclient.Error("examine Services, which needs the agent", d, err)
 		return out
 	}
-	out.answered = true
-	for _, f := range resp.Findings {
-		if finding, ok := c.convert(f); ok {
-			out.findings = append(out.findings, finding)
-		}
-	}
+	out.answered, out.netns = true, resp.NetworkNamespace
+	out.findings = slices.DeleteFunc(nodeclient.Findings(resp.Findings), func(f doctor.Finding) bool { return !c.wants(f.ID) })
 	return out
 }
 
-// convert returns a finding that only the agent knows and the command line asks for.
-func (c *config) convert(f *nodev1alpha1.Finding) (doctor.Finding, bool) {
-	i := slices.IndexFunc(doctor.Kinds, func(k doctor.Kind) bool { return k.ID == f.Id })
-	if i < 0 || !doctor.Kinds[i].NeedsAgent() || len(c.only) > 0 && !slices.Contains(c.only, f.Id) {
-		return doctor.Finding{}, false
-	}
-	return doctor.Finding{
-		ID: f.Id, Severity: doctor.Severity(f.Severity), Title: f.Title, Evidence: f.Evidence, Packets: f.Detail,
-		Remedy: f.Fix, Commands: f.Commands, Documentation: f.Documentation,
-	}, true
+// wants reports whether only the agent knows findings with an id, and the command line asks for them.
+func (c *config) wants(id string) bool {
+	i := slices.IndexFunc(doctor.Kinds, func(k doctor.Kind) bool { return k.ID == id })
+	return i >= 0 && doctor.Kinds[i].NeedsAgent() && (len(c.only) == 0 || slices.Contains(c.only, id))
 }
 
 // uses asks the agent of this node which Service ports have UDP addresses. Without an answer
@@ -83,15 +75,41 @@ func (c *config) uses(ctx context.Context, addrs []netip.AddrPort) ([]doctor.Add
 	return uses, nil
 }
 
-// add adds what the agent knows to the findings of a node.
+// examined returns the agent's network namespace, nil if the command does not examine it.
+func (a *fromAgent) examined(node *doctor.Node) *doctor.Namespace {
+	if a.netns == 0 {
+		return node.Own()
+	}
+	i := slices.IndexFunc(node.Namespaces, func(n doctor.Namespace) bool { return n.Namespace.Inode == a.netns })
+	if i < 0 {
+		return nil
+	}
+	return &node.Namespaces[i]
+}
+
+// add adds what the agent knows to the findings of a node. It says so if it leaves findings out.
 func (a *fromAgent) add(node *doctor.Node, findings []doctor.Finding) []doctor.Finding {
 	if a.err != nil && !errors.Is(a.err, context.Canceled) {
 		node.Problems = append(node.Problems, doctor.Problem{What: a.err.Error()})
 	}
-	if a.answered {
-		node.Traffic = &doctor.Traffic{} // examined by the agent
+	if !a.answered {
+		return findings
 	}
-	findings = append(findings, a.findings...)
+	ns := a.examined(node)
+	if ns == nil {
+		if len(a.findings) > 0 {
+			node.Problems = append(node.Problems, doctor.Problem{What: fmt.Sprintf("%d findings of the agent, such as %s, are left out: its "+
+				"network namespace is not examined; run the command without --netns", len(a.findings), a.findings[0].ID)})
+		}
+		return findings
+	}
+	node.Traffic = &doctor.Traffic{} // examined by the agent
+	for _, f := range a.findings {
+		if !ns.Namespace.Own {
+			f.Namespace = ns.Namespace.String()
+		}
+		findings = append(findings, f)
+	}
 	doctor.Sort(findings)
 	return findings
 }
@@ -101,13 +119,10 @@ func (a *fromAgent) add(node *doctor.Node, findings []doctor.Finding) []doctor.F
 func (a *fromAgent) notExamined(node *doctor.Node, only []string) *doctor.Problem {
 	ids := doctor.NeedAgent(only)
 	switch {
-	case len(ids) == 0 || node.Traffic != nil:
+	case len(ids) == 0 || node.Traffic != nil || a.err != nil:
 		return nil
-	case node.Own() == nil:
-		return &doctor.Problem{What: strings.Join(ids, ", ") +
-			": the agent is asked only if this command examines its own network namespace, the agent's: leave out --netns, or add here to it"}
-	case a.err != nil:
-		return nil
+	case a.answered:
+		return &doctor.Problem{What: strings.Join(ids, ", ") + ": the agent's network namespace is not examined; run the command without --netns"}
 	}
 	return &doctor.Problem{What: strings.Join(ids, ", ") + ": no agent with these findings runs on this node: they need --proxy-mode ebpf"}
 }

@@ -15,11 +15,13 @@ import (
 	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/cli/nodeclient/nodeclienttest"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
+	"spillway.dev/spillway/internal/node/conntrack"
 )
 
 type fakeAgent struct {
 	nodev1alpha1connect.UnimplementedNodeServiceHandler
-	err error
+	err   error
+	netns uint64
 }
 
 // Names knows shop/dns at 10.96.0.10, with one endpoint.
@@ -46,7 +48,7 @@ func (a *fakeAgent) Findings(context.Context, *nodev1alpha1.FindingsRequest) (*n
 			Commands: []string{"c"}, Documentation: "d"},
 		{Id: "endpoint-unanswered", Severity: "critical", Title: "silent"},
 		{Id: "of-a-newer-agent", Severity: "critical"},
-	}}, a.err
+	}, NetworkNamespace: a.netns}, a.err
 }
 
 // asked returns what a command line gets from the agent at a socket.
@@ -63,7 +65,7 @@ func asked(t *testing.T, socket string, only ...string) fromAgent {
 func TestTheAgentAddsFindingsOfServices(t *testing.T) {
 	socket := nodeclienttest.Serve(t, &fakeAgent{})
 	got := asked(t, socket)
-	node := &doctor.Node{}
+	node := examining(conntrack.Namespace{Inode: 1, Own: true})
 	findings := got.add(node, []doctor.Finding{{ID: "rules-many", Severity: doctor.Warning}})
 	if len(findings) != 3 || findings[0].ID != "endpoint-unanswered" || findings[1].ID != "rules-many" ||
 		findings[2].ID != "source-range-refuses" {
@@ -81,6 +83,48 @@ func TestTheAgentAddsFindingsOfServices(t *testing.T) {
 	}
 	if got := asked(t, socket, "rules-many"); got.answered {
 		t.Errorf("the agent was asked for what it need not be: %+v", got)
+	}
+}
+
+// examining returns a node of which only some namespaces are examined.
+func examining(list ...conntrack.Namespace) *doctor.Node {
+	n := &doctor.Node{}
+	for _, ns := range list {
+		n.Namespaces = append(n.Namespaces, doctor.Namespace{Report: conntrack.Report{Namespace: ns}})
+	}
+	return n
+}
+
+// The agent's findings are about its own network namespace, which may be a lab's, and not this
+// program's. A report that leaves them out says so.
+func TestFindingsAreThoseOfTheAgentsNamespace(t *testing.T) {
+	here, lab := conntrack.Namespace{Inode: 1, Own: true}, conntrack.Namespace{Inode: 2, Names: []string{"lab"}}
+	for name, row := range map[string]struct {
+		netns     uint64
+		node      *doctor.Node
+		namespace string
+		leftOut   bool
+	}{
+		"the own one":             {1, examining(here, lab), "", false},
+		"another one":             {2, examining(here, lab), "lab", false},
+		"only another one":        {2, examining(lab), "lab", false},
+		"not examined":            {1, examining(lab), "", true},
+		"of an earlier agent":     {0, examining(here, lab), "", false},
+		"of one, not examined":    {0, examining(lab), "", true},
+		"here, and it is another": {2, examining(here), "", true},
+	} {
+		got := asked(t, nodeclienttest.Serve(t, &fakeAgent{netns: row.netns}))
+		findings := got.add(row.node, nil)
+		said := len(row.node.Problems) == 1 && strings.Contains(row.node.Problems[0].What, "2 findings of the agent, such as source-range-refuses, are left out")
+		if row.leftOut != said || row.leftOut != (len(findings) == 0) || row.leftOut != (row.node.Traffic == nil) {
+			t.Errorf("%s: findings %+v, problems %+v", name, findings, row.node.Problems)
+		}
+		if len(findings) > 0 && (len(findings) != 2 || findings[0].Namespace != row.namespace) {
+			t.Errorf("%s: findings %+v", name, findings)
+		}
+		if p := got.notExamined(row.node, []string{"endpoint-unanswered"}); (p != nil) != row.leftOut {
+			t.Errorf("%s: not examined: %v", name, p)
+		}
 	}
 }
 

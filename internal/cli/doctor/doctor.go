@@ -121,9 +121,7 @@ func (c *config) run(ctx context.Context, out, stderr io.Writer) error {
 	}
 	findings := doctor.Examine(node, c.only...)
 	added := <-agent
-	if node.Own() != nil {
-		findings = added.add(node, findings)
-	}
+	findings = added.add(node, findings)
 	if p := added.notExamined(node, c.only); p != nil {
 		node.Problems = append(node.Problems, *p)
 	}

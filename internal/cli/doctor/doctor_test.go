@@ -66,11 +66,11 @@ func TestDoctorReportsOnlyTheRequestedFindings(t *testing.T) {
 	}
 }
 
-// A finding of the agent is not examined in another network namespace, and that is no good news.
+// A finding of the agent is not examined without one, and that is no good news.
 func TestDoctorSaysThatAFindingWasNotExamined(t *testing.T) {
 	var out, errs bytes.Buffer
 	code := run([]string{"doctor", "--netns", sickNamespace(t), "--sample", "0", "--finding", "dsr-replies-missing"}, &out, &errs)
-	if code != cli.ExitFailed || !strings.Contains(out.String(), "NOT EXAMINED\n  dsr-replies-missing: the agent is asked only") ||
+	if code != cli.ExitFailed || !strings.Contains(out.String(), "NOT EXAMINED\n  examine Services, which needs the agent: ") ||
 		!strings.Contains(errs.String(), "--finding dsr-replies-missing: not examined") {
 		t.Errorf("exit code %d: %s%s", code, &out, &errs)
 	}
