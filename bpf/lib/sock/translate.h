@@ -397,82 +397,133 @@ static __always_inline struct frontend *loopback_nodeport(struct bpf_sock_addr *
 	return frontend_nodeport(dst->port, proto, dst->family);
 }
 
+/* A call of a process that names an address of a Service. */
+struct socket_request {
+	enum socket_call call;
+	__u8 proto;
+	bool in_pod;
+	const struct endpoint_addr *dst;
+	const struct frontend *fe;
+	__u64 netns;  /* cookie of the socket's network namespace */
+	__u64 cookie; /* of the socket; 0: TCP */
+};
+
+/* Returns the frontend of the Service that the call names, or NULL. */
+static __always_inline struct frontend *socket_service(struct bpf_sock_addr *ctx, __u8 family,
+						       const struct socket_request *r)
+{
+	const struct endpoint_addr *dst = r->dst;
+	struct frontend *fe = frontend_lookup(&dst->addr, dst->port, r->proto, dst->family).fe;
+
+	if (!fe)
+		fe = loopback_nodeport(ctx, family, r->call, r->proto, dst);
+	return is_service(fe) ? fe : NULL;
+}
+
+/*
+ * Chooses an endpoint for the call. Returns GO_ON, or the hook's result: ALLOW leaves the address,
+ * REFUSE fails the call.
+ */
+static __always_inline int socket_choose(const struct socket_request *r,
+					 struct backend_choice *choice)
+{
+	struct affinity_client client = { &r->dst->addr, r->netns, r->dst->family };
+	enum socket_decision decision = socket_decide(r->fe, r->dst->family, r->in_pod);
+	__u32 service = r->fe->service;
+
+	if (decision == SOCKET_LEAVE)
+		return ALLOW;
+	if (decision == SOCKET_TIME_OUT)
+		return refuse(r->dst, service, r->proto, ETIMEDOUT, SOCKET_TIMED_OUT);
+	if (decision == SOCKET_REFUSE)
+		return refuse(r->dst, service, r->proto, ECONNREFUSED, SOCKET_REFUSED);
+	*choice = backend_select(service, r->fe->internal_route, bpf_get_prandom_u32(), NULL,
+				 client, AFFINITY_AT_ONCE);
+	if (!choice->backend)
+		return refuse(r->dst, service, r->proto, ECONNREFUSED, SOCKET_REFUSED);
+	if (r->in_pod && r->call == SOCKET_PER_DATAGRAM &&
+	    socket_ambiguous(r->cookie, r->proto, r->dst, choice->backend))
+		return ALLOW;
+	return GO_ON;
+}
+
+/* Stores the flow of a connected socket, if it is reported or counted (socket_flow.h). */
+static __always_inline void connected_flow_plan(struct bpf_sock_addr *ctx,
+						const struct socket_request *r,
+						struct backend_choice *choice)
+{
+	bool reported = report_tcp_sockets || choice->backend->flags & BACKEND_WATCHED;
+
+	if (r->proto == IPPROTO_UDP) {
+		reported = report_udp_sockets;
+		if (!udp_ends_seen)
+			choice->counted = false;
+	}
+	if (reported || choice->counted)
+		socket_flow_plan(ctx, &r->dst->addr, r->dst->port, choice);
+}
+
+/* Stores the endpoint that the call got, for later calls of the socket and for the agent. */
+static __always_inline void socket_store(struct bpf_sock_addr *ctx, const struct socket_request *r,
+					 struct backend_choice *choice)
+{
+	const struct backend *b = choice->backend;
+
+	if (service_metrics)
+		service_count_connection(r->fe->service);
+	if (r->proto == IPPROTO_TCP)
+		connection_remember(ctx, r->dst, b);
+	else
+		socket_remember(r->cookie, r->proto, r->dst, b, choice->id);
+	if (r->call == SOCKET_PER_DATAGRAM) {
+		if (r->fe->flags & FRONTEND_TFTP)
+			socket_expect(r->cookie, r->dst, b, choice->id, r->in_pod);
+		return;
+	}
+	if (r->proto == IPPROTO_UDP && !r->in_pod)
+		feature_mark(FEATURE_NODE_SOCKET);
+	if (end_sockets)
+		socket_backend_remember(ctx, b, choice->id);
+	connected_flow_plan(ctx, r, choice);
+}
+
 /* Handles connect() and sendmsg(): replaces the Service's address by an endpoint's. */
 static __always_inline int socket_translate(struct bpf_sock_addr *ctx, __u8 family,
 					    enum socket_call call)
 {
-	__u8 proto = ctx->protocol;
 	struct endpoint_addr dst;
-	struct backend *b = NULL;
-	struct frontend *fe;
-	struct backend_choice choice;
-	enum socket_decision decision;
-	__u64 cookie, netns;
-	bool in_pod;
+	struct socket_request r = { .call = call, .proto = ctx->protocol, .dst = &dst };
+	struct backend_choice choice = {};
+	int step;
 
-	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
+	if (r.proto != IPPROTO_TCP && r.proto != IPPROTO_UDP)
 		return ALLOW;
 	peer_load(ctx, family, &dst);
 	if (call == SOCKET_CONNECTED)
 		socket_backend_forget(ctx);
-	if (proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER) &&
+	if (r.proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER) &&
 	    socket_follow(ctx, family, &dst))
 		return ALLOW;
-	fe = frontend_lookup(&dst.addr, dst.port, proto, dst.family).fe;
-	if (!fe)
-		fe = loopback_nodeport(ctx, family, call, proto, &dst);
-	if (!is_service(fe)) {
-		if (call == SOCKET_CONNECTED && proto == IPPROTO_UDP)
-			socket_forget(bpf_get_socket_cookie(ctx), proto, &dst);
+	r.fe = socket_service(ctx, family, &r);
+	if (!r.fe) {
+		if (call == SOCKET_CONNECTED && r.proto == IPPROTO_UDP)
+			socket_forget(bpf_get_socket_cookie(ctx), r.proto, &dst);
 		return ALLOW;
 	}
-	netns = bpf_get_netns_cookie(ctx);
-	in_pod = netns != host_netns_cookie;
-	if (in_pod && pod_unhooked())
+	r.netns = bpf_get_netns_cookie(ctx);
+	r.in_pod = r.netns != host_netns_cookie;
+	if (r.in_pod && pod_unhooked())
 		return ALLOW;
-	cookie = proto == IPPROTO_UDP ? bpf_get_socket_cookie(ctx) : 0;
+	r.cookie = r.proto == IPPROTO_UDP ? bpf_get_socket_cookie(ctx) : 0;
 	if (call == SOCKET_PER_DATAGRAM)
-		b = socket_recall(cookie, proto, &dst, fe);
-	if (!b) {
-		struct affinity_client client = { &dst.addr, netns, dst.family };
-
-		decision = socket_decide(fe, dst.family, in_pod);
-		if (decision == SOCKET_LEAVE)
-			return ALLOW;
-		if (decision == SOCKET_TIME_OUT)
-			return refuse(&dst, fe->service, proto, ETIMEDOUT, SOCKET_TIMED_OUT);
-		if (decision == SOCKET_REFUSE)
-			return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);
-		choice = backend_select(fe->service, fe->internal_route, bpf_get_prandom_u32(),
-					NULL, client, AFFINITY_AT_ONCE);
-		b = choice.backend;
-		if (!b)
-			return refuse(&dst, fe->service, proto, ECONNREFUSED, SOCKET_REFUSED);
-		if (in_pod && call == SOCKET_PER_DATAGRAM &&
-		    socket_ambiguous(cookie, proto, &dst, b))
-			return ALLOW;
-		if (service_metrics)
-			service_count_connection(fe->service);
-		if (proto == IPPROTO_UDP) {
-			socket_remember(cookie, proto, &dst, b, choice.id);
-			if (!in_pod && call == SOCKET_CONNECTED)
-				feature_mark(FEATURE_NODE_SOCKET);
-		} else {
-			connection_remember(ctx, &dst, b);
-		}
-		if (proto == IPPROTO_UDP && !udp_ends_seen)
-			choice.counted = false;
-		if (call == SOCKET_CONNECTED && end_sockets)
-			socket_backend_remember(ctx, b, choice.id);
-		if (call == SOCKET_CONNECTED &&
-		    ((proto == IPPROTO_UDP ? report_udp_sockets
-					   : report_tcp_sockets || b->flags & BACKEND_WATCHED) ||
-		     choice.counted))
-			socket_flow_plan(ctx, &dst.addr, dst.port, &choice);
-		if (call == SOCKET_PER_DATAGRAM && fe->flags & FRONTEND_TFTP)
-			socket_expect(cookie, &dst, b, choice.id, in_pod);
+		choice.backend = socket_recall(r.cookie, r.proto, &dst, r.fe);
+	if (!choice.backend) {
+		step = socket_choose(&r, &choice);
+		if (step != GO_ON)
+			return step;
+		socket_store(ctx, &r, &choice);
 	}
-	peer_store(ctx, family, dst.mapped, &b->addr, b->port);
+	peer_store(ctx, family, dst.mapped, &choice.backend->addr, choice.backend->port);
 	count(SOCKET_TRANSLATED);
 	return ALLOW;
 }
