@@ -23,71 +23,24 @@ func (w *walker) parseIptables(r *Rule, m *match) {
 		case "!":
 			not = true
 			continue
-		case "-s", "-d":
-			set, ok := w.addresses(value)
-			switch {
-			case !ok:
-				m.setUnclear("its address is not understood")
-			case args[i] == "-s":
-				m.source(set, not)
-			default:
-				m.dest(w, set, not)
-			}
-		case "-o":
-			if yes, known := w.isExternal(value); known {
-				m.require(yes, not)
-			} else {
-				m.setUnclear("it depends on the output device")
-			}
-		case "-i": // a pod's packet enters by no external device
-			if w.entersElsewhere(value) {
-				m.require(false, not)
-			} else {
-				m.setUnclear("it depends on the input device")
-			}
-		case "-p":
-			if w.outward != nil {
-				m.protocol([]string{value}, not)
-			} else {
-				m.setUnclear("it depends on the protocol")
-			}
-		case "--icmp-type", "--icmpv6-type":
-			if w.outward != nil {
-				m.icmpTypes([]string{value}, not)
-			} else {
-				m.setUnclear("it depends on the type of ICMP")
-			}
+		case "--comment":
 		case "-m":
 			module = value
-		case "--comment":
 		case "--invert": // a reverse path filter: the eBPF programs know the source of each packet themselves
 			if m.setUnclear("its match --invert is not understood"); w.outward != nil && module == "rpfilter" {
 				m.never = true
 			}
 			not = false
 			continue
-		case "--dst-type", "--src-type": // of the node, or a group
-			m.require(value == "UNICAST", not)
-		case "--mark":
-			switch {
-			case module != "mark":
-				m.setUnclear("it depends on the connection's mark")
-			case w.outward != nil:
-				m.setUnclear("it depends on a mark")
-			default:
-				m.require(maskedIsZero(value), not)
-			}
-		case "--ctstate", "--state":
-			if w.outward != nil {
-				m.states(words(strings.ToLower(value)), not)
-			} else {
-				m.require(slices.Contains(strings.Split(value, ","), "NEW"), not)
-			}
 		case "-j", "-g":
 			w.targetOf(args[i], value, m)
 			m.options(args[i+2:])
 			return
 		default:
+			if apply, known := iptablesMatches[args[i]]; known {
+				apply(w, m, iptablesArgument{module, value, not})
+				break
+			}
 			m.setUnclear("its match " + args[i] + " is not understood")
 			if strings.HasPrefix(value, "-") || value == "!" {
 				not = false
@@ -96,6 +49,89 @@ func (w *walker) parseIptables(r *Rule, m *match) {
 		}
 		not = false
 		i++
+	}
+}
+
+// iptablesArgument is the value of an option that matches packets.
+type iptablesArgument struct {
+	module string // that -m has loaded last
+	value  string
+	not    bool // the option follows "!"
+}
+
+// iptablesMatches applies the options that match packets, with one value each.
+var iptablesMatches = map[string]func(*walker, *match, iptablesArgument){
+	"-s": func(w *walker, m *match, a iptablesArgument) {
+		if set, ok := w.addresses(a.value); ok {
+			m.source(set, a.not)
+		} else {
+			m.setUnclear("its address is not understood")
+		}
+	},
+	"-d": func(w *walker, m *match, a iptablesArgument) {
+		if set, ok := w.addresses(a.value); ok {
+			m.dest(w, set, a.not)
+		} else {
+			m.setUnclear("its address is not understood")
+		}
+	},
+	"-o": func(w *walker, m *match, a iptablesArgument) {
+		if yes, known := w.isExternal(a.value); known {
+			m.require(yes, a.not)
+		} else {
+			m.setUnclear("it depends on the output device")
+		}
+	},
+	"-i": func(w *walker, m *match, a iptablesArgument) { // a pod's packet enters by no external device
+		if w.entersElsewhere(a.value) {
+			m.require(false, a.not)
+		} else {
+			m.setUnclear("it depends on the input device")
+		}
+	},
+	"-p": func(w *walker, m *match, a iptablesArgument) {
+		if w.outward != nil {
+			m.protocol([]string{a.value}, a.not)
+		} else {
+			m.setUnclear("it depends on the protocol")
+		}
+	},
+	"--icmp-type":   matchICMPType,
+	"--icmpv6-type": matchICMPType,
+	"--dst-type":    matchAddressType,
+	"--src-type":    matchAddressType,
+	"--ctstate":     matchState,
+	"--state":       matchState,
+	"--mark": func(w *walker, m *match, a iptablesArgument) {
+		switch {
+		case a.module != "mark":
+			m.setUnclear("it depends on the connection's mark")
+		case w.outward != nil:
+			m.setUnclear("it depends on a mark")
+		default:
+			m.require(maskedIsZero(a.value), a.not)
+		}
+	},
+}
+
+func matchICMPType(w *walker, m *match, a iptablesArgument) {
+	if w.outward != nil {
+		m.icmpTypes([]string{a.value}, a.not)
+	} else {
+		m.setUnclear("it depends on the type of ICMP")
+	}
+}
+
+// matchAddressType: the addresses are neither of the node nor of a group.
+func matchAddressType(_ *walker, m *match, a iptablesArgument) {
+	m.require(a.value == "UNICAST", a.not)
+}
+
+func matchState(w *walker, m *match, a iptablesArgument) {
+	if w.outward != nil {
+		m.states(words(strings.ToLower(a.value)), a.not)
+	} else {
+		m.require(slices.Contains(strings.Split(a.value, ","), "NEW"), a.not)
 	}
 }
 
