@@ -194,9 +194,9 @@ func (s *Source) doNotTrackReady() bool {
 	return true
 }
 
-// releasePolicies delivers policies that waited. A policy that needs a forbidden kind
+// deliverWaitingPolicies delivers policies that waited. A policy that needs a forbidden kind
 // keeps waiting.
-func (s *Source) releasePolicies(d *model.Delta) {
+func (s *Source) deliverWaitingPolicies(d *model.Delta) {
 	for name, p := range s.own.held {
 		ready := true
 		for n := range s.needsOf(p) {

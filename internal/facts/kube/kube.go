@@ -246,7 +246,7 @@ func (s *Source) emit(d model.Delta) {
 		s.send(model.Delta{})
 		return
 	}
-	s.releasePolicies(&d)
+	s.deliverWaitingPolicies(&d)
 	if unknown := s.policiesUnknown(); unknown != s.unknown {
 		s.unknown = unknown
 		d.NetworkPoliciesUnknown = &unknown
