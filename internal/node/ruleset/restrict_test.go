@@ -48,3 +48,30 @@ func TestRestrictionsOfHugeRulesets(t *testing.T) {
 		}
 	}
 }
+
+// TestRestrictionsOfMatches: a rule counts if it may concern packets of pods' connections to the outside.
+func TestRestrictionsOfMatches(t *testing.T) {
+	for rule, counts := range map[string]bool{
+		"-p tcp":                                 true,
+		"-p sctp":                                false,
+		"-p icmp -m icmp --icmp-type echo-reply": false,
+		"-p icmp -m icmp ! --icmp-type echo-reply":     true,
+		"-p ipv6-icmp -m icmp6 --icmpv6-type 129":      false,
+		"-m conntrack --ctstate INVALID":               false,
+		"-m conntrack --ctstate NEW,ESTABLISHED":       true,
+		"-m state --state INVALID":                     false,
+		"-m state ! --state NEW,RELATED,ESTABLISHED":   false,
+		"-m mark --mark 0x1":                           true,
+		"-m rpfilter --invert":                         false,
+		"-m comment --comment --state -m unknown --on": true,
+	} {
+		rs := newRuleset()
+		text := "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD " + rule + " -j DROP\nCOMMIT\n"
+		if _, err := rs.parseSave("iptables-nft", "ip", []byte(text), anyTable); err != nil {
+			t.Fatal(err)
+		}
+		if list, complete := rs.Restrictions(outwardOfTests); (len(list) > 0) != counts || !complete {
+			t.Errorf("%s: %d rules, complete %v; want %v", rule, len(list), complete, counts)
+		}
+	}
+}
