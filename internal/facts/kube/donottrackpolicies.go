@@ -85,7 +85,7 @@ func (s *Source) watchOwnPolicies() {
 		return
 	}
 	r := s.cfg.DoNotTrack.Resource(v1alpha1.DoNotTrackPolicies)
-	k := &kind[*unstructured.Unstructured, model.DoNotTrackPolicy]{
+	k := &kindStore[*unstructured.Unstructured, model.DoNotTrackPolicy]{
 		source: s, name: policyKind, known: map[model.Name]*model.DoNotTrackPolicy{}, ours: true, optional: true,
 		resource: v1alpha1.DoNotTrackPolicies.GroupResource().String(),
 		lw:       listWatch(r.List, r.Watch, metav1.ListOptions{}),
@@ -294,7 +294,7 @@ func (s *Source) updateWatches(d *model.Delta) {
 func (s *Source) kindFor(n need) watched {
 	c := s.cfg.Client.CoreV1()
 	if n.namespaces {
-		return &kind[*corev1.Namespace, model.Namespace]{
+		return &kindStore[*corev1.Namespace, model.Namespace]{
 			source: s, name: "Namespace", known: map[model.Name]*model.Namespace{}, convert: kubeobject.Namespace,
 			ours: true, optional: true, resource: "namespaces",
 			trim: func(o *corev1.Namespace) { o.Annotations = nil },
@@ -307,7 +307,7 @@ func (s *Source) kindFor(n need) watched {
 		name, which = "Pod of policies, here", metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}
 	}
 	pods := c.Pods(n.namespace)
-	return &kind[*corev1.Pod, model.Pod]{
+	return &kindStore[*corev1.Pod, model.Pod]{
 		source: s, name: name, known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, trim: trimPod,
 		ours: true, optional: true, resource: "pods",
 		lw: listWatch(pods.List, pods.Watch, which), put: s.putPod,
@@ -326,14 +326,14 @@ func (s *Source) putPod(d *model.Delta, n model.Name, m *model.Pod) {
 	enter(&d.Pods, n, m)
 }
 
-func (s *Source) podKinds() (out []*kind[*corev1.Pod, model.Pod]) {
+func (s *Source) podKinds() (out []*kindStore[*corev1.Pod, model.Pod]) {
 	for _, k := range s.kinds {
-		if p, ok := k.(*kind[*corev1.Pod, model.Pod]); ok {
+		if p, ok := k.(*kindStore[*corev1.Pod, model.Pod]); ok {
 			out = append(out, p)
 		}
 	}
 	for _, n := range s.own.needs {
-		if p, ok := n.kind.(*kind[*corev1.Pod, model.Pod]); ok {
+		if p, ok := n.kind.(*kindStore[*corev1.Pod, model.Pod]); ok {
 			out = append(out, p)
 		}
 	}

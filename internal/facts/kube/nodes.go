@@ -59,16 +59,16 @@ var requestSeconds int64 = 60
 
 // otherNodes holds the Nodes of a cluster that has too many to watch.
 type otherNodes struct {
-	kind *nodeKind // nil: all Nodes are watched, or only this node's
+	kind *nodeStore // nil: all Nodes are watched, or only this node's
 	// unknown are names that endpoints have and no known Node has. absent are those that
 	// the server did not know either, since the last read of all Nodes.
 	unknown, absent map[string]bool
 	wake            chan struct{} // holds one token when there are unknown names
 }
 
-// newNodes returns the kind of the Nodes to watch.
-func (s *Source) newNodes(name string) *nodeKind {
-	return &nodeKind{
+// newNodes returns the store of the Nodes to watch.
+func (s *Source) newNodes(name string) *nodeStore {
+	return &nodeStore{
 		source: s, name: name, resource: "nodes", known: map[model.Name]*model.Node{}, convert: kubeobject.Node, trim: s.trimNode,
 		lw:  s.nodesMatching(""),
 		put: func(d *model.Delta, n model.Name, m *model.Node) { enter(&d.Nodes, n.Name, m) },

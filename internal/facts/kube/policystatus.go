@@ -95,7 +95,7 @@ func (p *PolicyStatus) nodes() (n int) {
 
 func (p *PolicyStatus) eachNode(do func(string)) {
 	for _, k := range p.source.kinds {
-		if nodes, ok := k.(*nodeKind); ok {
+		if nodes, ok := k.(*nodeStore); ok {
 			for name := range nodes.known {
 				do(name.Name)
 			}

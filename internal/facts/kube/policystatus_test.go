@@ -15,7 +15,7 @@ import (
 func TestTheReporterOwnsAFalseCondition(t *testing.T) {
 	s := newSource(t, Config{})
 	for _, k := range s.kinds {
-		if nodes, ok := k.(*nodeKind); ok {
+		if nodes, ok := k.(*nodeStore); ok {
 			for _, name := range []string{"a", "b"} {
 				nodes.known[model.Name{Name: name}] = &model.Node{}
 			}

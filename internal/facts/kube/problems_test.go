@@ -18,7 +18,7 @@ import (
 // the missing Node.
 func TestAMissingNodeIsOneProblem(t *testing.T) {
 	s := newSource(t, Config{})
-	nodes := s.kinds[2].(*nodeKind)
+	nodes := s.kinds[2].(*nodeStore)
 	for _, c := range []struct {
 		listed bool
 		known  string

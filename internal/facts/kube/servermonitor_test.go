@@ -208,7 +208,7 @@ func TestAServerThatFallsSilentIsAProblemUntilItIsBack(t *testing.T) {
 func TestAServerWithoutWatchListIsNoProblem(t *testing.T) {
 	s := newSource(t, Config{Server: "x"})
 	s.deliver = func(model.Delta, []model.Problem) {}
-	k := s.kinds[0].(*kind[*corev1.Service, model.Service])
+	k := s.kinds[0].(*kindStore[*corev1.Service, model.Service])
 	k.lw = &cache.ListWatch{
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, nil },
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {

@@ -38,9 +38,9 @@ func TestAListKeepsOnlyTheMetadataThatIsRead(t *testing.T) {
 		object metav1.Object
 		trim   cache.TransformFunc
 	}{
-		{svc, (&kind[*corev1.Service, model.Service]{trim: trimMetadata[*corev1.Service]}).Transformer()},
-		{slice, (&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{trim: trimMetadata[*discoveryv1.EndpointSlice]}).Transformer()},
-		{policy, (&kind[*networkingv1.NetworkPolicy, model.NetworkPolicy]{trim: trimNetworkPolicy}).Transformer()},
+		{svc, (&kindStore[*corev1.Service, model.Service]{trim: trimMetadata[*corev1.Service]}).Transformer()},
+		{slice, (&kindStore[*discoveryv1.EndpointSlice, model.EndpointSlice]{trim: trimMetadata[*discoveryv1.EndpointSlice]}).Transformer()},
+		{policy, (&kindStore[*networkingv1.NetworkPolicy, model.NetworkPolicy]{trim: trimNetworkPolicy}).Transformer()},
 	} {
 		o.object.SetFinalizers([]string{large})
 		o.object.SetOwnerReferences([]metav1.OwnerReference{{Name: large}})

@@ -1,7 +1,7 @@
 // Package kube watches a Kubernetes API server and delivers its objects as model.Deltas,
 // of the same kinds that package manifest reads from files.
 //
-//	list, watch ──> Reflector ──> kind (kubeobject: decode, check) ──> Delta
+//	list, watch ──> Reflector ──> kindStore (kubeobject: decode, check) ──> Delta
 //
 // The package stores no API object, only model values, which package store keeps too. The first
 // Delta is Full, after every kind has been listed once, so that a restart never removes
@@ -75,9 +75,9 @@ func (c Config) Validate() error {
 type Source struct {
 	cfg      Config
 	kinds    []watched
-	services *serviceKind                  // one of kinds
-	pods     *kind[*corev1.Pod, model.Pod] // one of kinds; nil: not read
-	nodes    *nodeKind                     // one of kinds
+	services *serviceStore                      // one of kinds
+	pods     *kindStore[*corev1.Pod, model.Pod] // one of kinds; nil: not read
+	nodes    *nodeStore                         // one of kinds
 	others   otherNodes
 
 	mu        sync.Mutex // orders deliveries

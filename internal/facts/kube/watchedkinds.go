@@ -2,8 +2,6 @@ package kube
 
 import (
 	"context"
-	"maps"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -23,8 +21,8 @@ const (
 )
 
 type (
-	serviceKind = kind[*corev1.Service, model.Service]
-	nodeKind    = kind[*corev1.Node, model.Node]
+	serviceStore = kindStore[*corev1.Service, model.Service]
+	nodeStore    = kindStore[*corev1.Node, model.Node]
 )
 
 // allKinds returns the kinds to watch, and sets services and nodes.
@@ -34,7 +32,7 @@ func (s *Source) allKinds() []watched {
 	if s.cfg.ProxyName != "" {
 		labeled = proxyNameLabel
 	}
-	s.services = &serviceKind{
+	s.services = &serviceStore{
 		source: s, name: model.KindService, known: map[model.Name]*model.Service{}, others: map[model.Name]struct{}{},
 		convert: kubeobject.Service, trim: trimMetadata[*corev1.Service], foreign: s.ofAnotherProxy,
 		lw: listWatch(c.CoreV1().Services("").List, c.CoreV1().Services("").Watch,
@@ -47,7 +45,7 @@ func (s *Source) allKinds() []watched {
 	s.nodes = s.newNodes("Node")
 	kinds := []watched{
 		s.services,
-		&kind[*discoveryv1.EndpointSlice, model.EndpointSlice]{
+		&kindStore[*discoveryv1.EndpointSlice, model.EndpointSlice]{
 			source: s, name: "EndpointSlice", known: map[model.Name]*model.EndpointSlice{}, convert: kubeobject.EndpointSlice,
 			trim: trimMetadata[*discoveryv1.EndpointSlice],
 			// Not by the proxy's name: slices written by hand lack that label.
@@ -61,7 +59,7 @@ func (s *Source) allKinds() []watched {
 		s.nodes,
 	}
 	if s.cfg.NetworkPolicies || s.cfg.NodePods {
-		s.pods = &kind[*corev1.Pod, model.Pod]{
+		s.pods = &kindStore[*corev1.Pod, model.Pod]{
 			source: s, name: "Pod", known: map[model.Name]*model.Pod{}, convert: kubeobject.Pod, optional: true, trim: trimPod,
 			lw: listWatch(c.CoreV1().Pods("").List, c.CoreV1().Pods("").Watch,
 				metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.cfg.NodeName}),
@@ -73,7 +71,7 @@ func (s *Source) allKinds() []watched {
 		return kinds
 	}
 	return append(kinds,
-		&kind[*networkingv1.NetworkPolicy, model.NetworkPolicy]{
+		&kindStore[*networkingv1.NetworkPolicy, model.NetworkPolicy]{
 			source: s, name: "NetworkPolicy", known: map[model.Name]*model.NetworkPolicy{}, convert: kubeobject.NetworkPolicy, optional: true,
 			trim: trimNetworkPolicy,
 			lw:   listWatch(c.NetworkingV1().NetworkPolicies("").List, c.NetworkingV1().NetworkPolicies("").Watch, metav1.ListOptions{}),
@@ -121,53 +119,4 @@ func enter[K comparable, M any](m *map[K]*M, name K, v *M) {
 		*m = map[K]*M{}
 	}
 	(*m)[name] = v
-}
-
-// trimMetadata leaves the labels and annotations that are read. A tenant may write 256 KiB of
-// annotations, and any number of labels, into each of thousands of objects, and a Reflector
-// collects all of them at its start.
-func trimMetadata[A metav1.Object](o A) {
-	maps.DeleteFunc(o.GetAnnotations(), func(key, _ string) bool { return !kubeobject.ReadsAnnotation(key) })
-	maps.DeleteFunc(o.GetLabels(), func(key, _ string) bool { return !kubeobject.ReadsLabel(key) })
-}
-
-func trimNetworkPolicy(o *networkingv1.NetworkPolicy) { o.Annotations, o.Labels = nil, nil }
-
-// trimNode removes unused fields of a Node: a cluster has thousands of Nodes with dozens
-// of labels each. Other Nodes keep the zone label. This node keeps all labels, since
-// policies may select them, and the annotations that are read.
-func (s *Source) trimNode(n *corev1.Node) {
-	maps.DeleteFunc(n.Annotations, func(key, _ string) bool { return !strings.HasPrefix(key, model.AnnotationPrefix) })
-	if zone, ok := n.Labels[zoneLabel]; n.Name != s.cfg.NodeName {
-		n.Annotations, n.Labels = nil, nil
-		if ok {
-			n.Labels = map[string]string{zoneLabel: zone}
-		}
-	}
-	n.Status = corev1.NodeStatus{Addresses: n.Status.Addresses}
-}
-
-// trimPod keeps the fields that decide whether a policy selects the Pod, and whether it has
-// socket hooks.
-func trimPod(p *corev1.Pod) {
-	maps.DeleteFunc(p.Annotations, func(key, _ string) bool {
-		return key != kubeobject.SocketHooksAnnotation && key != corev1.MirrorPodAnnotationKey
-	})
-	p.Spec = corev1.PodSpec{
-		NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork,
-		Containers: trimContainers(p.Spec.Containers), InitContainers: trimContainers(p.Spec.InitContainers),
-	}
-	p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
-}
-
-// trimContainers keeps container ports with a hostPort. Few containers have any.
-func trimContainers(containers []corev1.Container) (out []corev1.Container) {
-	for i := range containers {
-		for _, p := range containers[i].Ports {
-			if p.HostPort != 0 {
-				out = append(out, corev1.Container{Ports: []corev1.ContainerPort{p}})
-			}
-		}
-	}
-	return out
 }

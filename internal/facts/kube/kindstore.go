@@ -12,9 +12,10 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// kind watches the objects of one Kubernetes kind, of API type A, and holds their models,
-// of type M. A Reflector writes to it. Callers of all other methods hold source.mu.
-type kind[A apiObject, M any] struct {
+// kindStore holds the models, of type M, of the objects of one Kubernetes kind, of API type A. It
+// is the cache.ReflectorStore that a Reflector of the kind writes to. Callers of all other methods
+// hold source.mu.
+type kindStore[A apiObject, M any] struct {
 	source   *Source
 	name     string // "Service"
 	optional bool   // the source works without it
@@ -41,35 +42,35 @@ type apiObject interface {
 	runtime.Object
 }
 
-func (k *kind[A, M]) title() string                  { return k.name }
-func (k *kind[A, M]) isOurs() bool                   { return k.ours }
-func (k *kind[A, M]) listWatch() cache.ListerWatcher { return k.lw }
+func (k *kindStore[A, M]) title() string                  { return k.name }
+func (k *kindStore[A, M]) isOurs() bool                   { return k.ours }
+func (k *kindStore[A, M]) listWatch() cache.ListerWatcher { return k.lw }
 
-func (k *kind[A, M]) example() any {
+func (k *kindStore[A, M]) example() any {
 	return k.sample
 }
 
-func (k *kind[A, M]) state() (listed, forbidden, optional bool) {
+func (k *kindStore[A, M]) state() (listed, forbidden, optional bool) {
 	return k.listed, k.forbidden, k.optional
 }
 
 // watching records that a watch was opened. A watch that continues from the known state
 // confirms it at once. A watch that begins with all objects confirms it when they have
 // arrived.
-func (k *kind[A, M]) watching(fromStart bool) {
+func (k *kindStore[A, M]) watching(fromStart bool) {
 	k.streaming = fromStart
 	if !fromStart {
 		k.forbidden = false
 	}
 }
 
-func (k *kind[A, M]) refused(forbidden bool) { k.forbidden, k.streaming = forbidden, false }
+func (k *kindStore[A, M]) refused(forbidden bool) { k.forbidden, k.streaming = forbidden, false }
 
 // rbac returns the right that a ClusterRole must grant.
-func (k *kind[A, M]) rbac() string { return cmp.Or(k.resource, resources[k.name]) }
+func (k *kindStore[A, M]) rbac() string { return cmp.Or(k.resource, resources[k.name]) }
 
 // dropAll deletes all known objects.
-func (k *kind[A, M]) dropAll(d *model.Delta) {
+func (k *kindStore[A, M]) dropAll(d *model.Delta) {
 	for name := range k.known {
 		k.drop(d, name)
 	}
@@ -80,17 +81,17 @@ func (k *kind[A, M]) dropAll(d *model.Delta) {
 	}
 }
 
-func (k *kind[A, M]) fill(d *model.Delta) {
+func (k *kindStore[A, M]) fill(d *model.Delta) {
 	for name, m := range k.known {
 		k.put(d, name, m)
 	}
 }
 
 // Add adds a new object.
-func (k *kind[A, M]) Add(obj any) error { return k.Update(obj) }
+func (k *kindStore[A, M]) Add(obj any) error { return k.Update(obj) }
 
 // Update updates an object.
-func (k *kind[A, M]) Update(obj any) error {
+func (k *kindStore[A, M]) Update(obj any) error {
 	a, ok := obj.(A)
 	if !ok {
 		return fmt.Errorf("watch %s: the API server sent a %T", k.name, obj)
@@ -104,7 +105,7 @@ func (k *kind[A, M]) Update(obj any) error {
 }
 
 // Delete deletes an object.
-func (k *kind[A, M]) Delete(obj any) error {
+func (k *kindStore[A, M]) Delete(obj any) error {
 	a, ok := obj.(A)
 	if !ok {
 		return fmt.Errorf("watch %s: the API server sent a %T", k.name, obj)
@@ -119,7 +120,7 @@ func (k *kind[A, M]) Delete(obj any) error {
 
 // Replace receives all objects: at the start, and when a watch cannot be resumed. It
 // delivers only the difference.
-func (k *kind[A, M]) Replace(list []any, _ string) error {
+func (k *kindStore[A, M]) Replace(list []any, _ string) error {
 	k.source.mu.Lock()
 	defer k.source.mu.Unlock()
 	var d model.Delta
@@ -156,11 +157,11 @@ func (k *kind[A, M]) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync does nothing: kind keeps all its objects.
-func (k *kind[A, M]) Resync() error { return nil }
+// Resync does nothing: kindStore keeps all its objects.
+func (k *kindStore[A, M]) Resync() error { return nil }
 
 // Transformer slims objects while a Reflector collects a list of them.
-func (k *kind[A, M]) Transformer() cache.TransformFunc {
+func (k *kindStore[A, M]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if a, ok := obj.(A); ok {
 			a.SetManagedFields(nil)
@@ -176,7 +177,7 @@ func (k *kind[A, M]) Transformer() cache.TransformFunc {
 
 // onUpdate converts an object and enters it into the Delta if it has changed. An invalid
 // object keeps its last valid state, as an invalid file does.
-func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
+func (k *kindStore[A, M]) onUpdate(d *model.Delta, a A) {
 	name := nameOf(a)
 	if k.foreign != nil && k.foreign(a) {
 		k.drop(d, name)
@@ -203,7 +204,7 @@ func (k *kind[A, M]) onUpdate(d *model.Delta, a A) {
 	}
 }
 
-func (k *kind[A, M]) drop(d *model.Delta, name model.Name) {
+func (k *kindStore[A, M]) drop(d *model.Delta, name model.Name) {
 	k.source.setFaults(object{k.name, name}, "", nil)
 	delete(k.others, name)
 	if _, ok := k.known[name]; ok {
