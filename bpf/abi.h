@@ -785,7 +785,7 @@ enum verdict {
 	EGRESS_CREATED,	       /* a new flow of a pod to the outside was stored */
 	DROP_EGRESS_PORTS, /* a pod's connection to the outside: no free port to its destination */
 	DROP_POD_REPLACED, /* an answer to a pod whose address another pod has by now */
-	DROP_HELPER_CONFLICT, /* a server's answer from another port, to ports that another flow has */
+	DROP_HELPER_CONFLICT, /* a server's answer, to ports that another flow has */
 	VERDICTS,
 };
 
