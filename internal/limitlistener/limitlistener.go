@@ -1,4 +1,4 @@
-// Package connlimit limits the open connections of a server, so that a client that opens
+// Package limitlistener limits the open connections of a server, so that a client that opens
 // many neither uses up the memory of the process nor keeps other clients out. A new connection
 // is always accepted. If it is one too many, another one is closed: of the address that has
 // the most, the oldest. So a client has the time in which as many others connect as may be open,
@@ -6,7 +6,7 @@
 //
 // golang.org/x/net/netutil.LimitListener lets new connections wait instead. A client that
 // opens all that are allowed, and sends nothing, then delays every other client.
-package connlimit
+package limitlistener
 
 import (
 	"net"

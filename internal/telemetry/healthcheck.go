@@ -13,9 +13,9 @@ import (
 	"strconv"
 	"sync/atomic"
 
-	"spillway.dev/spillway/internal/connlimit"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/limitlistener"
 )
 
 // HealthChecks serves the healthCheckNodePorts of Services: 200 if the Service has ready
@@ -27,7 +27,7 @@ type HealthChecks struct {
 	log     *slog.Logger
 	addrs   []netip.Addr
 	checks  map[model.Name]*check
-	limiter *connlimit.Limiter // of all Services together
+	limiter *limitlistener.Limiter // of all Services together
 }
 
 // check is the server of one Service.
@@ -48,7 +48,7 @@ func NewHealthChecks(anyAddr bool, healthy func() bool, log *slog.Logger) *Healt
 		healthy: healthy,
 		log:     log,
 		checks:  map[model.Name]*check{},
-		limiter: connlimit.New(limits),
+		limiter: limitlistener.New(limits),
 	}
 }
 
@@ -140,7 +140,7 @@ func (h *HealthChecks) handler(c *check) http.Handler {
 }
 
 // open listens on one address unless it does already.
-func (c *check) open(a netip.Addr, limiter *connlimit.Limiter, log *slog.Logger) error {
+func (c *check) open(a netip.Addr, limiter *limitlistener.Limiter, log *slog.Logger) error {
 	if c.listeners[a] != nil {
 		return nil
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"spillway.dev/spillway/internal/connlimit"
+	"spillway.dev/spillway/internal/limitlistener"
 )
 
 // Health is the input of /healthz, /livez and the healthCheckNodePorts.
@@ -123,7 +123,7 @@ func Serve(ctx context.Context, addr string, h http.Handler, log *slog.Logger) (
 	if err != nil {
 		return nil, err
 	}
-	limiter := connlimit.New(limits)
+	limiter := limitlistener.New(limits)
 	s := &Server{http: newHTTPServer(h, log), addr: l.Addr()}
 	go func() {
 		if err := s.http.Serve(limiter.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
@@ -150,7 +150,7 @@ func (s *Server) Close() error {
 }
 
 // limits are those of one server, and of all healthCheckNodePorts together.
-var limits = connlimit.Limits{Remote: 128, PerAddress: 16, Local: 64}
+var limits = limitlistener.Limits{Remote: 128, PerAddress: 16, Local: 64}
 
 // requestTimeout is the time for a request and its answer; a profile takes as long as its
 // client asks.

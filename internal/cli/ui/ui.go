@@ -19,8 +19,8 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
-	"spillway.dev/spillway/internal/connlimit"
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/limitlistener"
 	"spillway.dev/spillway/internal/observe/web"
 	"spillway.dev/spillway/ui"
 )
@@ -89,7 +89,7 @@ func (o *options) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w: choose another address with --listen", addr, err)
 	}
-	limiter := connlimit.New(connlimit.Limits{Remote: 64, PerAddress: 32, Local: 64})
+	limiter := limitlistener.New(limitlistener.Limits{Remote: 64, PerAddress: 32, Local: 64})
 	server := &http.Server{
 		Handler: web.Handler(config), BaseContext: func(net.Listener) context.Context { return ctx },
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,

@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"spillway.dev/spillway/internal/connlimit"
 	"spillway.dev/spillway/internal/facts/model"
+	"spillway.dev/spillway/internal/limitlistener"
 	"spillway.dev/spillway/internal/node/instance"
 )
 
@@ -114,7 +114,7 @@ func (s *Server) serve(ctx context.Context, l listener) error {
 	// A connection counts from its first packet on, before the handshake of TLS, which has the
 	// time of ReadHeaderTimeout.
 	// Only clients with a certificate, or root, have requests.
-	limiter := connlimit.New(connlimit.Limits{Remote: maxConnections, PerAddress: maxPerAddress,
+	limiter := limitlistener.New(limitlistener.Limits{Remote: maxConnections, PerAddress: maxPerAddress,
 		Local: maxConnections, KeepRequests: true})
 	srv.ConnState = limiter.State
 	ended := make(chan error, 1)
