@@ -64,11 +64,14 @@ func (e *env) wantEgressAddresses(t *testing.T) {
 		false: {netip.MustParseAddr("172.30.0.240"), netip.MustParseAddr("172.30.0.241")},
 		true:  {netip.MustParseAddr("fd30::f0"), netip.MustParseAddr("fd30::f1")},
 	}
+	devices := []string{"eth0", "lo"}
 	for _, list := range own {
-		for _, a := range list {
-			e.Output(t, "a", "ip", "address", "add", a.String(), "dev", "eth0", "nodad")
+		for i, a := range list {
+			e.Output(t, "a", "ip", "address", "add", a.String(), "dev", devices[i], "nodad")
 		}
 	}
+	// No device announces an IPv6 address of lo to its neighbors.
+	e.Output(t, "client0", "ip", "route", "add", own[true][1].String(), "via", e.Addr("a", true).String())
 	wantAs := func(what string, n int) {
 		t.Helper()
 		for _, pod := range []string{"a1", "a2"} {
@@ -93,7 +96,7 @@ func (e *env) wantEgressAddresses(t *testing.T) {
 		wantAs(mode, 2)
 	}
 	for _, list := range own {
-		e.Output(t, "a", "ip", "address", "delete", list[1].String(), "dev", "eth0")
+		e.Output(t, "a", "ip", "address", "delete", list[1].String(), "dev", devices[1])
 	}
 	wantAs("an address lost", 1)
 }
