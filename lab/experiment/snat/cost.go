@@ -36,6 +36,8 @@ type cost struct {
 	// full compares other with itself: with an empty conntrack table, and with one that is full of open
 	// connections.
 	full bool
+	// open compares other with itself: alone, and beside openFlows connections of pods to the outside.
+	open bool
 }
 
 func costs(o experiment.Options) []cost {
@@ -43,6 +45,7 @@ func costs(o experiment.Options) []cost {
 		{name: "new connections", base: byMasquerade, other: byEBPF, kind: load.Conn},
 		{name: "new connections", base: plainRouting, other: byEBPF, kind: load.Conn},
 		{name: "new connections, conntrack full", base: byEBPF, other: byEBPF, kind: load.Conn, full: true},
+		{name: fmt.Sprintf("new connections, %d open", openFlows(o)), base: byEBPF, other: byEBPF, kind: load.Conn, open: true},
 	}
 	if o.Quick {
 		return list
@@ -59,7 +62,7 @@ func costs(o experiment.Options) []cost {
 // row is the name of the comparison's row.
 func (c cost) row() string {
 	switch {
-	case c.full:
+	case c.full, c.open:
 		return c.name + ": " + ways[c.other].name
 	case c.base == c.other:
 		return fmt.Sprintf("%s: %s with itself", c.name, ways[c.base].name)
@@ -83,6 +86,10 @@ func Egress() experiment.Experiment {
 			{Key: "base", Name: "base", Unit: "per s"},
 			{Key: "entries", Name: "conntrack entries left", Better: "lower"},
 			{Key: "failed", Name: "failed", Unit: "%", Better: "lower"},
+			{Key: "p99", Name: "p99", Unit: "ms", Better: "lower"},
+			{Key: "base_p99", Name: "base p99", Unit: "ms"},
+			{Key: "walk", Name: "walk through the flow table", Unit: "ms", Better: "lower"},
+			{Key: "memory", Name: "agent's memory", Unit: "MiB", Better: "lower"},
 		},
 		Charts: []experiment.Chart{{Kind: experiment.Bars, Title: "Rate ÷ base", Figure: "ratio"}},
 		Scale: func(o experiment.Options) string {
@@ -189,6 +196,10 @@ func (c cost) run(ctx context.Context, o experiment.Options, m *experiment.Measu
 		A: func(ctx context.Context) (harness.Sample, error) { return c.sample(ctx, r, c.base, false, cfg) },
 		B: func(ctx context.Context) (harness.Sample, error) { return c.sample(ctx, r, c.other, c.full, cfg) },
 	}
+	if c.open {
+		pair.A = func(ctx context.Context) (harness.Sample, error) { return c.openSample(ctx, r, 0, cfg, nil) }
+		pair.B = func(ctx context.Context) (harness.Sample, error) { return c.openSample(ctx, r, openFlows(o), cfg, m) }
+	}
 	trial, err := pair.Run(ctx)
 	c.add(trial, m)
 	return err
@@ -262,6 +273,10 @@ func (c cost) add(trial experiment.Trial[harness.Sample], m *experiment.Measurem
 		}
 		if a.CPUPerRequest > 0 && b.CPUPerRequest > 0 {
 			m.Add("cpu", b.CPUPerRequest/a.CPUPerRequest)
+		}
+		if c.kind == load.Conn {
+			m.Add("p99", b.Latency.P99/1000)
+			m.Add("base_p99", a.Latency.P99/1000)
 		}
 		m.Add("entries", float64(b.Conntrack))
 		if all := float64(b.Requests + b.Failed() + b.UnderWay); all > 0 {
