@@ -19,8 +19,8 @@ func TestEachCostHasARow(t *testing.T) {
 			}
 			seen[row.Name] = true
 		}
-		if !seen["new connections: Spillway, eBPF to MASQUERADE"] || !seen["new connections, conntrack full: Spillway, eBPF"] ||
-			!seen[map[bool]string{false: "new connections, 100000 open: Spillway, eBPF", true: "new connections, 2000 open: Spillway, eBPF"}[quick]] {
+		open := map[bool]string{false: "new connections, 100000 open: Spillway, eBPF", true: "new connections, 2000 open: Spillway, eBPF"}[quick]
+		if !seen["new connections: Spillway, eBPF to MASQUERADE"] || !seen["new connections, conntrack full: Spillway, eBPF"] || !seen[open] {
 			t.Errorf("quick %t: rows %v", quick, seen)
 		}
 	}
