@@ -61,6 +61,7 @@ func TestTheSite(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the site: %v\n%s", err, out)
 	}
+	wantWholeWords(t, filepath.Join(dir, "search", "search_index.json"))
 	server := httptest.NewServer(siteHandler(dir))
 	defer server.Close()
 	frames := server.URL + "/?" + url.Values{"frame": slices.Collect(maps.Keys(titles))}.Encode()
@@ -80,6 +81,39 @@ func TestTheSite(t *testing.T) {
 	}
 	if to := os.Getenv("SPILLWAY_SCREENSHOTS"); to != "" {
 		browser.Run(t, "--window-size=1800,16000", "--virtual-time-budget=10000", "--screenshot="+filepath.Join(to, "site.png"), frames)
+	}
+}
+
+// wantWholeWords splits texts as the search of the site does: punctuation is no part of a word.
+func wantWholeWords(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index struct {
+		Config struct{ Separator string }
+		Docs   []struct{ Text string }
+	}
+	if err := json.Unmarshal(text, &index); err != nil {
+		t.Fatal(err)
+	}
+	separator := regexp.MustCompile(index.Config.Separator)
+	found := map[string]int{}
+	for _, d := range index.Docs {
+		for _, word := range separator.Split(d.Text, -1) {
+			found[word]++
+		}
+	}
+	for _, word := range []string{"Istio", "Linkerd", "10.96.0.10", "conntrack", "kube"} {
+		if found[word] == 0 {
+			t.Errorf("the search does not find %q: is it a word by the separator %q?", word, separator)
+		}
+	}
+	for word := range found {
+		if strings.HasPrefix(word, "(") || strings.HasSuffix(word, ",") {
+			t.Errorf("the search has the word %q", word)
+		}
 	}
 }
 
