@@ -39,6 +39,8 @@ var headlinePictures = []struct {
 // headlineWords explains words of the cards that new readers do not know.
 var headlineWords = []struct{ word, meaning string }{
 	{"do-not-track", "A [do-not-track policy](docs/how-to/do-not-track.md) keeps the traffic of chosen pods out of conntrack."},
+	{"sync of", "A sync is the write of a change to the kernel, without the way from the API server. kube-proxy's is its faster mode's, by " +
+		"its own metric."},
 	{"metal", "Metal is the same server at its machine's own address, without CNI and Service."},
 }
 

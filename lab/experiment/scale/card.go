@@ -24,10 +24,10 @@ func card(res *experiment.Result) *experiment.Card {
 	}
 	services := experiment.FormatNumber(n) + " Services"
 	c := &experiment.Card{
-		Question:  "How long does one endpoint's change take to reach the kernel, in a cluster of " + services + "?",
-		Unit:      "ms a change",
+		Question:  "How long does the sync of one endpoint's change take, in a cluster of " + services + "?",
+		Unit:      "ms a sync",
 		Published: "27 s, then 13 s, then 5 s from the API to the last of 5,000 nodes (kube-proxy, iptables)",
-		Caption:   "ms a change, among " + services,
+		Caption:   "ms a sync of one change, among " + services,
 	}
 	best := 0.0 // of kube-proxy
 	for _, s := range sides {
@@ -43,10 +43,10 @@ func card(res *experiment.Result) *experiment.Card {
 	if c.Number == "" {
 		return nil
 	}
-	c.Verdict = "one change among " + services + ": " + c.Number + " ms"
+	c.Verdict = "sync of one change among " + services + ": " + c.Number + " ms"
 	if best > 0 {
 		c.Verdict += "; kube-proxy " + experiment.FormatNumber(best) + " ms"
-		c.Claim = fmt.Sprintf("applies a change in %s ms where kube-proxy takes %s ms", c.Number, experiment.FormatNumber(best))
+		c.Claim = fmt.Sprintf("syncs a change in %s ms where kube-proxy takes %s ms", c.Number, experiment.FormatNumber(best))
 	}
 	return c
 }
