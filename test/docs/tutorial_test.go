@@ -55,7 +55,9 @@ func TestTheTutorialFindsItsFault(t *testing.T) {
 			script.WriteString(strings.ReplaceAll(s.commands, "$PWD/bin", programs))
 		}
 	}
-	parts := strings.Split(runScript(t, programs, script.String()), "@@@ ")[1:]
+	out := runScript(t, programs, script.String())
+	wantCapture(t, maskedLines(out))
+	parts := strings.Split(out, "@@@ ")[1:]
 	if len(parts) != len(steps) {
 		t.Fatalf("%d of %d blocks ran", len(parts), len(steps))
 	}
@@ -72,6 +74,21 @@ func TestTheTutorialFindsItsFault(t *testing.T) {
 	}
 	if out, err := exec.Command("ip", "netns", "list").Output(); err != nil || strings.Contains(string(out), "spw-first-") {
 		t.Errorf("namespaces are left: %v: %s", err, out)
+	}
+}
+
+// wantCapture finds the lines of the README's terminal in the output of the tutorial.
+func wantCapture(t *testing.T, output []string) {
+	t.Helper()
+	_, rest, _ := strings.Cut(documents(t)["README.md"], "<!-- capture -->\n```\n")
+	capture, _, found := strings.Cut(rest, "```\n<!-- /capture -->")
+	if !found || strings.Count(capture, "\n") < 5 {
+		t.Fatalf("README.md has no terminal between its markers: %q", capture)
+	}
+	for _, line := range maskedLines(capture) {
+		if !strings.HasPrefix(line, "$ ") && !slices.Contains(output, line) {
+			t.Errorf("README.md shows %q, which the commands of %s do not print", line, tutorial)
+		}
 	}
 }
 
