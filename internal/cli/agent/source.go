@@ -86,7 +86,7 @@ func openSource(c Config, log *slog.Logger) (*input, error) {
 	status := kube.NewPolicyStatus(s, events)
 	return &input{
 		source: s, name: server, apiServer: addressOf(server), tell: events.Emit, event: events.EmitNode,
-		refused: events.EmitRefused, policies: status.Update,
+		refused: events.EmitRefused, finding: events.EmitFinding, policies: status.Update,
 		parts:   []func(context.Context) error{events.Run, status.Run},
 		metrics: slices.Concat(monitor.Collectors(), s.Collectors(), events.Collectors(), kube.RequestCollectors()),
 	}, nil

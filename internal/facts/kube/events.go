@@ -17,8 +17,8 @@ import (
 	"spillway.dev/spillway/internal/facts/model"
 )
 
-// Events writes Events about problems of Services and DoNotTrackPolicies, and about
-// changes of the node's settings. Each message is one Event. Their rate is limited, since
+// Events writes Events about problems and findings of Services, about DoNotTrackPolicies, and
+// about changes of the node's settings. Each message is one Event. Their rate is limited, since
 // every node reports the same about an invalid Service; namespaces share it (eventQueue).
 type Events struct {
 	client   kubernetes.Interface
@@ -30,6 +30,7 @@ type Events struct {
 	refused  *rate.Limiter  // of EmitRefused, so that a pod cannot displace other Events
 	full     rate.Sometimes // limits the log of dropped messages
 	reported map[message]time.Time
+	series   map[seriesKey]*series
 }
 
 // message is the content of one Event.
@@ -43,6 +44,8 @@ type message struct {
 	// standing says that the state existed when this agent started: the previous agent
 	// has reported it with the same name.
 	standing bool
+	// series says that the message may repeat, and that repetitions are counted in one Event.
+	series bool
 }
 
 const (
@@ -50,6 +53,8 @@ const (
 	reportedFor = 10 * time.Minute
 	// maxNote is the longest note that the API accepts (events.k8s.io/v1).
 	maxNote = 1024
+	// writeTimeout bounds one request.
+	writeTimeout = 10 * time.Second
 	// reporter is the reporting controller.
 	reporter = "spillway.dev/agent"
 )
@@ -63,6 +68,7 @@ func NewEvents(client kubernetes.Interface, node string, uid func(model.Name) st
 		refused:  rate.NewLimiter(rate.Every(time.Minute), 10),
 		full:     rate.Sometimes{Interval: time.Hour},
 		reported: map[message]time.Time{},
+		series:   map[seriesKey]*series{},
 	}
 }
 
@@ -77,10 +83,7 @@ func (e *Events) Emit(problems []model.Problem) {
 		if p.Field != "" {
 			note = p.Field + ": " + note
 		}
-		about := corev1.ObjectReference{APIVersion: "v1", Kind: model.KindService, Namespace: name.Namespace, Name: name.Name}
-		if pod, is := model.PodOf(name); is {
-			about.Kind, about.Name = model.KindPod, pod.Name
-		}
+		about := serviceReference(name)
 		if p.Where != (about.Kind + " " + about.Namespace + "/" + about.Name) { // an EndpointSlice
 			note = p.Where + ": " + note
 		}
@@ -89,6 +92,15 @@ func (e *Events) Emit(problems []model.Problem) {
 			typ:   corev1.EventTypeWarning, action: "Serve", what: "NotServedAsAsked", note: note,
 		})
 	}
+}
+
+// serviceReference names a Service, or the Pod whose host ports have the name.
+func serviceReference(name model.Name) corev1.ObjectReference {
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: model.KindService, Namespace: name.Namespace, Name: name.Name}
+	if pod, is := model.PodOf(name); is {
+		about.Kind, about.Name = model.KindPod, pod.Name
+	}
+	return about
 }
 
 // EmitNode reports a change of the node's settings. It does not block.
@@ -126,23 +138,46 @@ func (e *Events) Collectors() []prometheus.Collector { return []prometheus.Colle
 
 // Run writes Events until ctx ends, and returns nil then.
 func (e *Events) Run(ctx context.Context) error {
+	tick := time.NewTicker(seriesTick)
+	defer tick.Stop()
 	for {
+		var write func() error
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-tick.C:
+			// One at a time, so that counts take half of the limit at most.
+			if key, s := e.due(time.Now()); s != nil {
+				write = func() error { return e.writeCount(ctx, key, s, time.Now()) }
+			}
 		case <-e.queue.ready:
-			m, any := e.queue.pop()
-			if !any || !e.isNew(m, time.Now()) {
-				continue
-			}
-			if e.limit.Wait(ctx) != nil {
-				return nil
-			}
-			if err := e.write(ctx, m); err != nil {
-				e.log.Debug("Write Event", "note", m.note, "err", err)
+			if m, any := e.queue.pop(); any {
+				write = e.writer(ctx, m)
 			}
 		}
+		if write == nil {
+			continue
+		}
+		if e.limit.Wait(ctx) != nil {
+			return nil
+		}
+		if err := write(); err != nil {
+			e.log.Debug("Write Event", "err", err)
+		}
 	}
+}
+
+// writer returns what writes an Event with a message, nil if it needs none.
+func (e *Events) writer(ctx context.Context, m message) func() error {
+	switch now := time.Now(); {
+	case m.series && e.isRepeated(m, now):
+		return nil
+	case m.series:
+		return func() error { return e.begin(ctx, m, time.Now()) }
+	case !e.isNew(m, now):
+		return nil
+	}
+	return func() error { return e.write(ctx, m) }
 }
 
 // isNew reports whether a message was not reported recently, and records it.
@@ -163,7 +198,7 @@ func (e *Events) isNew(m message, now time.Time) bool {
 }
 
 func (e *Events) write(ctx context.Context, m message) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	event := &eventsv1.Event{
 		ObjectMeta:          metav1.ObjectMeta{Name: m.name},
