@@ -1,7 +1,8 @@
 import type { Cluster } from "./cluster";
 import { nodeName } from "./cluster";
 import type { Detail, View } from "./context";
-import { reasonOf } from "./reasons";
+import type { Finding } from "./gen/spillway/node/v1alpha1/node_pb";
+import { faults, reasonOf } from "./reasons";
 import { count, duration, ms, plural, short } from "./text";
 import { nowSecond } from "./traffic";
 
@@ -46,6 +47,7 @@ export function attention(c: Cluster): Attention[] {
     }
     for (const p of s.problems.slice(0, 5)) list.push({ mood: "warn", what: p.where || `Node ${name}`, why: p.what, detail: serviceOf(p.where) });
     const more = Math.max(s.problems.length - 5, 0) + s.moreProblems;
+    for (const f of faults(s.findings)) list.push(ofFinding(f));
     if (more > 0) list.push({ mood: "warn", what: `${plural(more, "more problem")} on ${name}`, why: "The agent's log has all.", detail: { kind: "runbook", name: "SpillwayProblems" } });
   }
   const silent = [...c.traffic.silent.values()].map((s) => ({ ...s, n: s.count.now(now) })).filter((s) => s.n >= 0.8);
@@ -59,12 +61,19 @@ export function attention(c: Cluster): Attention[] {
     list.push({ mood: reason.wanted ? "warn" : "bad", what: `${where}: ${short(d.rate)} packets/s are dropped (${d.reason})`, why: reason.words, view: "drops", detail: reason.runbook ? { kind: "runbook", name: reason.runbook } : undefined });
   }
   for (const r of c.findings.value ?? []) {
-    for (const f of r.value?.findings ?? []) {
-      if (f.severity === "info") continue;
-      list.push({ mood: f.severity === "critical" ? "bad" : "warn", what: f.title, why: f.detail, view: "findings" });
-    }
+    if (r.node.status?.networkNamespace) continue; // its status has them
+    for (const f of faults(r.value?.findings ?? [])) list.push(ofFinding(f));
   }
   return list.sort((a, b) => Number(a.mood === "warn") - Number(b.mood === "warn"));
+}
+
+/** ofFinding shows a finding; one about a Service leads to the Service. */
+function ofFinding(f: Finding): Attention {
+  const o = f.object;
+  return {
+    mood: f.severity === "critical" ? "bad" : "warn", what: f.title, why: f.detail, view: "findings",
+    detail: o?.kind === "Service" ? service(`${o.namespace}/${o.name}`) : undefined,
+  };
 }
 
 function serviceOf(where: string): Detail | undefined {

@@ -45,6 +45,11 @@ export function reasonOf(name: string, meaning = ""): Reason {
   return { ...known, words };
 }
 
+/** faults are the findings that are a fault: info may be intended. */
+export function faults<F extends { severity: string }>(list: F[]): F[] {
+  return list.filter((f) => f.severity !== "info");
+}
+
 /** runbookOf is the runbook of a finding, by the address of its documentation or its id. */
 export function runbookOf(finding: { id: string; documentation: string }): string {
   const found = finding.documentation.match(/runbooks\/([A-Za-z0-9-]+)(?:\.md|\/)?(?:#.*)?$/);

@@ -1,4 +1,5 @@
 import type { Problem, Service } from "./gen/spillway/node/v1alpha1/node_pb";
+import { faults } from "./reasons";
 import { quantile } from "./traffic";
 import type { Traffic } from "./traffic";
 import { portNames, serviceKey } from "./text";
@@ -12,6 +13,8 @@ export interface Row {
   ports: string;
   endpoints: number;
   problems: Problem[];
+  /** faults are the ids of findings about it, on any of the nodes. */
+  faults: string[];
   served: boolean;
   counted: boolean;
   connections: number;
@@ -76,6 +79,7 @@ function newRow(key: string, service: Service): Row {
     ports: names,
     endpoints: Math.max(0, ...ports.values()),
     problems: [],
+    faults: [],
     served: service.ports.every((p) => p.dataplane !== ""),
     counted: false,
     connections: 0,
@@ -91,6 +95,7 @@ function newRow(key: string, service: Service): Row {
 
 function addCounters(row: Row, service: Service) {
   row.problems.push(...service.problems);
+  for (const f of faults(service.findings)) if (!row.faults.includes(f.id)) row.faults.push(f.id);
   for (const { counters } of service.ports) {
     if (!counters) continue;
     row.counted = true;

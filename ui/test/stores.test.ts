@@ -167,6 +167,10 @@ test("Services of nodes are summed, searched and sorted", () => {
   table.update([{ node: "a", services: [service("web", 25n), service("cart", 0n)] }], 2000);
   // The counters of cart began anew.
   assert.deepEqual(table.rows.map((r) => [r.key, r.rate]), [["shop/web", 10], ["shop/cart", undefined]]);
+  const found = create(ServiceSchema, { namespace: "shop", name: "web", findings: [{ id: "endpoint-refuses", severity: "critical" }, { id: "source-range-refuses", severity: "info" }] });
+  table.update([{ node: "a", services: [found] }, { node: "b", services: [found, service("cart", 1n)] }], 3000);
+  assert.deepEqual(table.rows.map((r) => r.faults), [["endpoint-refuses"], []]);
+  table.update([{ node: "a", services: [service("web", 25n), service("cart", 0n)] }], 4000);
   const names = (search: string, descending = false) => select(table.rows, search, (r) => r.connections, descending).map((r) => r.name);
   assert.deepEqual(names(""), ["cart", "web"]);
   assert.deepEqual(names("", true), ["web", "cart"]);

@@ -200,8 +200,8 @@ type StatusResponse struct {
 	DsrEndpoints []*DSREndpoints `protobuf:"bytes,16,rep,name=dsr_endpoints,json=dsrEndpoints,proto3" json:"dsr_endpoints,omitempty"`
 	// Connections of Pods to the outside that get the node's address; unset: off.
 	Egress *Egress `protobuf:"bytes,17,opt,name=egress,proto3" json:"egress,omitempty"`
-	// What the agent found, the worst first: title, object and address of the runbook, without what the
-	// method Findings adds. Those about the node itself may be some minutes old.
+	// What the agent found, the worst first, without fixes, evidence and commands: the method Findings
+	// has them. Those about the node itself may be some minutes old.
 	Findings []*Finding `protobuf:"bytes,18,rep,name=findings,proto3" json:"findings,omitempty"`
 	// The number of the agent's network namespace, as in /proc/PID/ns/net; 0: unknown.
 	NetworkNamespace uint64 `protobuf:"varint,19,opt,name=network_namespace,json=networkNamespace,proto3" json:"network_namespace,omitempty"`

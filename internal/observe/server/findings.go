@@ -68,7 +68,7 @@ func (s service) Findings(ctx context.Context, _ *nodev1alpha1.FindingsRequest) 
 	resp := &nodev1alpha1.FindingsResponse{NetworkNamespace: s.netns}
 	for _, f := range list {
 		one := convertFinding(f)
-		one.Detail, one.Fix, one.Evidence, one.Commands = f.Packets, f.Remedy, f.Evidence, f.Commands
+		one.Fix, one.Evidence, one.Commands = f.Remedy, f.Evidence, f.Commands
 		resp.Findings = append(resp.Findings, one)
 	}
 	for _, p := range problems {
@@ -80,7 +80,7 @@ func (s service) Findings(ctx context.Context, _ *nodev1alpha1.FindingsRequest) 
 // convertFinding returns what every answer has of a finding.
 func convertFinding(f doctor.Finding) *nodev1alpha1.Finding {
 	return &nodev1alpha1.Finding{
-		Id: f.ID, Severity: string(f.Severity), Title: f.Title, Documentation: f.Documentation, Since: timestamp(f.Since),
+		Id: f.ID, Severity: string(f.Severity), Title: f.Title, Detail: f.Packets, Documentation: f.Documentation, Since: timestamp(f.Since),
 		Object: &nodev1alpha1.FindingObject{Kind: f.Object.Kind, Namespace: f.Object.Namespace, Name: f.Object.Name, Port: f.Object.Port,
 			Endpoint: f.Object.Endpoint},
 	}

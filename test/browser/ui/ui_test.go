@@ -247,10 +247,17 @@ func TestFaultsAreShown(t *testing.T) {
 	tab.Click("button", "more")
 	for _, want := range []string{
 		"packets/s are dropped (snat_ports)", "packets/s are dropped (source_range)", "The conntrack table of the node is 97 % full",
-		"Table flows of node-a is 90 % full", "no endpoint is on this node",
+		"Table flows of node-a is 90 % full", "no endpoint is on this node", "connections to Service shop/cart:http fail",
 	} {
 		tab.Text(want)
 	}
+	// A finding of status, from the overview to its Service, and in the list of Services.
+	tab.Click("button", "Show: connections to Service shop/cart:http")
+	tab.Until("the finding of the Service", `[...document.querySelectorAll(".panel .note")].some(e => e.textContent.includes("connections to Service shop/cart:http fail"))`)
+	show(tab, "services")
+	tab.Text("endpoint-refuses")
+	show(tab, "overview")
+	tab.Click("button", "more")
 	tab.Click("button", "Runbook: shop/web: ")
 	tab.Text("no free port of the node towards the endpoint; a node has some")
 	tab.Click("button", "SpillwayFlowTableFull")

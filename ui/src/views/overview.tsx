@@ -6,6 +6,7 @@ import { useApp } from "../context";
 import { Chip, Message, Meter } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { useSource, useTick } from "../parts/hooks";
+import { faults } from "../reasons";
 import { count, duration, ms, plural, short, shown } from "../text";
 import { nowSecond } from "../traffic";
 
@@ -135,7 +136,7 @@ function NodeCard({ node }: { node: NodeState }) {
   const title = (
     <header>
       <h3>{shown(name)}</h3>
-      {node.error ? <Chip mood="bad">no answer</Chip> : !s ? <Chip mood="soft">asking</Chip> : s.problems.length > 0 ? <Chip mood="warn">{plural(s.problems.length + s.moreProblems, "problem")}</Chip> : <Chip mood="good">serving</Chip>}
+      {node.error ? <Chip mood="bad">no answer</Chip> : !s ? <Chip mood="soft">asking</Chip> : s.problems.length > 0 ? <Chip mood="warn">{plural(s.problems.length + s.moreProblems, "problem")}</Chip> : faults(s.findings).length > 0 ? <Chip mood="warn">{plural(faults(s.findings).length, "finding")}</Chip> : <Chip mood="good">serving</Chip>}
     </header>
   );
   if (!s) {

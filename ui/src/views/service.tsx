@@ -60,11 +60,13 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
 function Differences({ node, service }: { node: string; service?: Service }) {
   const list = service?.ports.flatMap((p) => p.differences.map((d) => `${portName(p)}: ${d}`)) ?? [];
   const problems = service?.problems ?? [];
-  if (list.length === 0 && problems.length === 0) return null;
+  const findings = service?.findings ?? [];
+  if (list.length === 0 && problems.length === 0 && findings.length === 0) return null;
   return (
     <section class="note warn">
       <h3>{shown(node)}</h3>
       {problems.map((p, i) => <p key={i}>{shown(p.what)}</p>)}
+      {findings.map((f, i) => <p key={i}>{shown(f.title)}</p>)}
       {list.length > 0 && <p>The kernel does not hold what is wanted:</p>}
       {list.length > 0 && <ul>{list.map((d) => <li key={d}>{shown(d)}</li>)}</ul>}
     </section>

@@ -42,7 +42,7 @@ export function Services() {
   const rows = useMemo(() => select(table.rows, search, value, sort.descending), [table.rows, search, sort, slow, live]);
 
   const columns: TableColumn<Row>[] = [
-    { id: "name", title: "Service", sortable: true, cell: (r) => <><Name namespace={r.namespace} text={r.name} />{!r.served && <Chip mood="bad">not served</Chip>}{r.problems.length > 0 && <Chip mood="warn">{plural(r.problems.length, "problem")}</Chip>}</> },
+    { id: "name", title: "Service", sortable: true, cell: (r) => <><Name namespace={r.namespace} text={r.name} />{!r.served && <Chip mood="bad">not served</Chip>}{r.problems.length > 0 && <Chip mood="warn">{plural(r.problems.length, "problem")}</Chip>}{r.faults.map((id) => <Chip key={id} mood="bad">{shown(id)}</Chip>)}</> },
     { id: "type", title: "Type", sortable: true, cell: (r) => shown(r.type) },
     { id: "ports", title: "Ports", cell: (r) => <Name text={r.ports} soft /> },
     { id: "endpoints", title: "Endpoints", number: true, sortable: true, cell: (r) => <span class={r.endpoints === 0 ? "warn" : ""}>{count(r.endpoints)}</span> },

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -25,12 +26,14 @@ import (
 const Hostile = `<img src=x onerror="document.title='owned'">` + "\x1b[31m"
 
 // Faults that are planted: a Service whose source ranges refuse clients, one with an
-// endpoint that does not answer, one whose node ports are used up.
+// endpoint that does not answer, one whose node ports are used up, one about which the agent has a
+// finding.
 const (
 	RefusingService = "shop/checkout"
 	DeadService     = "payments/ledger"
 	DeadEndpoint    = "10.244.2.66"
 	DroppingService = "shop/web"
+	RefusedService  = "shop/cart"
 )
 
 // Node is the fake. Fields must not change while it serves.
@@ -185,10 +188,19 @@ func (n *Node) Status(context.Context, *node.StatusRequest) (*node.StatusRespons
 	if !n.Healthy {
 		r.Problems = []*node.Problem{{Where: "Service edge/ingress",
 			What: "externalTrafficPolicy Local, and no endpoint is on this node: packets from outside are dropped"}}
+		r.Findings = []*node.Finding{n.refuses()}
 		r.Tables[0].Used = 236_000
 		r.Events.Lost = 12
 	}
 	return r, nil
+}
+
+// refuses is a finding about RefusedService.
+func (n *Node) refuses() *node.Finding {
+	namespace, name, _ := strings.Cut(RefusedService, "/")
+	return &node.Finding{Id: "endpoint-refuses", Severity: "critical", Title: "connections to Service " + RefusedService + ":http fail",
+		Detail: "The endpoint answers the first packet of each connection with an RST.", Since: timestamppb.New(n.started),
+		Object: &node.FindingObject{Kind: "Service", Namespace: namespace, Name: name, Port: "http"}}
 }
 
 // ListServices returns pages of Services.
@@ -241,6 +253,9 @@ func (n *Node) service(s *node.Service, whole bool) *node.Service {
 		q.Endpoints, q.Differences, q.Compared = p.Endpoints, p.Differences, p.Compared
 	}
 	out := &node.Service{Namespace: s.Namespace, Name: s.Name, Type: s.Type, Ports: []*node.ServicePort{q}}
+	if !n.Healthy && s.Namespace+"/"+s.Name == RefusedService {
+		out.Findings, out.Health = []*node.Finding{n.refuses()}, "endpoint-refuses"
+	}
 	if !n.Healthy && s.Name == "ingress" {
 		out.Problems = []*node.Problem{{Where: "Service edge/ingress",
 			What: "externalTrafficPolicy Local, and no endpoint is on this node: packets from outside are dropped"}}
