@@ -57,8 +57,7 @@ func Acquire(dir, bpffs string) (*Lock, error) {
 const stalePatience = 100 * time.Millisecond
 
 // removeStale removes the files of network namespaces whose agents were killed. A namespace of a
-// pod or a test never gets another agent, so its file would stay. A file that removeStale could
-// lock has no agent, and while it is locked its name cannot get one.
+// pod or a test never gets another agent, so its file would stay.
 func removeStale(dir string) {
 	names, _ := filepath.Glob(filepath.Join(dir, "netns-*.lock")) // the pattern is valid
 	for _, name := range names {
@@ -66,10 +65,16 @@ func removeStale(dir string) {
 		if err != nil {
 			continue
 		}
-		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && isNamed(f, name) {
-			_ = os.Remove(name)
-		}
-		f.Close()
+		removeUnlocked(f, name)
+	}
+}
+
+// removeUnlocked closes a file, and removes it if no agent has its lock. While removeUnlocked has
+// the lock, no agent can. The name may be another file's by now, which an agent has locked.
+func removeUnlocked(f *os.File, name string) {
+	defer f.Close()
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && isNamed(f, name) {
+		_ = os.Remove(name)
 	}
 }
 

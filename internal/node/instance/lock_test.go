@@ -180,6 +180,25 @@ func TestTheNextAgentRemovesFilesOfKilledOnes(t *testing.T) {
 	}
 }
 
+// Between a look's open and its lock, the file may have been removed, and another agent may have
+// made the next one of its name.
+func TestALookRemovesOnlyTheFileThatItOpened(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "netns-1.lock")
+	opened, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = os.Remove(name)
+	next, err := AcquireFile(name, "x", "y")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Release()
+	if removeUnlocked(opened, name); !isNamed(next.files[0], name) {
+		t.Error("the next agent's file was removed")
+	}
+}
+
 // Agents start while others look for stale files: none takes such a look for a running agent.
 func TestALookForStaleFilesKeepsNoAgentAway(t *testing.T) {
 	dir := t.TempDir()
