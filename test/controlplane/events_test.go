@@ -141,6 +141,44 @@ func TestTheOwnerOfTheNodeHearsWhatWasDoneToItOnce(t *testing.T) {
 	}
 }
 
+// The API server takes the Event of a finding, and the count that the agent writes into it.
+func TestAFindingIsAnEventOfItsService(t *testing.T) {
+	k := client(t, shared)
+	namespace(t, k, "findings")
+	web := createService(t, k, "findings", service("web", nil))
+	e := kube.NewEvents(k, "finding-node", func(model.Name) string { return string(web.UID) },
+		slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	name := model.Name{Namespace: "findings", Name: "web"}
+	for range 3 {
+		e.EmitFinding(name, "endpoint-refuses", "connections to Service findings/web:http fail")
+	}
+	e.EmitFinding(name, "endpoint-unanswered", "the last")
+	var list []eventsv1.Event
+	await.True(t, "two Events", func() bool {
+		list = must[*eventsv1.EventList](t)(k.EventsV1().Events("findings").List(t.Context(), metav1.ListOptions{})).Items
+		return len(list) >= 2
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	i := slices.IndexFunc(list, func(ev eventsv1.Event) bool { return ev.Reason == "SpillwayEndpointRefuses" })
+	if len(list) != 2 || i < 0 || list[i].Type != corev1.EventTypeWarning || list[i].Regarding.UID != web.UID ||
+		list[i].ReportingInstance != "finding-node" {
+		t.Fatalf("Events %+v", list)
+	}
+	if err := kube.WriteCount(t.Context(), k, "findings", list[i].Name, 3, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	ev := must[*eventsv1.Event](t)(k.EventsV1().Events("findings").Get(t.Context(), list[i].Name, metav1.GetOptions{}))
+	if ev.Series == nil || ev.Series.Count != 3 || ev.Note != list[i].Note {
+		t.Errorf("Event %+v", ev)
+	}
+}
+
 // A pod can announce any number of addresses, but must not displace other Events.
 func TestRefusedAddressesOfPodsAreWarningsAboutTheNode(t *testing.T) {
 	k := client(t, shared)

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -107,13 +108,19 @@ func (e *Events) writeCount(ctx context.Context, key seriesKey, s *series, now t
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	s.written, s.wroteAt = s.count, now // also if it fails: the next count is as good
-	patch, err := json.Marshal(map[string]any{"series": eventsv1.EventSeries{Count: s.count, LastObservedTime: metav1.NewMicroTime(s.last)}})
-	if err != nil {
-		return err
-	}
-	_, err = e.client.EventsV1().Events(key.about.Namespace).Patch(ctx, s.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	err := WriteCount(ctx, e.client, key.about.Namespace, s.name, s.count, s.last)
 	if apierrors.IsNotFound(err) { // the API server forgets Events, after an hour by default
 		delete(e.series, key)
 	}
+	return err
+}
+
+// WriteCount writes into an Event how often its cause was seen, and when it was the last time.
+func WriteCount(ctx context.Context, client kubernetes.Interface, namespace, name string, count int32, last time.Time) error {
+	patch, err := json.Marshal(map[string]any{"series": eventsv1.EventSeries{Count: count, LastObservedTime: metav1.NewMicroTime(last)}})
+	if err != nil {
+		return err
+	}
+	_, err = client.EventsV1().Events(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
