@@ -561,6 +561,7 @@ enum settings_flags {
 	SETTING_LOOPBACK_V6 = 1 << 13,	 /* and on ::1 */
 	SETTING_EGRESS = 1 << 14, /* new connections of pods to the outside: egress/leave.h */
 	SETTING_EGRESS_KEPT = 1 << 15, /* there may be flows of egress to RANGE_KEEP */
+	SETTING_EVENTS_SELECTED = 1 << 16, /* events of flows: of Services in reported_services */
 };
 
 /*

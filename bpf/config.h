@@ -62,7 +62,7 @@ volatile const __u32 dsr_flows_max = 1;
 /* Maximum number of confirmed flows of one client. */
 volatile const __u32 client_flows_max = 1024;
 
-/* Are packets and bytes of reported flows counted? If not, a packet of a flow costs nothing. */
+/* Are packets and bytes of reported flows counted? A packet of another flow costs nothing. */
 volatile const __u8 count_bytes = 0;
 
 /*
@@ -75,8 +75,12 @@ volatile const __u8 report_udp_sockets = 0;
 /* Is the endpoint of each connected socket stored, so that the agent can end the socket? */
 volatile const __u8 end_sockets = 0;
 
-/* Are connections, packets and refusals counted by Service? */
+/*
+ * Are connections, refusals and handshakes counted by Service, and packets and bytes too? The
+ * first cost no packet of a known flow.
+ */
 volatile const __u8 service_metrics = 0;
+volatile const __u8 service_packets = 0;
 
 /*
  * Do Services choose by the load of endpoints? The size of the map loads, a power of two, minus

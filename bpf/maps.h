@@ -134,6 +134,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } events SEC(".maps");
 ARRAY(event_counts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, EVENT_COUNTS);
+HASH(reported_services, __u32, __u8, 1 << 12);
 LRU(event_rates, struct event_rate_key, struct event_rate, 1 << 13);
 ARRAY(handshakes, BPF_MAP_TYPE_ARRAY, struct handshake, 1 << 16);
 LRU(outcomes, __u32, struct outcome, 1 << 14);

@@ -49,7 +49,7 @@ static __always_inline int handle_flow(struct __sk_buff *skb, struct scratch *m,
 {
 	if (unlikely(!flow_applies(f, hook)))
 		return pass(PASS_OTHER);
-	if ((count_bytes || service_metrics) && !dsr_remote(f))
+	if (traffic_counted(f) && !dsr_remote(f))
 		report_packet(skb, f);
 	if (unlikely(flow_is_request(f)))
 		tftp_request_repeated(f, &m->packet.tuple, &m->pair.reply_key);

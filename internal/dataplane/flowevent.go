@@ -20,6 +20,19 @@ type FlowReporter interface {
 	FlowEventCounts() FlowEventCounts
 }
 
+// FlowSwitch is a FlowReporter that reports flows on demand.
+type FlowSwitch interface {
+	// SwitchFlows has the kernel report the flows of these Service ports, until the next call. An
+	// error leaves it open which flows are reported: call it again.
+	SwitchFlows(FlowSelection) error
+}
+
+// FlowSelection selects Service ports, also those that come later. The zero value selects none.
+type FlowSelection struct {
+	All  bool
+	Some func(intent.PortID) bool // without All; it must be quick
+}
+
 // FlowEventCounts has numbers of events.
 type FlowEventCounts struct {
 	// Received is by kind, without the kinds that have none.
@@ -129,6 +142,8 @@ type ServiceCounters struct {
 	// The last bucket has all longer ones.
 	Handshakes   [handshakeBuckets]uint64
 	HandshakeSum time.Duration
+	// ConnectionsOnly says that packets and bytes are not counted: their numbers are 0.
+	ConnectionsOnly bool
 }
 
 // Add adds the counters of another port. Refused and Dropped must not be nil.
@@ -149,4 +164,5 @@ func (c *ServiceCounters) Add(o *ServiceCounters) {
 		c.Handshakes[i] += n
 	}
 	c.HandshakeSum += o.HandshakeSum
+	c.ConnectionsOnly = c.ConnectionsOnly || o.ConnectionsOnly
 }

@@ -49,9 +49,28 @@ static __always_inline int event_rate_take(__u32 service, bool refusal)
 	return 1;
 }
 
+/* Does the agent want events of flows? */
+static __always_inline bool flow_events_wanted(void)
+{
+	struct settings *s = get_settings();
+
+	return s && s->flags & SETTING_EVENTS_FLOWS;
+}
+
+/* Does the agent want events of the flows of this Service? */
+static __always_inline bool flow_events_selected(__u32 service)
+{
+	struct settings *s = get_settings();
+
+	return s && (!(s->flags & SETTING_EVENTS_SELECTED) ||
+		     bpf_map_lookup_elem(&reported_services, &service));
+}
+
 /* Decides whether this flow, or this refusal, of a Service is reported, and counts if not. */
 __noinline int event_take(__u32 service, bool refusal)
 {
+	if (!refusal && !flow_events_selected(service))
+		return 0;
 	if ((refusal || event_sample <= 1 || bpf_get_prandom_u32() % event_sample == 0) &&
 	    event_rate_take(service, refusal))
 		return 1;

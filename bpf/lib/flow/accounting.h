@@ -36,6 +36,12 @@ static __always_inline void flow_bytes_add(struct scratch *m, struct traffic fir
 	__sync_fetch_and_add(&n->bytes, first.bytes);
 }
 
+/* Does a packet of this flow add to counters? */
+static __always_inline bool traffic_counted(const struct flow *f)
+{
+	return service_packets || (count_bytes && f->flags & FLOW_REPORTED);
+}
+
 /*
  * Counts a packet of a flow. The constants of config.h remove the call where nothing is
  * counted. The counters of a flow need one more lookup, of 40 bytes, and two atomic additions:
@@ -48,9 +54,10 @@ static __always_inline void traffic_add(struct scratch *m, struct flow *f, struc
 	struct service_counts *n;
 	__u32 dir;
 
-	if (count_bytes && f->flags & FLOW_REPORTED)
+	/* The agent may have turned events off since the flow began. */
+	if (count_bytes && f->flags & FLOW_REPORTED && flow_events_wanted())
 		flow_bytes_add(m, t);
-	if (!service_metrics || !f->service)
+	if (!service_packets || !f->service)
 		return;
 	n = service_counters_get(f->service);
 	if (!n)

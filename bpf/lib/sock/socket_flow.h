@@ -9,9 +9,9 @@
  *   SYN-ACK  BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB: answered
  *   end      BPF_SOCK_OPS_STATE_CB: closed        sock_release: closed
  *
- * The agent loads the programs of the last three lines with events of flows, and for the load of
- * endpoints. With counters by Service it loads that of TCP. A flow without events is silent. If
- * its handshake alone is counted, its state is deleted with the SYN-ACK.
+ * The agent loads the programs of the last three lines where there may be events of flows, and for
+ * the load of endpoints. With counters by Service it loads that of TCP. A flow without events is
+ * silent. If its handshake alone is counted, its state is deleted with the SYN-ACK.
  */
 #ifndef SPILLWAY_SOCK_SOCKET_FLOW_H
 #define SPILLWAY_SOCK_SOCKET_FLOW_H
@@ -20,13 +20,6 @@
 #include "../lookup/endpoint.h"
 #include "../events/outcome.h"
 #include "kernel_sock.h"
-
-static __always_inline bool socket_events_wanted(void)
-{
-	struct settings *s = get_settings();
-
-	return s && s->flags & SETTING_EVENTS_FLOWS;
-}
 
 /* Counts an open flow in the load of its endpoint. */
 static __always_inline void socket_count(const struct socket_flow *f)
@@ -73,7 +66,7 @@ static __always_inline struct event *socket_closed(struct socket_flow *f, enum e
 	__u64 ms;
 
 	f->state = SOCKET_FLOW_NONE;
-	if (!socket_events_wanted())
+	if (!flow_events_wanted())
 		return NULL;
 	e = socket_event(f, EVENT_CLOSED);
 	if (!e)
@@ -98,7 +91,7 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 
 	if (!ctx->sk)
 		return 0;
-	reported = socket_events_wanted() && event_take(b->service, false);
+	reported = flow_events_wanted() && event_take(b->service, false);
 	watched = b->flags & BACKEND_WATCHED && ctx->protocol == IPPROTO_TCP;
 	wanted = reported || watched || choice->counted ||
 		 (service_metrics && ctx->protocol == IPPROTO_TCP);
@@ -201,7 +194,7 @@ static __always_inline void socket_flow_answered(struct bpf_sock_ops *ctx, struc
 		bpf_sk_storage_delete(&socket_flows, sk);
 		return;
 	}
-	if (!socket_events_wanted())
+	if (!flow_events_wanted())
 		return;
 	e = socket_event(f, EVENT_ANSWERED);
 	if (!e)

@@ -36,7 +36,7 @@ static __always_inline int xdp_forward(struct xdp_md *ctx, struct scratch *m, st
 	if (!out || (ifindex != ctx->ingress_ifindex && !(out->flags & XDP_DEVICE_REDIRECTS)) ||
 	    !flow_advance_busy(f, p, s, 0))
 		return XDP_PASS;
-	if ((count_bytes || service_metrics) && !dsr_remote(f))
+	if (traffic_counted(f) && !dsr_remote(f))
 		traffic_add(m, f, (struct traffic){ .packets = 1, .bytes = p->l3_len });
 	if (nat_store((void *)data, (void *)end, p, f, 1, false) ||
 	    data + sizeof(f->next_hop_macs) > end) {

@@ -81,6 +81,7 @@ func (b *Backend) makeParts() {
 	b.node.OnSourcesLost(b.flows.ForgetSources)
 	b.node.OnEgressKept(b.flows.WatchEgressTo)
 	b.services.OnChanges(b.noteFacts, b.flows.EndpointsRemoved)
+	b.services.OnNewID(b.flows.ServiceAdded)
 }
 
 // open opens the parts in the order in which they depend on each other.

@@ -18,10 +18,11 @@ const (
 	BypassAlways = objects.BypassAlways
 	BypassNever  = objects.BypassNever
 
-	EventsOff     = objects.EventsOff
-	EventsRefused = objects.EventsRefused
-	EventsAll     = objects.EventsAll
-	MaxEventsRate = objects.MaxEventsRate
+	EventsOff      = objects.EventsOff
+	EventsRefused  = objects.EventsRefused
+	EventsOnDemand = objects.EventsOnDemand
+	EventsAll      = objects.EventsAll
+	MaxEventsRate  = objects.MaxEventsRate
 
 	HooksAll  = objects.HooksAll
 	HooksHost = objects.HooksHost

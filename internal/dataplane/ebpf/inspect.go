@@ -17,6 +17,7 @@ import (
 var (
 	_ dataplane.Inspector        = (*Backend)(nil)
 	_ dataplane.FlowReporter     = (*Backend)(nil)
+	_ dataplane.FlowSwitch       = (*Backend)(nil)
 	_ dataplane.ServiceCounter   = (*Backend)(nil)
 	_ dataplane.HandshakeWatcher = (*Backend)(nil)
 )
@@ -102,6 +103,11 @@ func (b *Backend) Flows(ctx context.Context, each func(dataplane.Flow) bool) err
 // ReportFlows implements dataplane.FlowReporter. With EventsOff it waits for ctx.
 func (b *Backend) ReportFlows(ctx context.Context, report func([]dataplane.FlowEvent)) error {
 	return b.flows.ReportFlows(ctx, report)
+}
+
+// SwitchFlows implements dataplane.FlowSwitch, for Config.FlowEvents EventsOnDemand.
+func (b *Backend) SwitchFlows(of dataplane.FlowSelection) error {
+	return b.flows.Switch(of, b.node.SetEvents)
 }
 
 // FlowEventCounts implements dataplane.FlowReporter.

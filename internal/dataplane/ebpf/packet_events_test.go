@@ -562,6 +562,52 @@ func TestPacketServiceMetrics(t *testing.T) {
 
 // TestPacketFullServiceCounters has the Services of a tenant fill the maps of counters. Others are
 // served, and what is not counted is reported. When the Services are deleted, others are counted.
+// Without packets and bytes, the counters of connections cost no packet of a known flow.
+func TestPacketServiceConnections(t *testing.T) {
+	n := newEventNode(t, func(c *Config) { c.FlowEvents, c.ServiceMetrics, c.ServiceConnectionsOnly = EventsOff, true, true })
+	n.checksComplete = false // see TestPacketAnswers
+	p := plans["IPv4"]
+	web := service(p, protoTCP, endpoint(p.far, 8080, elsewhere))
+	n.serve(t, web, service(p, protoUDP))
+	n.open(t, p, 40000).talk(t, "P.", "<P.")
+	n.send(t, inEth0, frame{proto: protoUDP, src: ap(p.client, 40000), dst: ap(p.clusterIP, 80)})
+	all, err := n.ServiceCounters()
+	must.Do(t, err)
+	c := all[web.ID]
+	if c == nil || c.Connections != 1 || c.PacketsToEndpoint != 0 || !c.ConnectionsOnly {
+		t.Errorf("counters %+v", c)
+	}
+	must.Do(t, objects.EachPerCPU(n.m(objects.TCMapServiceCounters), func(id uint32, perCPU []objects.TCServiceCounts) {
+		for _, c := range perCPU {
+			if c.Packets != [2]uint64{} {
+				t.Errorf("the kernel counts packets of Service %d: %v", id, c.Packets)
+			}
+		}
+	}))
+	registry := prometheus.NewPedanticRegistry()
+	must.Do(t, registry.Register(n.flows))
+	families, err := registry.Gather()
+	must.Do(t, err)
+	have := map[string]uint64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			have[f.GetName()] += uint64(m.GetCounter().GetValue()) + m.GetHistogram().GetSampleCount()
+		}
+	}
+	for name, want := range map[string]uint64{
+		"spillway_service_connections_total": 1, "spillway_service_handshake_duration_seconds": 1, "spillway_service_refused_total": 1,
+	} {
+		if have[name] != want {
+			t.Errorf("%s is %d, want %d", name, have[name], want)
+		}
+	}
+	for _, none := range []string{"spillway_service_packets_total", "spillway_service_bytes_total"} {
+		if _, exported := have[none]; exported {
+			t.Errorf("%s is exported, and not counted", none)
+		}
+	}
+}
+
 func TestPacketFullServiceCounters(t *testing.T) {
 	n := newEventNode(t, func(c *Config) { c.FlowEvents, c.ServiceMetrics = EventsOff, true })
 	n.checksComplete = false // see TestPacketAnswers

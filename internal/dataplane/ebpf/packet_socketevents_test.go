@@ -397,6 +397,32 @@ func (n *eventNode) socketOff(t *testing.T) {
 	n.want(t)
 }
 
+// Flows of sockets are reported on demand as others are.
+func TestSocketEventsOnDemand(t *testing.T) {
+	n := newSocketNode(t, func(c *Config) { c.FlowEvents = EventsOnDemand })
+	p := plans["IPv4"]
+	n.serve(t, service(p, protoTCP, endpoint(p.eth0, 8080, here)), service(p, protoUDP, endpoint(p.eth0, 8080, here)))
+	listener := n.listen(t, p)
+	use := func() {
+		t.Helper()
+		d := n.dial(t, domainOf(p), listener, ap(p.clusterIP, 80))
+		d.closeServer()
+		waitEnd(t, d.client)
+		d.closeClient()
+		fd, closeNow := n.socket(t, unix.AF_INET, protoUDP)
+		must.Do(t, unix.Connect(fd, sockaddr(ap(p.clusterIP, 80))))
+		closeNow()
+	}
+	use()
+	n.want(t)
+	n.report(t, dataplane.FlowSelection{All: true})
+	use()
+	n.wantSoon(t, "opened", "answered", "closed FIN", "opened", "closed socket closed")
+	must.Do(t, n.SwitchFlows(dataplane.FlowSelection{}))
+	use()
+	n.want(t)
+}
+
 // Flows of sockets are sampled as others are: a flow has all its events or none.
 func TestSocketEventsSample(t *testing.T) {
 	n := newSocketNode(t, func(c *Config) { c.FlowEventsSample = 4 })
@@ -556,7 +582,7 @@ func TestSocketEventHooks(t *testing.T) {
 		tcp, udp int
 	}{
 		{EventsRefused, false, 0, 0}, {EventsAll, false, 1, 1}, {EventsAll, false, 1, 1}, {EventsOff, false, 0, 0},
-		{EventsRefused, true, 1, 0}, {EventsAll, true, 1, 1},
+		{EventsRefused, true, 1, 0}, {EventsAll, true, 1, 1}, {EventsOnDemand, false, 1, 1},
 	} {
 		cfg.FlowEvents, cfg.ServiceMetrics = step.events, step.metrics
 		runBackend(t, cfg, state, nil)

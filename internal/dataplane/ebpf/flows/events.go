@@ -31,6 +31,7 @@ const (
 // eventQueue are the events on their path from the kernel to the reporter.
 type eventQueue struct {
 	open     openFlows
+	demand   demand
 	received [dataplane.FlowDropped + 1]atomic.Uint64 // by kind
 
 	mu    sync.Mutex
@@ -240,12 +241,13 @@ func (t *Table) FlowEventCounts() dataplane.FlowEventCounts {
 
 // StopEvents clears the settings, since no agent reads the ring from now on.
 func (t *Table) StopEvents() error {
+	t.events.demand.close()
 	var s objects.TCSettings
 	settings := t.m(objects.TCMapNodeSettings)
 	if err := settings.Lookup(uint32(0), &s); err != nil {
 		return fmt.Errorf("read settings: %w", err)
 	}
-	s.Flags &^= uint32(objects.TCSettingsFlagsSETTING_EVENTS_REFUSED | objects.TCSettingsFlagsSETTING_EVENTS_FLOWS)
+	s.Flags &^= uint32(objects.EventSettings)
 	if err := settings.Put(uint32(0), s); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}

@@ -57,6 +57,13 @@ func (o *openFlows) add(key flowKey, f *dataplane.EventFlow) (former dataplane.E
 	return former, replaced
 }
 
+// clear forgets all flows: nothing is known of their ends.
+func (o *openFlows) clear() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.flows = nil
+}
+
 // answered stores the time of a handshake.
 func (o *openFlows) answered(key flowKey, handshake time.Duration) {
 	o.mu.Lock()

@@ -18,7 +18,7 @@ type sweptEnds struct {
 
 // beginEnds returns nil if flows are not reported.
 func (t *Table) beginEnds() *sweptEnds {
-	if t.cfg.FlowEvents != objects.EventsAll {
+	if t.cfg.FlowEvents != objects.EventsAll && !t.events.demand.on.Load() {
 		return nil
 	}
 	t.events.open.begin()

@@ -148,10 +148,12 @@ func collectService(ch chan<- prometheus.Metric, id intent.PortID, c *dataplane.
 	for reason, n := range c.Dropped {
 		counter(serviceDroppedDesc, n, reason)
 	}
-	counter(serviceBytesDesc, c.BytesToEndpoint, "to_endpoint")
-	counter(serviceBytesDesc, c.BytesToClient, "to_client")
-	counter(servicePacketsDesc, c.PacketsToEndpoint, "to_endpoint")
-	counter(servicePacketsDesc, c.PacketsToClient, "to_client")
+	if !c.ConnectionsOnly {
+		counter(serviceBytesDesc, c.BytesToEndpoint, "to_endpoint")
+		counter(serviceBytesDesc, c.BytesToClient, "to_client")
+		counter(servicePacketsDesc, c.PacketsToEndpoint, "to_endpoint")
+		counter(servicePacketsDesc, c.PacketsToClient, "to_client")
+	}
 	buckets, sum := map[float64]uint64{}, uint64(0)
 	for i, n := range c.Handshakes {
 		sum += n

@@ -29,7 +29,8 @@ func (t *Table) ServiceCounters() (map[intent.PortID]*dataplane.ServiceCounters,
 	if !t.cfg.ServiceMetrics {
 		return nil, nil
 	}
-	r := countersReading{verdicts: t.objects.Verdicts, port: t.services.Port, of: map[intent.PortID]*dataplane.ServiceCounters{}}
+	r := countersReading{verdicts: t.objects.Verdicts, connectionsOnly: t.cfg.ServiceConnectionsOnly, port: t.services.Port,
+		of: map[intent.PortID]*dataplane.ServiceCounters{}}
 	if err := objects.EachPerCPU(t.m(objects.TCMapServiceCounters), r.addCounters); err != nil {
 		return nil, err
 	}
@@ -51,8 +52,8 @@ func (t *Table) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dat
 		return nil, nil
 	}
 	services := t.services.IDsOf(ports)
-	r := countersReading{verdicts: t.objects.Verdicts, of: map[intent.PortID]*dataplane.ServiceCounters{},
-		port: func(service uint32) (intent.PortID, bool) {
+	r := countersReading{verdicts: t.objects.Verdicts, connectionsOnly: t.cfg.ServiceConnectionsOnly,
+		of: map[intent.PortID]*dataplane.ServiceCounters{}, port: func(service uint32) (intent.PortID, bool) {
 			id, wanted := services[service]
 			return id, wanted
 		}}
@@ -81,7 +82,8 @@ func (t *Table) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*dat
 
 // countersReading adds up the counters of Service ports.
 type countersReading struct {
-	verdicts []string // names of the counters
+	verdicts        []string // names of the counters
+	connectionsOnly bool
 	// port returns the port of a Service id; false: it is unknown and soon deleted, or not
 	// wanted.
 	port func(service uint32) (intent.PortID, bool)
@@ -96,7 +98,7 @@ func (r *countersReading) service(service uint32) *dataplane.ServiceCounters {
 	}
 	c := r.of[id]
 	if c == nil {
-		c = &dataplane.ServiceCounters{Refused: map[string]uint64{}, Dropped: map[string]uint64{}}
+		c = &dataplane.ServiceCounters{Refused: map[string]uint64{}, Dropped: map[string]uint64{}, ConnectionsOnly: r.connectionsOnly}
 		r.of[id] = c
 	}
 	return c
@@ -135,10 +137,12 @@ func (r *countersReading) addActive(service uint32, n uint64) {
 
 func addCounts(c *dataplane.ServiceCounters, n *objects.TCServiceCounts) {
 	c.Connections += n.Connections
-	c.PacketsToEndpoint += n.Packets[0]
-	c.PacketsToClient += n.Packets[1]
-	c.BytesToEndpoint += n.Bytes[0]
-	c.BytesToClient += n.Bytes[1]
+	if !c.ConnectionsOnly { // else they are of an earlier run
+		c.PacketsToEndpoint += n.Packets[0]
+		c.PacketsToClient += n.Packets[1]
+		c.BytesToEndpoint += n.Bytes[0]
+		c.BytesToClient += n.Bytes[1]
+	}
 	for i, v := range n.Handshakes {
 		c.Handshakes[i] += uint64(v)
 	}

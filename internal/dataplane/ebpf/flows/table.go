@@ -34,6 +34,8 @@ type Services interface {
 	Port(id uint32) (port intent.PortID, known bool)
 	// IDsOf returns the ids of Service ports.
 	IDsOf(ports []intent.PortID) map[uint32]intent.PortID
+	// Selected returns the ids of the Service ports that a function selects.
+	Selected(selects func(intent.PortID) bool) []uint32
 	// IfRemoved and IfGone call use with a function that reports whether an endpoint is in no Service,
 	// or neither serves nor terminates. known is false while that is unknown: use is not called.
 	IfRemoved(use func(removed func(objects.TCFrontendKey) bool)) (known bool)

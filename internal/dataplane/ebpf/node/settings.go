@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -119,7 +120,7 @@ func (w *Writer) settings(n *intent.Node) objects.TCSettings {
 	if slices.Contains(n.LoopbackNodePorts, model.IPv6) {
 		flags |= objects.TCSettingsFlagsSETTING_LOOPBACK_V6
 	}
-	s.Flags = uint32(flags | w.cfg.EventFlags())
+	s.Flags = uint32(flags | w.events)
 	s.IcmpIntervalV4 = icmpInterval("net.ipv4.icmp_ratelimit", time.Millisecond)
 	s.IcmpIntervalV6 = icmpInterval("net.ipv6.icmp.ratelimit", time.Millisecond)
 	if perSecond := icmpInterval("net.ipv4.icmp_msgs_per_sec", 1); perSecond > 0 {
@@ -171,6 +172,18 @@ func (w *Writer) primaryAddrs(n *intent.Node) (v4, v6 netip.Addr) {
 		}
 	}
 	return v4, v6
+}
+
+// SetEvents replaces the settings about events. Before the first node there is none to write.
+func (w *Writer) SetEvents(flags objects.TCSettingsFlags) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = flags
+	if w.written == nil {
+		return errors.New("write settings: the first sync has not ended")
+	}
+	w.written.Flags = w.written.Flags&^uint32(objects.EventSettings) | uint32(flags)
+	return w.putSettings()
 }
 
 // SetUntracking tells the programs whether untracked_ports has entries.

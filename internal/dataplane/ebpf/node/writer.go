@@ -48,6 +48,7 @@ type Writer struct {
 	askConntrack  bool                // netfilter may translate destinations: see Config.WatchNAT
 	draining      bool                // an earlier run drained, and no Services are written yet: see EndDraining
 	egressKept    bool                // SETTING_EGRESS_KEPT
+	events        objects.TCSettingsFlags
 
 	egressAddresses []objects.TCAddr    // of egress_addresses; nil: not written yet
 	sources         map[netip.Addr]bool // that flows of egress may have
@@ -59,7 +60,7 @@ func New(cfg *objects.Config, o *objects.Objects, isServiceAddr func(netip.Addr)
 	return &Writer{
 		cfg: cfg, objects: o, isServiceAddr: isServiceAddr, factsChanged: factsChanged, stopNAT: func() {}, unhook: make(chan struct{}, 1),
 		pods: map[netip.Addr]attach.Pod{}, traversing: map[netip.Addr]traversal{},
-		sources: map[netip.Addr]bool{},
+		sources: map[netip.Addr]bool{}, events: cfg.EventFlags(),
 	}
 }
 

@@ -20,9 +20,10 @@ const (
 
 // The values of Config.FlowEvents, from --flow-events.
 const (
-	EventsOff     = "off"
-	EventsRefused = "refused" // packets and connections that are refused or dropped
-	EventsAll     = "all"     // also flows: opened, answered, closed
+	EventsOff      = "off"
+	EventsRefused  = "refused"   // packets and connections that are refused or dropped
+	EventsOnDemand = "on-demand" // also flows, while the agent asks for them: dataplane.FlowSwitch
+	EventsAll      = "all"       // also flows: opened, answered, closed
 )
 
 // The values of Config.SocketHooks, from --socket-hooks.
@@ -98,10 +99,12 @@ type Config struct {
 	// FlowEventsRate is the maximum number of flows that are reported for each Service
 	// port in a second, and of its refusals and drops; 0 means no limit.
 	FlowEventsRate uint32
-	// ServiceMetrics counts connections, packets and refusals by Service port.
-	// ServiceMetricsTop exports metrics of so many ports, the most used first; 0 means all.
-	ServiceMetrics    bool
-	ServiceMetricsTop int
+	// ServiceMetrics counts connections, refusals and handshakes by Service port, and packets and bytes
+	// without ServiceConnectionsOnly. ServiceMetricsTop exports metrics of so many ports, the most used
+	// first; 0 means all.
+	ServiceMetrics         bool
+	ServiceConnectionsOnly bool
+	ServiceMetricsTop      int
 	// EndSockets ends connected TCP and UDP sockets that a socket hook has translated, when
 	// their endpoint neither serves nor terminates any more. The decisions must have
 	// Lingering endpoints (intent.Config).
@@ -201,8 +204,8 @@ func (c *Config) Validate() error {
 	if c.FlowEvents == "" {
 		c.FlowEvents = EventsOff
 	}
-	if !slices.Contains([]string{EventsOff, EventsRefused, EventsAll}, c.FlowEvents) {
-		return fmt.Errorf("flow events %q: use off, refused or all", c.FlowEvents)
+	if !slices.Contains([]string{EventsOff, EventsRefused, EventsOnDemand, EventsAll}, c.FlowEvents) {
+		return fmt.Errorf("flow events %q: use off, refused, on-demand or all", c.FlowEvents)
 	}
 	if c.FlowEventsRate > MaxEventsRate {
 		return fmt.Errorf("%d flow events in a second: the maximum is %d; 0 is no limit", c.FlowEventsRate, MaxEventsRate)

@@ -14,22 +14,34 @@ import (
 
 const (
 	// EventsRing is the size of the ring of events in bytes: 30,000 events, as 10,000
-	// connections make. refusalsRing is its size without those of flows.
+	// connections make. demandRing is its size with EventsOnDemand, and refusalsRing without events
+	// of flows.
 	EventsRing   = 4 << 20
+	demandRing   = 1 << 20
 	refusalsRing = 512 << 10
-	// CountedFlowsMax is the maximum number of reported flows whose packets are counted.
-	// The least used ones lose their counters first. A flow takes two entries of 120
-	// bytes.
+	// CountedFlowsMax is the maximum number of reported flows whose packets are counted. With
+	// EventsOnDemand it is a countedShare of the flow table. The least used ones lose their
+	// counters first. A flow takes two entries of 120 bytes.
 	CountedFlowsMax = 1 << 16
+	countedShare    = 16
 	// MaxEventsRate is the maximum of Config.FlowEventsRate apart from 0: the interval
 	// is in whole nanoseconds.
 	MaxEventsRate = 1_000_000
 )
 
-// EventFlags returns the settings of the programs. Close clears them.
+// EventSettings are the settings about events.
+const EventSettings = TCSettingsFlagsSETTING_EVENTS_REFUSED | TCSettingsFlagsSETTING_EVENTS_FLOWS |
+	TCSettingsFlagsSETTING_EVENTS_SELECTED
+
+// ReportsFlows reports whether the programs can report flows: always, or on demand.
+func (c *Config) ReportsFlows() bool {
+	return c.FlowEvents == EventsAll || c.FlowEvents == EventsOnDemand
+}
+
+// EventFlags returns the settings of the programs without a demand. Close clears them.
 func (c *Config) EventFlags() TCSettingsFlags {
 	switch c.FlowEvents {
-	case EventsRefused:
+	case EventsRefused, EventsOnDemand:
 		return TCSettingsFlagsSETTING_EVENTS_REFUSED
 	case EventsAll:
 		return TCSettingsFlagsSETTING_EVENTS_REFUSED | TCSettingsFlagsSETTING_EVENTS_FLOWS
@@ -46,11 +58,14 @@ func (c *Config) eventConstants() map[string]any {
 	if c.FlowEventsRate > 0 {
 		constants[TCVarEventInterval] = uint32(time.Second) / c.FlowEventsRate
 	}
-	if c.FlowEvents == EventsAll {
+	if c.ReportsFlows() {
 		constants[TCVarCountBytes] = uint8(1)
 	}
 	if c.ServiceMetrics {
 		constants[TCVarServiceMetrics] = uint8(1)
+		if !c.ServiceConnectionsOnly {
+			constants[TCVarServicePackets] = uint8(1)
+		}
 	}
 	if c.BalanceByLoad {
 		constants[TCVarBalanceByLoad] = uint8(1)
@@ -69,7 +84,7 @@ var SocketEventPrograms = map[ebpf.AttachType]string{
 // selectSocketPrograms removes the programs for flows of sockets and for lost sockets that no
 // configured part needs. UDP needs the offsets of fields of the kernel's socket, from BTF.
 func (c *Config) selectSocketPrograms(sock *ebpf.CollectionSpec, f kernel.Features) error {
-	events, ends := c.FlowEvents == EventsAll, c.EndSockets && f.SocketIterators
+	events, ends := c.ReportsFlows(), c.EndSockets && f.SocketIterators
 	udp := (events || c.BalanceByLoad) && f.BTF && features.HaveProgramHelper(ebpf.CGroupSock, asm.FnProbeReadKernel) == nil
 	for _, p := range []struct {
 		wanted, always    bool // always: for all Services
@@ -101,6 +116,8 @@ func (c *Config) eventsSize() uint32 {
 	switch c.FlowEvents {
 	case EventsRefused:
 		return refusalsRing
+	case EventsOnDemand:
+		return demandRing
 	case EventsAll:
 		return EventsRing
 	}
@@ -109,7 +126,7 @@ func (c *Config) eventsSize() uint32 {
 
 // handshakes returns the number of entries of the map of this name.
 func (c *Config) handshakes() uint32 {
-	if c.FlowEvents == EventsAll || c.ServiceMetrics || c.BalanceByLoad {
+	if c.ReportsFlows() || c.ServiceMetrics || c.BalanceByLoad {
 		return c.unconfirmed()
 	}
 	return 1
@@ -117,7 +134,10 @@ func (c *Config) handshakes() uint32 {
 
 // countedFlows returns the number of entries of flow_bytes.
 func (c *Config) countedFlows() uint32 {
-	if c.FlowEvents == EventsAll {
+	switch c.FlowEvents {
+	case EventsOnDemand:
+		return 2 * min(max(c.FlowTableSize/countedShare, 1), CountedFlowsMax)
+	case EventsAll:
 		return 2 * min(c.FlowTableSize, CountedFlowsMax)
 	}
 	return 1

@@ -65,6 +65,7 @@ const (
 	SockMapOutcomes          = "outcomes"
 	SockMapPods              = "pods"
 	SockMapPortFilter        = "port_filter"
+	SockMapReportedServices  = "reported_services"
 	SockMapRouteMtus         = "route_mtus"
 	SockMapServiceChanges    = "service_changes"
 	SockMapServiceCounters   = "service_counters"
@@ -126,6 +127,7 @@ const (
 	SockVarReportTcpSockets  = "report_tcp_sockets"
 	SockVarReportUdpSockets  = "report_udp_sockets"
 	SockVarServiceMetrics    = "service_metrics"
+	SockVarServicePackets    = "service_packets"
 	SockVarSynKey0           = "syn_key0"
 	SockVarSynKey1           = "syn_key1"
 	SockVarUdpEndsSeen       = "udp_ends_seen"
@@ -220,6 +222,7 @@ type SockMapSpecs struct {
 	Outcomes          *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods              *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter        *ebpf.MapSpec `ebpf:"port_filter"`
+	ReportedServices  *ebpf.MapSpec `ebpf:"reported_services"`
 	RouteMtus         *ebpf.MapSpec `ebpf:"route_mtus"`
 	ServiceChanges    *ebpf.MapSpec `ebpf:"service_changes"`
 	ServiceCounters   *ebpf.MapSpec `ebpf:"service_counters"`
@@ -274,6 +277,7 @@ type SockVariableSpecs struct {
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.VariableSpec `ebpf:"service_metrics"`
+	ServicePackets   *ebpf.VariableSpec `ebpf:"service_packets"`
 	SynKey0          *ebpf.VariableSpec `ebpf:"syn_key0"`
 	SynKey1          *ebpf.VariableSpec `ebpf:"syn_key1"`
 	UdpEndsSeen      *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
@@ -327,6 +331,7 @@ type SockMaps struct {
 	Outcomes          *ebpf.Map `ebpf:"outcomes"`
 	Pods              *ebpf.Map `ebpf:"pods"`
 	PortFilter        *ebpf.Map `ebpf:"port_filter"`
+	ReportedServices  *ebpf.Map `ebpf:"reported_services"`
 	RouteMtus         *ebpf.Map `ebpf:"route_mtus"`
 	ServiceChanges    *ebpf.Map `ebpf:"service_changes"`
 	ServiceCounters   *ebpf.Map `ebpf:"service_counters"`
@@ -380,6 +385,7 @@ func (m *SockMaps) Close() error {
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
+		m.ReportedServices,
 		m.RouteMtus,
 		m.ServiceChanges,
 		m.ServiceCounters,
@@ -435,6 +441,7 @@ type SockVariables struct {
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.Variable `ebpf:"service_metrics"`
+	ServicePackets   *ebpf.Variable `ebpf:"service_packets"`
 	SynKey0          *ebpf.Variable `ebpf:"syn_key0"`
 	SynKey1          *ebpf.Variable `ebpf:"syn_key1"`
 	UdpEndsSeen      *ebpf.Variable `ebpf:"udp_ends_seen"`

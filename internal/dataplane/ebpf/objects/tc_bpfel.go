@@ -403,21 +403,22 @@ type TCSettings struct {
 type TCSettingsFlags uint32
 
 const (
-	TCSettingsFlagsSETTING_MASQUERADE_ALL TCSettingsFlags = 1
-	TCSettingsFlagsSETTING_BYPASS_NEVER   TCSettingsFlags = 2
-	TCSettingsFlagsSETTING_ASK_CONNTRACK  TCSettingsFlags = 8
-	TCSettingsFlagsSETTING_DRAINS         TCSettingsFlags = 16
-	TCSettingsFlagsSETTING_UNTRACKED      TCSettingsFlags = 32
-	TCSettingsFlagsSETTING_XFRM           TCSettingsFlags = 64
-	TCSettingsFlagsSETTING_TCP_LIBERAL    TCSettingsFlags = 128
-	TCSettingsFlagsSETTING_EVENTS_REFUSED TCSettingsFlags = 256
-	TCSettingsFlagsSETTING_EVENTS_FLOWS   TCSettingsFlags = 512
-	TCSettingsFlagsSETTING_HOOKS_HOST     TCSettingsFlags = 1024
-	TCSettingsFlagsSETTING_HOOKS_EXCEPT   TCSettingsFlags = 2048
-	TCSettingsFlagsSETTING_LOOPBACK_V4    TCSettingsFlags = 4096
-	TCSettingsFlagsSETTING_LOOPBACK_V6    TCSettingsFlags = 8192
-	TCSettingsFlagsSETTING_EGRESS         TCSettingsFlags = 16384
-	TCSettingsFlagsSETTING_EGRESS_KEPT    TCSettingsFlags = 32768
+	TCSettingsFlagsSETTING_MASQUERADE_ALL  TCSettingsFlags = 1
+	TCSettingsFlagsSETTING_BYPASS_NEVER    TCSettingsFlags = 2
+	TCSettingsFlagsSETTING_ASK_CONNTRACK   TCSettingsFlags = 8
+	TCSettingsFlagsSETTING_DRAINS          TCSettingsFlags = 16
+	TCSettingsFlagsSETTING_UNTRACKED       TCSettingsFlags = 32
+	TCSettingsFlagsSETTING_XFRM            TCSettingsFlags = 64
+	TCSettingsFlagsSETTING_TCP_LIBERAL     TCSettingsFlags = 128
+	TCSettingsFlagsSETTING_EVENTS_REFUSED  TCSettingsFlags = 256
+	TCSettingsFlagsSETTING_EVENTS_FLOWS    TCSettingsFlags = 512
+	TCSettingsFlagsSETTING_HOOKS_HOST      TCSettingsFlags = 1024
+	TCSettingsFlagsSETTING_HOOKS_EXCEPT    TCSettingsFlags = 2048
+	TCSettingsFlagsSETTING_LOOPBACK_V4     TCSettingsFlags = 4096
+	TCSettingsFlagsSETTING_LOOPBACK_V6     TCSettingsFlags = 8192
+	TCSettingsFlagsSETTING_EGRESS          TCSettingsFlags = 16384
+	TCSettingsFlagsSETTING_EGRESS_KEPT     TCSettingsFlags = 32768
+	TCSettingsFlagsSETTING_EVENTS_SELECTED TCSettingsFlags = 65536
 )
 
 type TCSlotKey struct {
@@ -617,6 +618,7 @@ const (
 	TCMapOutcomes                   = "outcomes"
 	TCMapPods                       = "pods"
 	TCMapPortFilter                 = "port_filter"
+	TCMapReportedServices           = "reported_services"
 	TCMapRouteMtus                  = "route_mtus"
 	TCMapScratches                  = "scratches"
 	TCMapServiceChanges             = "service_changes"
@@ -674,6 +676,7 @@ const (
 	TCVarReportTcpSockets           = "report_tcp_sockets"
 	TCVarReportUdpSockets           = "report_udp_sockets"
 	TCVarServiceMetrics             = "service_metrics"
+	TCVarServicePackets             = "service_packets"
 	TCVarSynKey0                    = "syn_key0"
 	TCVarSynKey1                    = "syn_key1"
 	TCVarUdpEndsSeen                = "udp_ends_seen"
@@ -782,6 +785,7 @@ type TCMapSpecs struct {
 	Outcomes          *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods              *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter        *ebpf.MapSpec `ebpf:"port_filter"`
+	ReportedServices  *ebpf.MapSpec `ebpf:"reported_services"`
 	RouteMtus         *ebpf.MapSpec `ebpf:"route_mtus"`
 	Scratches         *ebpf.MapSpec `ebpf:"scratches"`
 	ServiceChanges    *ebpf.MapSpec `ebpf:"service_changes"`
@@ -839,6 +843,7 @@ type TCVariableSpecs struct {
 	ReportTcpSockets           *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets           *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics             *ebpf.VariableSpec `ebpf:"service_metrics"`
+	ServicePackets             *ebpf.VariableSpec `ebpf:"service_packets"`
 	SynKey0                    *ebpf.VariableSpec `ebpf:"syn_key0"`
 	SynKey1                    *ebpf.VariableSpec `ebpf:"syn_key1"`
 	UdpEndsSeen                *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
@@ -913,6 +918,7 @@ type TCMaps struct {
 	Outcomes          *ebpf.Map `ebpf:"outcomes"`
 	Pods              *ebpf.Map `ebpf:"pods"`
 	PortFilter        *ebpf.Map `ebpf:"port_filter"`
+	ReportedServices  *ebpf.Map `ebpf:"reported_services"`
 	RouteMtus         *ebpf.Map `ebpf:"route_mtus"`
 	Scratches         *ebpf.Map `ebpf:"scratches"`
 	ServiceChanges    *ebpf.Map `ebpf:"service_changes"`
@@ -968,6 +974,7 @@ func (m *TCMaps) Close() error {
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
+		m.ReportedServices,
 		m.RouteMtus,
 		m.Scratches,
 		m.ServiceChanges,
@@ -1026,6 +1033,7 @@ type TCVariables struct {
 	ReportTcpSockets           *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets           *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics             *ebpf.Variable `ebpf:"service_metrics"`
+	ServicePackets             *ebpf.Variable `ebpf:"service_packets"`
 	SynKey0                    *ebpf.Variable `ebpf:"syn_key0"`
 	SynKey1                    *ebpf.Variable `ebpf:"syn_key1"`
 	UdpEndsSeen                *ebpf.Variable `ebpf:"udp_ends_seen"`

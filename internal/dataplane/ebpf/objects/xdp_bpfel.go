@@ -42,6 +42,7 @@ const (
 	XDPMapOutcomes          = "outcomes"
 	XDPMapPods              = "pods"
 	XDPMapPortFilter        = "port_filter"
+	XDPMapReportedServices  = "reported_services"
 	XDPMapRouteMtus         = "route_mtus"
 	XDPMapScratches         = "scratches"
 	XDPMapServiceChanges    = "service_changes"
@@ -93,6 +94,7 @@ const (
 	XDPVarReportTcpSockets  = "report_tcp_sockets"
 	XDPVarReportUdpSockets  = "report_udp_sockets"
 	XDPVarServiceMetrics    = "service_metrics"
+	XDPVarServicePackets    = "service_packets"
 	XDPVarSynKey0           = "syn_key0"
 	XDPVarSynKey1           = "syn_key1"
 	XDPVarUdpEndsSeen       = "udp_ends_seen"
@@ -174,6 +176,7 @@ type XDPMapSpecs struct {
 	Outcomes          *ebpf.MapSpec `ebpf:"outcomes"`
 	Pods              *ebpf.MapSpec `ebpf:"pods"`
 	PortFilter        *ebpf.MapSpec `ebpf:"port_filter"`
+	ReportedServices  *ebpf.MapSpec `ebpf:"reported_services"`
 	RouteMtus         *ebpf.MapSpec `ebpf:"route_mtus"`
 	Scratches         *ebpf.MapSpec `ebpf:"scratches"`
 	ServiceChanges    *ebpf.MapSpec `ebpf:"service_changes"`
@@ -230,6 +233,7 @@ type XDPVariableSpecs struct {
 	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.VariableSpec `ebpf:"service_metrics"`
+	ServicePackets   *ebpf.VariableSpec `ebpf:"service_packets"`
 	SynKey0          *ebpf.VariableSpec `ebpf:"syn_key0"`
 	SynKey1          *ebpf.VariableSpec `ebpf:"syn_key1"`
 	UdpEndsSeen      *ebpf.VariableSpec `ebpf:"udp_ends_seen"`
@@ -282,6 +286,7 @@ type XDPMaps struct {
 	Outcomes          *ebpf.Map `ebpf:"outcomes"`
 	Pods              *ebpf.Map `ebpf:"pods"`
 	PortFilter        *ebpf.Map `ebpf:"port_filter"`
+	ReportedServices  *ebpf.Map `ebpf:"reported_services"`
 	RouteMtus         *ebpf.Map `ebpf:"route_mtus"`
 	Scratches         *ebpf.Map `ebpf:"scratches"`
 	ServiceChanges    *ebpf.Map `ebpf:"service_changes"`
@@ -336,6 +341,7 @@ func (m *XDPMaps) Close() error {
 		m.Outcomes,
 		m.Pods,
 		m.PortFilter,
+		m.ReportedServices,
 		m.RouteMtus,
 		m.Scratches,
 		m.ServiceChanges,
@@ -393,6 +399,7 @@ type XDPVariables struct {
 	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.Variable `ebpf:"service_metrics"`
+	ServicePackets   *ebpf.Variable `ebpf:"service_packets"`
 	SynKey0          *ebpf.Variable `ebpf:"syn_key0"`
 	SynKey1          *ebpf.Variable `ebpf:"syn_key1"`
 	UdpEndsSeen      *ebpf.Variable `ebpf:"udp_ends_seen"`

@@ -16,7 +16,8 @@ const formerServices = 4096
 type portNames struct {
 	mu     sync.RWMutex
 	ports  map[uint32]intent.PortID
-	former []uint32 // deleted ids, the oldest first
+	former []uint32                            // deleted ids, the oldest first
+	added  func(id uint32, port intent.PortID) // called with each id that gets a name; nil: not needed
 }
 
 func (s *portNames) set(id uint32, port intent.PortID) {
@@ -24,11 +25,14 @@ func (s *portNames) set(id uint32, port intent.PortID) {
 		return
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.ports == nil {
 		s.ports = map[uint32]intent.PortID{}
 	}
 	s.ports[id] = port
+	s.mu.Unlock()
+	if s.added != nil {
+		s.added(id, port)
+	}
 }
 
 // remove records that the id is no longer in use.
@@ -51,6 +55,18 @@ func (s *portNames) port(id uint32) (port intent.PortID, known bool) {
 	defer s.mu.RUnlock()
 	port, known = s.ports[id]
 	return port, known
+}
+
+// selected returns the ids of the Service ports that a function selects.
+func (s *portNames) selected(selects func(intent.PortID) bool) (ids []uint32) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for id, p := range s.ports {
+		if selects(p) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // of returns the ids of Service ports. A port that was deleted and came again has several.

@@ -80,6 +80,15 @@ func (w *Writer) IDsOf(ports []intent.PortID) map[uint32]intent.PortID {
 	return w.names.of(ports)
 }
 
+// Selected returns the ids of the Service ports that a function selects, also of those that were just
+// deleted.
+func (w *Writer) Selected(selects func(intent.PortID) bool) []uint32 {
+	return w.names.selected(selects)
+}
+
+// OnNewID has added called with each Service port that gets an id. Call it before the first write.
+func (w *Writer) OnNewID(added func(id uint32, port intent.PortID)) { w.names.added = added }
+
 // HasAddr reports whether an address is that of a Service.
 func (w *Writer) HasAddr(a netip.Addr) bool { return w.addrs.has(a) }
 
