@@ -913,8 +913,10 @@ type Events struct {
 	Lost uint64 `protobuf:"varint,3,opt,name=lost,proto3" json:"lost,omitempty"`
 	// Events left out on purpose: by sampling or a Service's rate limit.
 	SampledOut uint64 `protobuf:"varint,4,opt,name=sampled_out,json=sampledOut,proto3" json:"sampled_out,omitempty"`
-	// The value of --flow-events in effect: off, refused or all.
-	Mode          string `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`
+	// The value of --flow-events in effect: off, refused, on-demand or all.
+	Mode string `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`
+	// With on-demand: since when the flows of all Services are reported; unset: they are not.
+	FlowsSince    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=flows_since,json=flowsSince,proto3" json:"flows_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -982,6 +984,13 @@ func (x *Events) GetMode() string {
 		return x.Mode
 	}
 	return ""
+}
+
+func (x *Events) GetFlowsSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FlowsSince
+	}
+	return nil
 }
 
 type ListServicesRequest struct {
@@ -1769,6 +1778,7 @@ type Counters struct {
 	// Bucket i counts handshakes of less than 2^i ms that no earlier bucket has; the last
 	// one counts all longer ones.
 	HandshakeMsLog2 []uint64 `protobuf:"varint,9,rep,packed,name=handshake_ms_log2,json=handshakeMsLog2,proto3" json:"handshake_ms_log2,omitempty"`
+	ConnectionsOnly bool     `protobuf:"varint,10,opt,name=connections_only,json=connectionsOnly,proto3" json:"connections_only,omitempty"` // packets and bytes are not counted: their numbers are 0
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1864,6 +1874,13 @@ func (x *Counters) GetHandshakeMsLog2() []uint64 {
 		return x.HandshakeMsLog2
 	}
 	return nil
+}
+
+func (x *Counters) GetConnectionsOnly() bool {
+	if x != nil {
+		return x.ConnectionsOnly
+	}
+	return false
 }
 
 // FlowFilter selects flows. An empty field selects all; fields must all match.
@@ -2075,7 +2092,9 @@ type WatchFlowsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Filter *FlowFilter            `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	// Begins with the events that the agent still remembers from then on; unset: from now on.
-	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	// Ends the stream after the events that the agent remembers now, and turns no events on.
+	Remembered    bool `protobuf:"varint,3,opt,name=remembered,proto3" json:"remembered,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2124,11 +2143,20 @@ func (x *WatchFlowsRequest) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *WatchFlowsRequest) GetRemembered() bool {
+	if x != nil {
+		return x.Remembered
+	}
+	return false
+}
+
 type WatchFlowsResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Events []*FlowEvent           `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
 	// Events that this reader has missed since the last message, because it read too slowly.
-	Missed        uint64 `protobuf:"varint,2,opt,name=missed,proto3" json:"missed,omitempty"`
+	Missed uint64 `protobuf:"varint,2,opt,name=missed,proto3" json:"missed,omitempty"`
+	// In the first message, and when it changes.
+	Reporting     *Reporting `protobuf:"bytes,3,opt,name=reporting,proto3" json:"reporting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2177,6 +2205,83 @@ func (x *WatchFlowsResponse) GetMissed() uint64 {
 	return 0
 }
 
+func (x *WatchFlowsResponse) GetReporting() *Reporting {
+	if x != nil {
+		return x.Reporting
+	}
+	return nil
+}
+
+// Reporting says whether the kernel reports the flows that a request selects.
+type Reporting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mode  string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"` // see Events.mode
+	// With on-demand: from when on the events of the selected flows are complete; unset: not yet.
+	FlowsSince    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=flows_since,json=flowsSince,proto3" json:"flows_since,omitempty"`
+	TurnedOn      bool                   `protobuf:"varint,3,opt,name=turned_on,json=turnedOn,proto3" json:"turned_on,omitempty"` // for this watcher: without it they were off
+	Problem       string                 `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`                    // why they could not be turned on; the agent tries again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reporting) Reset() {
+	*x = Reporting{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reporting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reporting) ProtoMessage() {}
+
+func (x *Reporting) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reporting.ProtoReflect.Descriptor instead.
+func (*Reporting) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Reporting) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Reporting) GetFlowsSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FlowsSince
+	}
+	return nil
+}
+
+func (x *Reporting) GetTurnedOn() bool {
+	if x != nil {
+		return x.TurnedOn
+	}
+	return false
+}
+
+func (x *Reporting) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 type FlowEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  EventKind              `protobuf:"varint,1,opt,name=kind,proto3,enum=spillway.node.v1alpha1.EventKind" json:"kind,omitempty"`
@@ -2190,7 +2295,7 @@ type FlowEvent struct {
 
 func (x *FlowEvent) Reset() {
 	*x = FlowEvent{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +2307,7 @@ func (x *FlowEvent) String() string {
 func (*FlowEvent) ProtoMessage() {}
 
 func (x *FlowEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[26]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +2320,7 @@ func (x *FlowEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEvent.ProtoReflect.Descriptor instead.
 func (*FlowEvent) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{26}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FlowEvent) GetKind() EventKind {
@@ -2258,7 +2363,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2270,7 +2375,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[27]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2283,7 +2388,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{27}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Peer) GetAddress() string {
@@ -2352,7 +2457,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2469,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[28]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2482,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{28}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Flow) GetNode() string {
@@ -2549,7 +2654,7 @@ type DropsRequest struct {
 
 func (x *DropsRequest) Reset() {
 	*x = DropsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2561,7 +2666,7 @@ func (x *DropsRequest) String() string {
 func (*DropsRequest) ProtoMessage() {}
 
 func (x *DropsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[29]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2574,7 +2679,7 @@ func (x *DropsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropsRequest.ProtoReflect.Descriptor instead.
 func (*DropsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{29}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
 }
 
 type DropsResponse struct {
@@ -2586,7 +2691,7 @@ type DropsResponse struct {
 
 func (x *DropsResponse) Reset() {
 	*x = DropsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2703,7 @@ func (x *DropsResponse) String() string {
 func (*DropsResponse) ProtoMessage() {}
 
 func (x *DropsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[30]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +2716,7 @@ func (x *DropsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropsResponse.ProtoReflect.Descriptor instead.
 func (*DropsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{30}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DropsResponse) GetDrops() []*Drop {
@@ -2635,7 +2740,7 @@ type Drop struct {
 
 func (x *Drop) Reset() {
 	*x = Drop{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2752,7 @@ func (x *Drop) String() string {
 func (*Drop) ProtoMessage() {}
 
 func (x *Drop) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[31]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2765,7 @@ func (x *Drop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drop.ProtoReflect.Descriptor instead.
 func (*Drop) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{31}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Drop) GetReason() string {
@@ -2707,7 +2812,7 @@ type NamesRequest struct {
 
 func (x *NamesRequest) Reset() {
 	*x = NamesRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +2824,7 @@ func (x *NamesRequest) String() string {
 func (*NamesRequest) ProtoMessage() {}
 
 func (x *NamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[32]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +2837,7 @@ func (x *NamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamesRequest.ProtoReflect.Descriptor instead.
 func (*NamesRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{32}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NamesRequest) GetAddresses() []*Address {
@@ -2753,7 +2858,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2870,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[33]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2883,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{33}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Address) GetProtocol() Protocol {
@@ -2811,7 +2916,7 @@ type NamesResponse struct {
 
 func (x *NamesResponse) Reset() {
 	*x = NamesResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2928,7 @@ func (x *NamesResponse) String() string {
 func (*NamesResponse) ProtoMessage() {}
 
 func (x *NamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[34]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2941,7 @@ func (x *NamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamesResponse.ProtoReflect.Descriptor instead.
 func (*NamesResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{34}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NamesResponse) GetNames() []*AddressNames {
@@ -2860,7 +2965,7 @@ type AddressNames struct {
 
 func (x *AddressNames) Reset() {
 	*x = AddressNames{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2872,7 +2977,7 @@ func (x *AddressNames) String() string {
 func (*AddressNames) ProtoMessage() {}
 
 func (x *AddressNames) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[35]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2885,7 +2990,7 @@ func (x *AddressNames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressNames.ProtoReflect.Descriptor instead.
 func (*AddressNames) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{35}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AddressNames) GetService() *ServicePortName {
@@ -2929,7 +3034,7 @@ type ServicePortName struct {
 
 func (x *ServicePortName) Reset() {
 	*x = ServicePortName{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3046,7 @@ func (x *ServicePortName) String() string {
 func (*ServicePortName) ProtoMessage() {}
 
 func (x *ServicePortName) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[36]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3059,7 @@ func (x *ServicePortName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePortName.ProtoReflect.Descriptor instead.
 func (*ServicePortName) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{36}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ServicePortName) GetNamespace() string {
@@ -3000,7 +3105,7 @@ type FindingsRequest struct {
 
 func (x *FindingsRequest) Reset() {
 	*x = FindingsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3117,7 @@ func (x *FindingsRequest) String() string {
 func (*FindingsRequest) ProtoMessage() {}
 
 func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[37]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3130,7 @@ func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
 func (*FindingsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{37}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{38}
 }
 
 type FindingsResponse struct {
@@ -3039,7 +3144,7 @@ type FindingsResponse struct {
 
 func (x *FindingsResponse) Reset() {
 	*x = FindingsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3156,7 @@ func (x *FindingsResponse) String() string {
 func (*FindingsResponse) ProtoMessage() {}
 
 func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3169,7 @@ func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
 func (*FindingsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{38}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FindingsResponse) GetFindings() []*Finding {
@@ -3109,7 +3214,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3226,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3239,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{39}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Finding) GetId() string {
@@ -3221,7 +3326,7 @@ type FindingObject struct {
 
 func (x *FindingObject) Reset() {
 	*x = FindingObject{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3338,7 @@ func (x *FindingObject) String() string {
 func (*FindingObject) ProtoMessage() {}
 
 func (x *FindingObject) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3351,7 @@ func (x *FindingObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingObject.ProtoReflect.Descriptor instead.
 func (*FindingObject) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{40}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FindingObject) GetKind() string {
@@ -3352,14 +3457,16 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\aFeature\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\apresent\x18\x02 \x01(\bR\apresent\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x87\x01\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xc4\x01\n" +
 	"\x06Events\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x1a\n" +
 	"\breceived\x18\x02 \x01(\x04R\breceived\x12\x12\n" +
 	"\x04lost\x18\x03 \x01(\x04R\x04lost\x12\x1f\n" +
 	"\vsampled_out\x18\x04 \x01(\x04R\n" +
 	"sampledOut\x12\x12\n" +
-	"\x04mode\x18\x05 \x01(\tR\x04mode\"o\n" +
+	"\x04mode\x18\x05 \x01(\tR\x04mode\x12;\n" +
+	"\vflows_since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"flowsSince\"o\n" +
 	"\x13ListServicesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
@@ -3429,7 +3536,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"R\bcounters\"E\n" +
 	"\rEndpointFlows\x12\x1a\n" +
 	"\banswered\x18\x01 \x01(\x04R\banswered\x12\x18\n" +
-	"\awaiting\x18\x02 \x01(\x04R\awaiting\"\xd4\x02\n" +
+	"\awaiting\x18\x02 \x01(\x04R\awaiting\"\xff\x02\n" +
 	"\bCounters\x12 \n" +
 	"\vconnections\x18\x01 \x01(\x04R\vconnections\x12\x16\n" +
 	"\x06active\x18\x02 \x01(\x04R\x06active\x12\x18\n" +
@@ -3439,7 +3546,9 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x0fbytes_to_client\x18\x06 \x01(\x04R\rbytesToClient\x12.\n" +
 	"\x13packets_to_endpoint\x18\a \x01(\x04R\x11packetsToEndpoint\x12*\n" +
 	"\x11packets_to_client\x18\b \x01(\x04R\x0fpacketsToClient\x12*\n" +
-	"\x11handshake_ms_log2\x18\t \x03(\x04R\x0fhandshakeMsLog2\"\xbd\x01\n" +
+	"\x11handshake_ms_log2\x18\t \x03(\x04R\x0fhandshakeMsLog2\x12)\n" +
+	"\x10connections_only\x18\n" +
+	" \x01(\bR\x0fconnectionsOnly\"\xbd\x01\n" +
 	"\n" +
 	"FlowFilter\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
@@ -3455,13 +3564,23 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x06egress\x18\x04 \x01(\bR\x06egress\"[\n" +
 	"\x11ListFlowsResponse\x122\n" +
 	"\x05flows\x18\x01 \x03(\v2\x1c.spillway.node.v1alpha1.FlowR\x05flows\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\x81\x01\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xa1\x01\n" +
 	"\x11WatchFlowsRequest\x12:\n" +
 	"\x06filter\x18\x01 \x01(\v2\".spillway.node.v1alpha1.FlowFilterR\x06filter\x120\n" +
-	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"g\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1e\n" +
+	"\n" +
+	"remembered\x18\x03 \x01(\bR\n" +
+	"remembered\"\xa8\x01\n" +
 	"\x12WatchFlowsResponse\x129\n" +
 	"\x06events\x18\x01 \x03(\v2!.spillway.node.v1alpha1.FlowEventR\x06events\x12\x16\n" +
-	"\x06missed\x18\x02 \x01(\x04R\x06missed\"\xbc\x01\n" +
+	"\x06missed\x18\x02 \x01(\x04R\x06missed\x12?\n" +
+	"\treporting\x18\x03 \x01(\v2!.spillway.node.v1alpha1.ReportingR\treporting\"\x93\x01\n" +
+	"\tReporting\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12;\n" +
+	"\vflows_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"flowsSince\x12\x1b\n" +
+	"\tturned_on\x18\x03 \x01(\bR\bturnedOn\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\"\xbc\x01\n" +
 	"\tFlowEvent\x125\n" +
 	"\x04kind\x18\x01 \x01(\x0e2!.spillway.node.v1alpha1.EventKindR\x04kind\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x120\n" +
@@ -3587,7 +3706,7 @@ func file_spillway_node_v1alpha1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_spillway_node_v1alpha1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(Protocol)(0),                 // 0: spillway.node.v1alpha1.Protocol
 	(EventKind)(0),                // 1: spillway.node.v1alpha1.EventKind
@@ -3617,27 +3736,28 @@ var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(*ListFlowsResponse)(nil),     // 25: spillway.node.v1alpha1.ListFlowsResponse
 	(*WatchFlowsRequest)(nil),     // 26: spillway.node.v1alpha1.WatchFlowsRequest
 	(*WatchFlowsResponse)(nil),    // 27: spillway.node.v1alpha1.WatchFlowsResponse
-	(*FlowEvent)(nil),             // 28: spillway.node.v1alpha1.FlowEvent
-	(*Peer)(nil),                  // 29: spillway.node.v1alpha1.Peer
-	(*Flow)(nil),                  // 30: spillway.node.v1alpha1.Flow
-	(*DropsRequest)(nil),          // 31: spillway.node.v1alpha1.DropsRequest
-	(*DropsResponse)(nil),         // 32: spillway.node.v1alpha1.DropsResponse
-	(*Drop)(nil),                  // 33: spillway.node.v1alpha1.Drop
-	(*NamesRequest)(nil),          // 34: spillway.node.v1alpha1.NamesRequest
-	(*Address)(nil),               // 35: spillway.node.v1alpha1.Address
-	(*NamesResponse)(nil),         // 36: spillway.node.v1alpha1.NamesResponse
-	(*AddressNames)(nil),          // 37: spillway.node.v1alpha1.AddressNames
-	(*ServicePortName)(nil),       // 38: spillway.node.v1alpha1.ServicePortName
-	(*FindingsRequest)(nil),       // 39: spillway.node.v1alpha1.FindingsRequest
-	(*FindingsResponse)(nil),      // 40: spillway.node.v1alpha1.FindingsResponse
-	(*Finding)(nil),               // 41: spillway.node.v1alpha1.Finding
-	(*FindingObject)(nil),         // 42: spillway.node.v1alpha1.FindingObject
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
+	(*Reporting)(nil),             // 28: spillway.node.v1alpha1.Reporting
+	(*FlowEvent)(nil),             // 29: spillway.node.v1alpha1.FlowEvent
+	(*Peer)(nil),                  // 30: spillway.node.v1alpha1.Peer
+	(*Flow)(nil),                  // 31: spillway.node.v1alpha1.Flow
+	(*DropsRequest)(nil),          // 32: spillway.node.v1alpha1.DropsRequest
+	(*DropsResponse)(nil),         // 33: spillway.node.v1alpha1.DropsResponse
+	(*Drop)(nil),                  // 34: spillway.node.v1alpha1.Drop
+	(*NamesRequest)(nil),          // 35: spillway.node.v1alpha1.NamesRequest
+	(*Address)(nil),               // 36: spillway.node.v1alpha1.Address
+	(*NamesResponse)(nil),         // 37: spillway.node.v1alpha1.NamesResponse
+	(*AddressNames)(nil),          // 38: spillway.node.v1alpha1.AddressNames
+	(*ServicePortName)(nil),       // 39: spillway.node.v1alpha1.ServicePortName
+	(*FindingsRequest)(nil),       // 40: spillway.node.v1alpha1.FindingsRequest
+	(*FindingsResponse)(nil),      // 41: spillway.node.v1alpha1.FindingsResponse
+	(*Finding)(nil),               // 42: spillway.node.v1alpha1.Finding
+	(*FindingObject)(nil),         // 43: spillway.node.v1alpha1.FindingObject
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
 }
 var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
-	43, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
-	43, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	44, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	44, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
 	6,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
 	7,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
 	8,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
@@ -3647,70 +3767,73 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	12, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
 	5,  // 9: spillway.node.v1alpha1.StatusResponse.dsr_endpoints:type_name -> spillway.node.v1alpha1.DSREndpoints
 	4,  // 10: spillway.node.v1alpha1.StatusResponse.egress:type_name -> spillway.node.v1alpha1.Egress
-	41, // 11: spillway.node.v1alpha1.StatusResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	43, // 12: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
-	43, // 13: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
-	17, // 14: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
-	17, // 15: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
-	18, // 16: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
-	8,  // 17: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
-	41, // 18: spillway.node.v1alpha1.Service.findings:type_name -> spillway.node.v1alpha1.Finding
-	0,  // 19: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	19, // 20: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
-	20, // 21: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
-	44, // 22: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
-	22, // 23: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
-	21, // 24: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
-	1,  // 25: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
-	23, // 26: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	30, // 27: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
-	23, // 28: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	43, // 29: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
-	28, // 30: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
-	1,  // 31: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
-	43, // 32: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
-	30, // 33: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
-	0,  // 34: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	29, // 35: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
-	29, // 36: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
-	29, // 37: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
-	43, // 38: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
-	43, // 39: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
-	44, // 40: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
-	44, // 41: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
-	29, // 42: spillway.node.v1alpha1.Flow.source:type_name -> spillway.node.v1alpha1.Peer
-	33, // 43: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
-	35, // 44: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
-	0,  // 45: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	37, // 46: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
-	38, // 47: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
-	38, // 48: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
-	0,  // 49: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	41, // 50: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	8,  // 51: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	42, // 52: spillway.node.v1alpha1.Finding.object:type_name -> spillway.node.v1alpha1.FindingObject
-	43, // 53: spillway.node.v1alpha1.Finding.since:type_name -> google.protobuf.Timestamp
-	2,  // 54: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	13, // 55: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	15, // 56: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	24, // 57: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	26, // 58: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	31, // 59: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	34, // 60: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
-	39, // 61: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 62: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	14, // 63: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	16, // 64: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	25, // 65: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	27, // 66: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	32, // 67: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	36, // 68: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
-	40, // 69: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	62, // [62:70] is the sub-list for method output_type
-	54, // [54:62] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	42, // 11: spillway.node.v1alpha1.StatusResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	44, // 12: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
+	44, // 13: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
+	44, // 14: spillway.node.v1alpha1.Events.flows_since:type_name -> google.protobuf.Timestamp
+	17, // 15: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
+	17, // 16: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
+	18, // 17: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
+	8,  // 18: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
+	42, // 19: spillway.node.v1alpha1.Service.findings:type_name -> spillway.node.v1alpha1.Finding
+	0,  // 20: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	19, // 21: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
+	20, // 22: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
+	45, // 23: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
+	22, // 24: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
+	21, // 25: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
+	1,  // 26: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
+	23, // 27: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	31, // 28: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
+	23, // 29: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
+	44, // 30: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
+	29, // 31: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
+	28, // 32: spillway.node.v1alpha1.WatchFlowsResponse.reporting:type_name -> spillway.node.v1alpha1.Reporting
+	44, // 33: spillway.node.v1alpha1.Reporting.flows_since:type_name -> google.protobuf.Timestamp
+	1,  // 34: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
+	44, // 35: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
+	31, // 36: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
+	0,  // 37: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	30, // 38: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
+	30, // 39: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
+	30, // 40: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
+	44, // 41: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
+	44, // 42: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
+	45, // 43: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
+	45, // 44: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
+	30, // 45: spillway.node.v1alpha1.Flow.source:type_name -> spillway.node.v1alpha1.Peer
+	34, // 46: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
+	36, // 47: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
+	0,  // 48: spillway.node.v1alpha1.Address.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	38, // 49: spillway.node.v1alpha1.NamesResponse.names:type_name -> spillway.node.v1alpha1.AddressNames
+	39, // 50: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
+	39, // 51: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
+	0,  // 52: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
+	42, // 53: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	8,  // 54: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	43, // 55: spillway.node.v1alpha1.Finding.object:type_name -> spillway.node.v1alpha1.FindingObject
+	44, // 56: spillway.node.v1alpha1.Finding.since:type_name -> google.protobuf.Timestamp
+	2,  // 57: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	13, // 58: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	15, // 59: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	24, // 60: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	26, // 61: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	32, // 62: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	35, // 63: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	40, // 64: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 65: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	14, // 66: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	16, // 67: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	25, // 68: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	27, // 69: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	33, // 70: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	37, // 71: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	41, // 72: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	65, // [65:73] is the sub-list for method output_type
+	57, // [57:65] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }
@@ -3725,7 +3848,7 @@ func file_spillway_node_v1alpha1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spillway_node_v1alpha1_node_proto_rawDesc), len(file_spillway_node_v1alpha1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/dataplane"
@@ -19,20 +20,29 @@ import (
 
 const topPrefix = "top-"
 
+// countConnections is the value of --service-metrics that costs no packet of a known flow, and
+// connectionsTop the number of Service ports that it exports: some 20 series each.
+const (
+	countConnections = "connections"
+	connectionsTop   = 100
+)
+
 func (c *Config) eventsFlags() []flag {
 	return []flag{
-		// A flow that is served makes no event by default, so its packets cost nothing more.
-		{name: "flow-events", to: at(&c.EBPF.FlowEvents, ebpf.EventsRefused), modes: onEBPF,
-			choices: []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsAll},
-			usage: "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped) or " +
-				"all (also flows: opened, answered, closed, with packets and bytes)."},
+		// A flow that is served makes no event unless someone watches, so its packets cost nothing more.
+		{name: "flow-events", to: at(&c.EBPF.FlowEvents, ebpf.EventsOnDemand), modes: onEBPF,
+			choices: []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsOnDemand, ebpf.EventsAll},
+			usage: "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped), " +
+				"on-demand (also flows, while a client of the API watches them) or all (also flows: opened, answered, closed, with packets and " +
+				"bytes)."},
 		{name: "flow-events-sample", to: at(&c.EBPF.FlowEventsSample, 1), modes: onEBPF,
 			usage: "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled."},
 		{name: "flow-events-rate", to: at(&c.EBPF.FlowEventsRate, 1000), modes: onEBPF,
 			usage: "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit."},
-		{name: "service-metrics", to: at(&c.ServiceMetrics, "off"), modes: onEBPF, choices: []string{"off", "top-100", "all"}, open: true,
-			usage: "Service ports with metrics of their own (spillway_service_*): off, top-N (the N most used, of namespaces in turn, such as " +
-				"top-100) or all."},
+		{name: "service-metrics", to: at(&c.ServiceMetrics, countConnections), modes: onEBPF,
+			choices: []string{"off", countConnections, "top-100", "all"}, open: true,
+			usage: "Service ports with metrics of their own (spillway_service_*): off, connections (the 100 most used, of namespaces in turn, " +
+				"without packets and bytes), top-N (the N most used, such as top-100) or all."},
 	}
 }
 
@@ -42,6 +52,10 @@ func (c *Config) validateEvents() error {
 		return cli.UsageErrorf("--flow-events-rate %d: must be at most %d; 0 is no limit", c.EBPF.FlowEventsRate, ebpf.MaxEventsRate)
 	}
 	c.EBPF.ServiceMetrics, c.EBPF.ServiceMetricsTop = c.ServiceMetrics != "off" && c.ServiceMetrics != "", 0
+	if c.EBPF.ServiceConnectionsOnly = c.ServiceMetrics == countConnections; c.EBPF.ServiceConnectionsOnly {
+		c.EBPF.ServiceMetricsTop = connectionsTop
+		return nil
+	}
 	if n, isTop := strings.CutPrefix(c.ServiceMetrics, topPrefix); isTop {
 		top, err := strconv.ParseUint(n, 10, 31)
 		if err != nil || top == 0 {
@@ -50,7 +64,7 @@ func (c *Config) validateEvents() error {
 		}
 		c.EBPF.ServiceMetricsTop = int(top)
 	} else if c.EBPF.ServiceMetrics && c.ServiceMetrics != "all" {
-		return cli.UsageErrorf("--service-metrics %q: not a choice: use off, top-N or all", c.ServiceMetrics)
+		return cli.UsageErrorf("--service-metrics %q: not a choice: use off, connections, top-N or all", c.ServiceMetrics)
 	}
 	return nil
 }
@@ -66,7 +80,13 @@ func (a *agent) followFlows(loop *reconcile.Reconciler, backends []dataplane.Bac
 		}
 		flows := flowlog.New(flowlog.Config{Node: a.cfg.NodeName, Owners: owners(loop)})
 		events := nodeapi.FlowEvents{Mode: a.cfg.EBPF.FlowEvents, Log: flows, Reporter: reporter}
+		if on, ok := b.(dataplane.FlowSwitch); ok && events.Mode == ebpf.EventsOnDemand {
+			events.Demand = flowlog.NewDemand(on, log)
+		}
 		return events, func(ctx context.Context) error {
+			var demand sync.WaitGroup
+			defer demand.Wait()
+			demand.Go(func() { events.Demand.Run(ctx) })
 			if err := reporter.ReportFlows(ctx, flows.Add); err != nil && ctx.Err() == nil {
 				log.Error("flow events are not shown", "err", err)
 			}

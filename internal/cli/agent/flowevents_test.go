@@ -10,17 +10,18 @@ import (
 
 func TestFlowEventsFlags(t *testing.T) {
 	tests := []struct {
-		args    string
-		counted bool
-		top     int
-		err     string
+		args             string
+		counted, packets bool
+		top              int
+		err              string
 	}{
-		{args: ""},
-		{args: "--flow-events=all --flow-events-sample=10 --flow-events-rate=0"},
-		{args: "--service-metrics=all", counted: true},
-		{args: "--service-metrics=top-7", counted: true, top: 7},
+		{args: "", counted: true, top: 100},
+		{args: "--flow-events=all --flow-events-sample=10 --flow-events-rate=0 --service-metrics=off"},
+		{args: "--flow-events=on-demand --service-metrics=connections", counted: true, top: 100},
+		{args: "--service-metrics=all", counted: true, packets: true},
+		{args: "--service-metrics=top-7", counted: true, packets: true, top: 7},
 		{args: "--flow-events=some", err: `--flow-events "some": not a choice`},
-		{args: "--flow-events-sample=0"},
+		{args: "--flow-events-sample=0 --service-metrics=off"},
 		{args: "--flow-events-rate=1000001", err: "--flow-events-rate 1000001: must be at most 1000000"},
 		{args: "--service-metrics=top", err: `--service-metrics "top": not a choice`},
 		{args: "--service-metrics=top-0", err: `--service-metrics "top-0": no number`},
@@ -35,7 +36,8 @@ func TestFlowEventsFlags(t *testing.T) {
 		}
 		err := errors.Join(c.validateChoices(), c.validateEvents())
 		if tt.err == "" {
-			if err != nil || c.EBPF.ServiceMetrics != tt.counted || c.EBPF.ServiceMetricsTop != tt.top {
+			if err != nil || c.EBPF.ServiceMetrics != tt.counted || (c.EBPF.ServiceMetrics && !c.EBPF.ServiceConnectionsOnly) != tt.packets ||
+				c.EBPF.ServiceMetricsTop != tt.top {
 				t.Errorf("%q: %+v, error %v", tt.args, c, err)
 			}
 			continue

@@ -39,7 +39,7 @@ func TestMapsFitIntoMemory(t *testing.T) {
 		{"a flag that the machine has no memory for", []string{"--conntrack-min=1000000"}, 512, 0, 0, 0,
 			[]string{"--conntrack-min 1000000: ", "this machine has 512 MiB: give a smaller value"}},
 		{"a limit below all", nil, 64 << 10, 64, 0, 0,
-			[]string{"need 106 MiB", "the memory limit is 64 MiB (" + file + "): raise the limit", "--conntrack-min below 16384"}},
+			[]string{"need 107 MiB", "the memory limit is 64 MiB (" + file + "): raise the limit", "--conntrack-min below 16384"}},
 		{"another dataplane has no maps", []string{"--proxy-mode=nftables", "--conntrack-min=1000000"}, 64 << 10, 64, 0, 0, nil},
 		{"removing needs none", []string{"--cleanup", "--conntrack-min=1000000"}, 64 << 10, 64, 0, 0, nil},
 	} {

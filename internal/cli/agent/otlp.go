@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/dataplane/ebpf"
 	"spillway.dev/spillway/internal/observe/otlp"
 	nodeapi "spillway.dev/spillway/internal/observe/server"
 	"spillway.dev/spillway/internal/telemetry"
@@ -104,6 +106,9 @@ func (a *agent) newOTLP(events nodeapi.Events, m *telemetry.Metrics, log *slog.L
 			log.Warn("no flow events are sent by OTLP: this --proxy-mode reports none, or --flow-events is off", "proxy-mode", a.cfg.ProxyMode)
 		} else {
 			cfg.Flows = flows.Log
+			if flows.Mode == ebpf.EventsOnDemand { // what a collector gets must not depend on who watches
+				cfg.FlowKinds = []dataplane.FlowEventKind{dataplane.FlowRefused, dataplane.FlowDropped}
+			}
 		}
 	}
 	e, err := otlp.New(cfg)

@@ -35,9 +35,9 @@ func NewCommand() *cobra.Command {
 		Short: "Show the flows of Services on this node, and what happens to them",
 		Long: `Shows the flows in the kernel's table. With --since the events that the agent remembers,
 and with --follow those to come: flows that are opened, answered and closed, and packets
-that are refused or dropped. By default an agent reports only refusals and drops; with
---flow-events all it reports flows too. Needs root, or with --node the rights of a
-kubeconfig.`,
+that are refused or dropped. By default an agent reports flows only while a program
+follows them, and refusals and drops always. Needs root, or with --node the rights of
+a kubeconfig.`,
 		Example: `  spillway flows -n shop --service web
   spillway flows --state new
   spillway flows -f --event refused,dropped
@@ -62,7 +62,7 @@ kubeconfig.`,
 			if !follow && want.since == 0 {
 				return list(ctx, cmd.OutOrStdout(), agent, &nodev1alpha1.ListFlowsRequest{Filter: want.filter(), Limit: limit, State: state}, output)
 			}
-			w := &watcher{out: newPrinter(cmd.OutOrStdout(), cmd.ErrOrStderr(), output), request: want.request(time.Now()), follow: follow}
+			w := &watcher{out: newPrinter(cmd.OutOrStdout(), cmd.ErrOrStderr(), output), request: want.request(time.Now(), follow), follow: follow}
 			return w.one(ctx, agent)
 		},
 	}
@@ -107,7 +107,7 @@ Events of several nodes may come in another order than they happened in.`,
 			defer stop()
 			out := newPrinter(cmd.OutOrStdout(), cmd.ErrOrStderr(), output)
 			out.nodes = true
-			w := &watcher{out: out, request: want.request(time.Now()), follow: true}
+			w := &watcher{out: out, request: want.request(time.Now(), true), follow: true}
 			return w.all(ctx, all)
 		},
 	}
@@ -188,8 +188,8 @@ func (s *selection) filter() *nodev1alpha1.FlowFilter {
 	return f
 }
 
-func (s *selection) request(now time.Time) *nodev1alpha1.WatchFlowsRequest {
-	r := &nodev1alpha1.WatchFlowsRequest{Filter: s.filter()}
+func (s *selection) request(now time.Time, follow bool) *nodev1alpha1.WatchFlowsRequest {
+	r := &nodev1alpha1.WatchFlowsRequest{Filter: s.filter(), Remembered: !follow}
 	if s.since > 0 {
 		r.Since = timestamppb.New(now.Add(-s.since))
 	}
@@ -207,15 +207,21 @@ func list(ctx context.Context, out io.Writer, agent nodeclient.Dialer, req *node
 	return output.Print(out, table{resp, time.Now()})
 }
 
-// modeHint says what the agent does not report; "" if it reports everything.
-func modeHint(e *nodev1alpha1.Events) string {
+// modeHint says what the agent does not report to a program that follows events, or that reads those
+// that the agent remembers; "" if it reports everything.
+func modeHint(e *nodev1alpha1.Events, follow bool) string {
 	switch mode := e.GetMode(); mode {
 	case "all":
 		return ""
+	case "on-demand":
+		if follow {
+			return ""
+		}
+		return "the agent remembers flows only of times when a program followed them: use --follow, or give the agent --flow-events all"
 	case "refused":
-		return "the agent reports only refused and dropped packets: give it --flow-events all to see flows too"
+		return "the agent reports only refused and dropped packets: give it --flow-events on-demand or all to see flows too"
 	case "off", "":
-		return "the agent reports no events: give it --flow-events refused or all"
+		return "the agent reports no events: give it --flow-events on-demand or all"
 	default:
 		return "the agent reports events by --flow-events " + escape.Text(mode) + ", which this program does not know"
 	}

@@ -136,7 +136,7 @@ func TestSince(t *testing.T) {
 		!strings.HasSuffix(lines[1], "refused  TCP 192.0.2.1:40000 -> shop/web:http drop_source_range") {
 		t.Errorf("printed\n%s", out)
 	}
-	if !strings.Contains(notes, "--flow-events all") || strings.Contains(notes, "no event that") {
+	if !strings.Contains(notes, "--flow-events on-demand") || strings.Contains(notes, "no event that") {
 		t.Errorf("notes: %q", notes)
 	}
 	want := &nodev1alpha1.FlowFilter{Namespace: "shop", Service: "web", Address: "192.0.2.0/24", Port: 80,
@@ -191,6 +191,39 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// TestTurnedOn says from when on flows are reported, to the program that has them reported.
+func TestTurnedOn(t *testing.T) {
+	on := &nodev1alpha1.Reporting{Mode: "on-demand", FlowsSince: timestamppb.New(now), TurnedOn: true}
+	const noted = "flows are reported since "
+	for _, tt := range []struct {
+		reporting *nodev1alpha1.Reporting
+		want      string
+	}{
+		{on, noted + now.Local().Format("15:04:05") + "\n"},
+		{&nodev1alpha1.Reporting{Mode: "on-demand", FlowsSince: on.FlowsSince}, ""},
+		{&nodev1alpha1.Reporting{Mode: "on-demand", TurnedOn: true}, ""},
+		{&nodev1alpha1.Reporting{Mode: "on-demand", TurnedOn: true, Problem: "no\x1broom"}, "flows are not reported yet: no\\x1broom\n"},
+	} {
+		a := &agent{mode: "on-demand", later: []*nodev1alpha1.WatchFlowsResponse{{Reporting: tt.reporting}}}
+		_, notes, _ := run(t, a, "-f")
+		if notes != tt.want {
+			t.Errorf("%v: noted %q, want %q", tt.reporting, notes, tt.want)
+		}
+		if a.asked.Remembered {
+			t.Error("a program that follows asks for remembered events alone")
+		}
+	}
+}
+
+// A program that reads what is remembered turns nothing on, and ends with the stream.
+func TestSinceOnDemand(t *testing.T) {
+	a := &agent{mode: "on-demand"}
+	_, notes, err := run(t, a, "--since", "5m")
+	if err != nil || !a.asked.Remembered || !strings.Contains(notes, "remembers flows only of times") {
+		t.Errorf("asked %v, noted %q, %v", a.asked, notes, err)
+	}
+}
+
 func TestListFlows(t *testing.T) {
 	out, _, err := run(t, &agent{})
 	if err != nil || !strings.Contains(out, "shop/web:http") {
@@ -220,7 +253,7 @@ func TestNothingFromTheAgentReachesTheTerminal(t *testing.T) {
 			t.Errorf("printed %q", out.String())
 		}
 	}
-	if text := modeHint(&nodev1alpha1.Events{Mode: "x\x1b"}); strings.Contains(text, "\x1b") {
+	if text := modeHint(&nodev1alpha1.Events{Mode: "x\x1b"}, true); strings.Contains(text, "\x1b") {
 		t.Errorf("hint %q", text)
 	}
 }

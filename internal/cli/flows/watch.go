@@ -29,7 +29,7 @@ func (w *watcher) one(ctx context.Context, agent nodeclient.Dialer) error {
 	if err := w.hint(ctx, "", agent); err != nil {
 		return nodeclient.Error(does, agent, err)
 	}
-	err := w.watch(ctx, agent, func() {})
+	err := w.watch(ctx, "", agent, func() {})
 	if errors.Is(err, errQuiet) && !w.out.any {
 		w.out.note("no event that the filters select is remembered")
 	}
@@ -98,7 +98,7 @@ func (w *watcher) again(ctx context.Context, cluster *reach.Cluster, node string
 		if err := w.hint(ctx, node, d); err != nil {
 			return err
 		}
-		return w.watch(ctx, d, connected)
+		return w.watch(ctx, node, d, connected)
 	}, func(err *reach.Error) { w.out.note(lostText(node, err)) })
 }
 
@@ -110,20 +110,35 @@ func (w *watcher) hint(ctx context.Context, node string, agent nodeclient.Dialer
 	if err != nil {
 		return err
 	}
-	if text := modeHint(status.Events); text != "" {
-		if node != "" {
-			text = "node " + node + ": " + text
-		}
-		w.out.note(text)
+	if text := modeHint(status.Events, w.follow); text != "" {
+		w.out.note(ofNode(node, text))
 	}
 	return nil
+}
+
+// ofNode adds the name of a node to a note; "" is this node.
+func ofNode(node, text string) string {
+	if node == "" {
+		return text
+	}
+	return "node " + escape.Text(node) + ": " + text
+}
+
+// noteReporting notes from when on an agent reports flows because of this program, or why it does not.
+func (w *watcher) noteReporting(node string, r *nodev1alpha1.Reporting) {
+	switch {
+	case r.GetProblem() != "":
+		w.out.note(ofNode(node, "flows are not reported yet: "+escape.Text(r.Problem)))
+	case r.GetTurnedOn() && r.FlowsSince != nil:
+		w.out.note(ofNode(node, "flows are reported since "+r.FlowsSince.AsTime().Local().Format(time.TimeOnly)))
+	}
 }
 
 // errQuiet ends a watch without --follow.
 var errQuiet = errors.New("no more events")
 
 // watch prints the events of an agent until the stream ends.
-func (w *watcher) watch(ctx context.Context, agent nodeclient.Dialer, connected func()) error {
+func (w *watcher) watch(ctx context.Context, node string, agent nodeclient.Dialer, connected func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silence := time.AfterFunc(time.Hour, func() { cancel(errQuiet) })
@@ -146,9 +161,13 @@ func (w *watcher) watch(ctx context.Context, agent nodeclient.Dialer, connected 
 		if !w.follow {
 			silence.Reset(quiet)
 		}
+		w.noteReporting(node, stream.Msg().Reporting)
 		if err := w.out.events(stream.Msg()); err != nil {
 			return err
 		}
+	}
+	if stream.Err() == nil && !w.follow {
+		return errQuiet
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, errQuiet) {
 		return errQuiet

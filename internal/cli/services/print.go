@@ -349,7 +349,11 @@ func counters(p *nodev1alpha1.ServicePort) *pages.Table {
 	}
 	t := pages.NewTable(pages.Number("CONNECTIONS"), pages.Number("ACTIVE"), pages.Number("REFUSED"), pages.Number("DROPPED"),
 		pages.Number("BYTES IN"), pages.Number("BYTES OUT"))
-	t.Row(c.Connections, c.Active, c.Refused, c.Dropped, c.BytesToEndpoint, c.BytesToClient)
+	if c.ConnectionsOnly {
+		t.Row(c.Connections, c.Active, c.Refused, c.Dropped, "-", "-")
+	} else {
+		t.Row(c.Connections, c.Active, c.Refused, c.Dropped, c.BytesToEndpoint, c.BytesToClient)
+	}
 	return t
 }
 

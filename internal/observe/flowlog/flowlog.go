@@ -164,6 +164,7 @@ type Reader struct {
 
 	// Guarded by Log.mu.
 	next   uint64
+	end    uint64 // Log.next when the reader was made
 	missed uint64
 	events []Event // memory of the last answer
 }
@@ -176,7 +177,7 @@ func (l *Log) Watch(filter Filter, since time.Time) (*Reader, error) {
 	if len(l.readers) >= maxReaders {
 		return nil, errTooManyReaders
 	}
-	r := &Reader{log: l, filter: filter, wake: make(chan struct{}, 1), next: l.next}
+	r := &Reader{log: l, filter: filter, wake: make(chan struct{}, 1), next: l.next, end: l.next}
 	if !since.IsZero() {
 		// Events of sweeps are late, so times are not sorted: all are compared.
 		r.next = l.next - min(l.next, uint64(len(l.ring)))
@@ -206,6 +207,11 @@ func (r *Reader) Missed() (missed uint64) {
 // missed since the last call. The events are valid until the next call. It may return no events
 // if there are missed ones. The error is that of ctx.
 func (r *Reader) Next(ctx context.Context) (events []Event, missed uint64, err error) {
+	return r.NextOr(ctx, nil)
+}
+
+// NextOr is Next, and returns without events when another channel is closed.
+func (r *Reader) NextOr(ctx context.Context, other <-chan struct{}) (events []Event, missed uint64, err error) {
 	for {
 		var more bool
 		events, missed, more = r.take()
@@ -217,10 +223,31 @@ func (r *Reader) Next(ctx context.Context) (events []Event, missed uint64, err e
 		}
 		select {
 		case <-r.wake:
+		case <-other:
+			return nil, 0, nil
 		case <-ctx.Done():
 			return nil, 0, ctx.Err()
 		}
 	}
+}
+
+// Remembered calls visit with the events that were in memory when the reader was made, some at a time,
+// and with the number that it has missed. The events are valid during the call.
+func (r *Reader) Remembered(visit func(events []Event, missed uint64) error) error {
+	for more := true; more; {
+		var events []Event
+		var missed uint64
+		events, missed, _ = r.take()
+		if len(events) > 0 || missed > 0 {
+			if err := visit(events, missed); err != nil {
+				return err
+			}
+		}
+		r.log.mu.Lock()
+		more = r.next < r.end
+		r.log.mu.Unlock()
+	}
+	return nil
 }
 
 // Visit calls visit with the events in memory since a time that a filter selects. The events

@@ -45,7 +45,7 @@ func newLogExporter(e *Exporter) (*logExporter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("send flow events by OTLP: %w", err)
 	}
-	reader, err := e.cfg.Flows.Watch(flowlog.Filter{}, time.Time{})
+	reader, err := e.cfg.Flows.Watch(flowlog.Filter{Kinds: e.cfg.FlowKinds}, time.Time{})
 	if err != nil {
 		return nil, err
 	}

@@ -26,6 +26,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	semconv "go.opentelemetry.io/otel/semconv/v1.40.0"
 
+	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/observe/flowlog"
 )
 
@@ -44,9 +45,10 @@ type Config struct {
 	HeadersFile string
 
 	Node, Version string
-	Flows         *flowlog.Log        // nil: no events are sent
-	Metrics       prometheus.Gatherer // nil: no metrics are sent
-	Interval      time.Duration       // between two readings of the metrics
+	Flows         *flowlog.Log              // nil: no events are sent
+	FlowKinds     []dataplane.FlowEventKind // that are sent; none: all
+	Metrics       prometheus.Gatherer       // nil: no metrics are sent
+	Interval      time.Duration             // between two readings of the metrics
 	Log           *slog.Logger
 }
 

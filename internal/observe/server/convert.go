@@ -108,7 +108,7 @@ func addCounters(s *nodev1alpha1.Service, ports []*intent.ServicePort, counted m
 			Connections: c.Connections, Active: c.Active,
 			BytesToEndpoint: c.BytesToEndpoint, BytesToClient: c.BytesToClient,
 			PacketsToEndpoint: c.PacketsToEndpoint, PacketsToClient: c.PacketsToClient,
-			HandshakeMsLog2: c.Handshakes[:],
+			HandshakeMsLog2: c.Handshakes[:], ConnectionsOnly: c.ConnectionsOnly,
 		}
 		for _, n := range c.Refused {
 			out.Refused += n

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -21,6 +22,7 @@ type FlowEvents struct {
 	Mode     string // the value of --flow-events
 	Log      *flowlog.Log
 	Reporter dataplane.FlowReporter
+	Demand   *flowlog.Demand // nil: flows are reported always or never
 }
 
 var _ Events = FlowEvents{}
@@ -34,6 +36,7 @@ func (f FlowEvents) Counts() *nodev1alpha1.Events {
 	for _, n := range counts.Received {
 		out.Received += n
 	}
+	out.FlowsSince = timeOf(f.Demand.Since())
 	return out
 }
 
@@ -53,20 +56,52 @@ func (f FlowEvents) Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsReque
 		return connect.NewError(connect.CodeResourceExhausted, err)
 	}
 	defer reader.Close()
-	// The headers say that events are watched: the first event may be hours away.
-	if err := send(nil); err != nil {
-		return err
-	}
 	var messages eventMessages
+	forward := func(events []flowlog.Event, missed uint64) error {
+		return send(&nodev1alpha1.WatchFlowsResponse{Missed: missed, Events: messages.of(events)})
+	}
+	if req.Remembered {
+		return reader.Remembered(forward)
+	}
+	watching := f.Demand.Watch(filter)
+	defer watching.Close()
+	var sent *nodev1alpha1.Reporting
 	for {
-		events, missed, err := reader.Next(ctx)
+		now, changed := f.reporting(watching)
+		if !proto.Equal(now, sent) {
+			// The first one says that events are watched: the first event may be hours away.
+			if err := send(&nodev1alpha1.WatchFlowsResponse{Reporting: now}); err != nil {
+				return err
+			}
+			sent = now
+		}
+		events, missed, err := reader.NextOr(ctx, changed)
 		if err != nil {
 			return err
 		}
-		if err := send(&nodev1alpha1.WatchFlowsResponse{Missed: missed, Events: messages.of(events)}); err != nil {
+		if len(events) == 0 && missed == 0 {
+			continue
+		}
+		if err := forward(events, missed); err != nil {
 			return err
 		}
 	}
+}
+
+// reporting returns what is reported to a watcher, and a channel that is closed when that may change.
+func (f FlowEvents) reporting(w *flowlog.Watching) (*nodev1alpha1.Reporting, <-chan struct{}) {
+	since, problem, changed := w.State()
+	return &nodev1alpha1.Reporting{
+		Mode: f.Mode, FlowsSince: timeOf(since), TurnedOn: w != nil && w.TurnedOn, Problem: problem,
+	}, changed
+}
+
+// timeOf returns nil for the zero time.
+func timeOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
 }
 
 // Visit implements Events.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"testing"
 	"time"
@@ -56,6 +57,12 @@ func TestWatchFlows(t *testing.T) {
 	if err != nil || !stream.Receive() {
 		t.Fatal(err, stream.Err())
 	}
+	if first := stream.Msg(); first.Reporting.GetMode() != "all" || first.Reporting.FlowsSince != nil || len(first.Events) > 0 {
+		t.Errorf("the stream begins with %v", first)
+	}
+	if !stream.Receive() {
+		t.Fatal(stream.Err())
+	}
 	resp := stream.Msg()
 	if len(resp.Events) != 1 {
 		t.Fatalf("received %v", resp)
@@ -96,6 +103,58 @@ func TestWatchFlows(t *testing.T) {
 			err = stream.Err()
 		}
 		wantCode(t, "a wrong filter", err, connect.CodeInvalidArgument, "")
+	}
+}
+
+// fakeSwitch receives what is reported.
+type fakeSwitch chan dataplane.FlowSelection
+
+func (s fakeSwitch) SwitchFlows(of dataplane.FlowSelection) error {
+	s <- of
+	return nil
+}
+
+// With on-demand, a stream says from when on flows are reported. A reader of remembered events has none
+// reported, and its stream ends.
+func TestWatchFlowsOnDemand(t *testing.T) {
+	flows, switched := flowlog.New(flowlog.Config{Node: "n1"}), make(fakeSwitch)
+	demand := flowlog.NewDemand(switched, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { demand.Run(ctx); close(done) }()
+	defer func() { cancel(); <-done }()
+	h := start(t, func(c *Config) {
+		c.Events = FlowEvents{Mode: "on-demand", Log: flows, Reporter: fakeReporter{}, Demand: demand}
+	}).wait(t)
+	flows.Add([]dataplane.FlowEvent{{Kind: dataplane.FlowOpened, Time: time.Now()}})
+
+	remembered, err := h.client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{
+		Remembered: true, Since: timestamppb.New(time.Unix(1000, 0))})
+	if err != nil || !remembered.Receive() || len(remembered.Msg().Events) != 1 || remembered.Receive() || remembered.Err() != nil {
+		t.Errorf("remembered %v, %v", remembered.Msg(), remembered.Err())
+	}
+	status, err := h.client.Status(t.Context(), &nodev1alpha1.StatusRequest{})
+	if err != nil || status.Events.FlowsSince != nil {
+		t.Errorf("flows are reported without a watcher: %v, %v", status.Events, err)
+	}
+
+	stream, err := h.client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{})
+	if err != nil || !stream.Receive() {
+		t.Fatal(err, stream.Err())
+	}
+	if r := stream.Msg().Reporting; r.GetMode() != "on-demand" || r.FlowsSince != nil || !r.TurnedOn {
+		t.Errorf("before they are reported: %v", r)
+	}
+	if of := <-switched; !of.All {
+		t.Errorf("a watcher of all Services has %v reported", of)
+	}
+	if !stream.Receive() {
+		t.Fatal(stream.Err())
+	}
+	since := stream.Msg().Reporting.GetFlowsSince()
+	if status, err = h.client.Status(t.Context(), &nodev1alpha1.StatusRequest{}); err != nil || since == nil ||
+		!proto.Equal(status.Events.FlowsSince, since) {
+		t.Errorf("reported since %v, in Status %v, %v", since, status.Events, err)
 	}
 }
 

@@ -50,7 +50,7 @@ type Events interface {
 	Counts() *nodev1alpha1.Events
 	// Watch calls send with the events that the request selects until ctx ends or send
 	// fails, whose error it returns. A slow send costs events, not memory. The first call
-	// has nil: it sends the headers alone.
+	// has no events: it says what is reported.
 	Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsRequest, send func(*nodev1alpha1.WatchFlowsResponse) error) error
 	// Visit calls visit with the events in memory since a time that the filter selects. It
 	// does not wait for others.
