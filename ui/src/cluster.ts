@@ -6,7 +6,8 @@ import type { Drop, Finding, Problem, Service, StatusResponse } from "./gen/spil
 import { Poll } from "./poll";
 import { Source } from "./schedule";
 import { ServiceTable } from "./services";
-import { eventSecond, Traffic } from "./traffic";
+import { eventSecond, nowSecond, reported, Traffic } from "./traffic";
+import type { Reported } from "./traffic";
 
 /** Result is what one node answered to a call. */
 export interface Result<T> {
@@ -86,6 +87,17 @@ export class Cluster extends Source {
   /** scope has the selected nodes. */
   get scope(): NodeState[] {
     return this.selected < 0 ? this.nodes : this.nodes.filter((n) => n.id === this.selected);
+  }
+
+  /** reported is what the selected nodes that answer report of flows. */
+  get reported(): Reported {
+    const nodes = this.scope.filter((n) => !n.error);
+    const modes = nodes.map((n) => {
+      const since = n.status?.events?.flowsSince;
+      // Before its first answer, a node may report anything.
+      return { mode: n.status ? n.status.events?.mode ?? "" : "on-demand", since: since ? timestampMs(since) + (this.ahead.get(nodeName(n)) ?? 0) : 0 };
+    });
+    return reported(this.watch.connected ? modes : [], Math.ceil(this.watch.from / 1000), nowSecond());
   }
 
   /** shows reports whether a node is selected, by the name that flows have. */

@@ -28,6 +28,8 @@ export class Watch extends Source {
   /** error is why there are no events; "" while connected. */
   error = "";
   connected = false;
+  /** from is the time of the first event that it asked for, in ms. */
+  from = 0;
   private stop = new AbortController();
 
   constructor(private readonly onEvent: (event: FlowEvent) => void = () => {}) {
@@ -38,6 +40,7 @@ export class Watch extends Source {
   start(client: NodeClient, filter: MessageInitShape<typeof FlowFilterSchema>, since = 0) {
     this.close();
     this.stop = new AbortController();
+    this.from = Date.now() - since;
     void this.run(client, create(FlowFilterSchema, filter), since, this.stop.signal);
   }
 

@@ -1,7 +1,7 @@
 import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
 import type { FlowEvent } from "./gen/spillway/node/v1alpha1/node_pb";
 import { durationMs, timestampMs } from "@bufbuild/protobuf/wkt";
-import { flowService, hostPort } from "./text";
+import { flowService, hostPort, short } from "./text";
 
 /** seconds is how long a Service's rates are kept. */
 export const seconds = 60;
@@ -256,6 +256,51 @@ function weakest<T>(map: Map<string, T>, weight: (item: T) => number) {
 export function eventSecond(event: FlowEvent, now: number, ahead = 0): number {
   const age = event.time ? now - ahead - timestampMs(event.time) : 0;
   return Math.floor((age > 3_000 ? now - age : now) / 1000);
+}
+
+/** Reported is since which second of the page all flows have events (Infinity: not yet), or why that is not so. */
+export interface Reported {
+  since: number;
+  /** why is "" if flows are reported. */
+  why: "" | "turning on" | "not known";
+  /** partial: some nodes report no flows. */
+  partial: boolean;
+}
+
+/** notReported explains why flows are not known. */
+export const notReported = "The agent reports no new flows. Give it --flow-events on-demand.";
+
+/** rateSeconds is how many seconds a rate needs. */
+export const rateSeconds = 5;
+
+/**
+ * reported sums up what nodes report, by a page that counts since a second. Of each node it takes the mode,
+ * and when it turned events on by the page's clock, in ms; 0: it has not.
+ */
+export function reported(nodes: { mode: string; since: number }[], from: number, second: number): Reported {
+  const out: Reported = { since: from, why: "", partial: false };
+  let turning = nodes.length === 0;
+  let known = 0;
+  for (const n of nodes) {
+    if (n.mode === "on-demand" && n.since === 0) turning = true;
+    else if (n.mode === "on-demand") out.since = Math.max(out.since, Math.ceil(n.since / 1000));
+    if (n.mode === "on-demand" || n.mode === "all") known++;
+  }
+  out.partial = known < nodes.length;
+  if (turning || known === 0) out.since = Infinity;
+  if (turning || (known > 0 && second - out.since < rateSeconds)) out.why = "turning on";
+  else if (known === 0) out.why = "not known";
+  return out;
+}
+
+/** rateText is a rate of flows, or why it is unknown. */
+export function rateText(rate: number, is: Reported): string {
+  return is.why || (is.partial ? `≥ ${short(rate)}` : short(rate));
+}
+
+/** knownOnly replaces counts of flows by null before they are known. */
+export function knownOnly(times: number[], counts: number[], is: Reported): (number | null)[] {
+  return counts.map((n, i) => (n > 0 || times[i]! >= is.since ? n : null));
 }
 
 /** nowSecond is the second of the page's clock. */

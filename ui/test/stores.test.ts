@@ -10,7 +10,7 @@ import { place, strongest } from "../src/graph";
 import { Poll } from "../src/poll";
 import { Ring } from "../src/ring";
 import { ServiceTable, select } from "../src/services";
-import { Counts, Handshakes, Traffic, eventSecond, limits, quantile, unanswered } from "../src/traffic";
+import { Counts, Handshakes, Traffic, eventSecond, knownOnly, limits, quantile, rateText, reported, unanswered } from "../src/traffic";
 
 // Frames as a browser has them, but by hand.
 const frames: (() => void)[] = [];
@@ -176,4 +176,22 @@ test("Services of nodes are summed, searched and sorted", () => {
   assert.deepEqual(names("", true), ["web", "cart"]);
   assert.deepEqual(names("SHOP web 10.96"), ["web"]);
   assert.deepEqual(names("none"), []);
+});
+
+test("a rate that is not known is not 0", () => {
+  const on = (since: number) => ({ mode: "on-demand", since: since * 1000 });
+  const text = (nodes: { mode: string; since: number }[], second = 200) => rateText(0, reported(nodes, 100, second));
+  assert.equal(text([]), "turning on", "no node has answered");
+  assert.equal(text([{ mode: "refused", since: 0 }]), "not known");
+  assert.equal(text([{ mode: "", since: 0 }]), "not known");
+  assert.equal(text([on(0)]), "turning on");
+  assert.equal(text([on(196)]), "turning on", "a rate takes seconds");
+  assert.equal(text([on(195)]), "0");
+  assert.equal(text([{ mode: "all", since: 0 }]), "0");
+  assert.equal(text([{ mode: "all", since: 0 }], 104), "turning on", "the page has just been opened");
+  assert.equal(text([on(150), on(0)]), "turning on");
+  assert.equal(text([on(150), { mode: "refused", since: 0 }]), "≥ 0");
+  const times = [148, 149, 150, 151];
+  assert.deepEqual(knownOnly(times, [0, 2, 0, 3], reported([on(150)], 100, 200)), [null, 2, 0, 3]);
+  assert.deepEqual(knownOnly(times, [0, 0, 0, 0], reported([on(0), { mode: "off", since: 0 }], 100, 200)), [null, null, null, null]);
 });

@@ -374,6 +374,19 @@ func TestWhereNothingAnswers(t *testing.T) {
 			tab.Text(want)
 		}
 	})
+	t.Run("nodes that report no flows", func(t *testing.T) {
+		for mode, want := range map[string][3]string{
+			"refused":   {"not known", "The traffic is not known", "Give it --flow-events on-demand"},
+			"on-demand": {"turning on", "Turning on events of flows", "Turning on events of flows"},
+		} {
+			tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Healthy: true, Mode: mode}), 1280)
+			tab.Text(want[0])
+			show(tab, "map")
+			tab.Text(want[1])
+			show(tab, "flows")
+			tab.Text(want[2])
+		}
+	})
 	t.Run("one of three nodes hangs, one is gone", func(t *testing.T) {
 		hangs := filepath.Join(t.TempDir(), "hangs.sock")
 		defer listen(t, hangs).Close() // which accepts nothing

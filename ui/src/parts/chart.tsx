@@ -13,8 +13,8 @@ export interface Line {
 interface Props {
   label: string;
   lines: Line[];
-  /** data has the times in seconds, then the values of each line. */
-  data: number[][];
+  /** data has the times in seconds, then the values of each line; null: unknown. */
+  data: (number | null)[][];
   height: number;
 }
 

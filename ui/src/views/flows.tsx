@@ -13,7 +13,7 @@ import { Poll } from "../poll";
 import { isEmpty, noQuery, toFilter } from "../query";
 import type { FlowQuery } from "../query";
 import { bytes, clock, count, kinds, peer, plural, short, shown, span, stateText } from "../text";
-import { nowSecond, unanswered } from "../traffic";
+import { notReported, nowSecond, unanswered } from "../traffic";
 
 /** Row is an event, or a flow of the table with its state. */
 interface Row {
@@ -137,6 +137,7 @@ function Events({ query: typed }: { query: FlowQuery }) {
 
   const second = nowSecond();
   const rate = cluster.traffic.totals.all.rate(second, 5);
+  const { why } = cluster.reported;
   const newer = frozen ? own.entries.total - frozen.total : 0;
   return (
     <>
@@ -150,8 +151,8 @@ function Events({ query: typed }: { query: FlowQuery }) {
       </div>
       {own.error && !problem && <p class="banner warn" role="alert">{shown(own.error)} The list “Open now” works without events.</p>}
       {rows.length === 0 && own.error ? null : rows.length === 0 ? (
-        <Message title={problem ? "The filter is not complete" : all ? "No event yet" : "No event matches"}>
-          <p>{problem || (all ? "Events appear here when clients open, use and close flows." : "Matching events appear here when they happen. The agent remembers some minutes.")}</p>
+        <Message title={problem ? "The filter is not complete" : all ? (why === "turning on" ? "Turning on events of flows …" : "No event yet") : "No event matches"}>
+          <p>{problem || (why === "not known" ? notReported : all ? "Events appear here when clients open, use and close flows." : "Matching events appear here when they happen. The agent remembers some minutes.")}</p>
         </Message>
       ) : (
         <Table

@@ -5,7 +5,8 @@ import type { Layout, Link, Node, Picture } from "../graph";
 import { Message } from "../parts/basics";
 import { useSource, useTick } from "../parts/hooks";
 import { duration, plural, short, shown } from "../text";
-import { nowSecond } from "../traffic";
+import { notReported, nowSecond } from "../traffic";
+import type { Reported } from "../traffic";
 
 const sizes = [20, 40, 80];
 const columnNames = { client: "Client", service: "Service", endpoint: "Endpoint" };
@@ -59,7 +60,7 @@ export function ServiceMap() {
       {cluster.watch.error ? (
         <Message title="There are no events to draw" mood="warn"><p>{shown(cluster.watch.error)}</p></Message>
       ) : picture.nodes.length === 0 ? (
-        <Message title={search ? "Nothing matches" : "No traffic yet"}><p>{search ? "The search looks at the names on the map." : "The map is drawn from new connections."}</p></Message>
+        <Nothing search={search} why={cluster.reported.why} />
       ) : (
         <>
           <div class="map" tabIndex={0} role="region" aria-label="Map of clients, Services and endpoints">
@@ -73,6 +74,11 @@ export function ServiceMap() {
       )}
     </div>
   );
+}
+
+function Nothing({ search, why }: { search: string; why: Reported["why"] }) {
+  if (search) return <Message title="Nothing matches"><p>The search looks at the names on the map.</p></Message>;
+  return <Message title={why === "not known" ? "The traffic is not known" : why ? "Turning on events of flows …" : "No traffic yet"}><p>{why === "not known" ? notReported : "The map is drawn from new connections."}</p></Message>;
 }
 
 function Way({ link, layout }: { link: Link; layout: Layout }) {

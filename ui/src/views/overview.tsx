@@ -8,7 +8,7 @@ import { Chart } from "../parts/chart";
 import { useSource, useTick } from "../parts/hooks";
 import { faults } from "../reasons";
 import { count, duration, ms, plural, short, shown } from "../text";
-import { nowSecond } from "../traffic";
+import { knownOnly, nowSecond, rateSeconds, rateText } from "../traffic";
 
 const lines = [
   { name: "opened", color: "--blue", fill: true },
@@ -50,7 +50,7 @@ function Numbers() {
   const largest = Math.max(0, ...cluster.scope.map((n) => n.status?.sync?.services ?? 0));
   const numbers: [string, string, string?][] = [
     ["Services", count(largest)],
-    ["new connections/s", live ? short(t.totals.opened.rate(second, 5)) : "–"],
+    ["new connections/s", live ? rateText(t.totals.opened.rate(second, rateSeconds), cluster.reported) : "–"],
     ["refused/s", live ? short(t.totals.refused.rate(second, 5)) : "–", t.totals.refused.rate(second, 5) > 0 ? "warn" : ""],
     ["dropped/s", live ? short(t.totals.dropped.rate(second, 5)) : "–", t.totals.dropped.rate(second, 5) > 0 ? "bad" : ""],
     ["handshake, median", p50 === undefined ? "–" : duration(p50)],
@@ -115,16 +115,17 @@ function Rates() {
     const length = 120;
     const { opened, refused, dropped } = cluster.traffic.totals;
     const times = Array.from({ length }, (_, i) => second - length + i);
-    return [times, ...[opened, refused, dropped].map((c) => c.series(second, length))];
+    return [times, knownOnly(times, opened.series(second, length), cluster.reported), refused.series(second, length), dropped.series(second, length)];
   }, [second, cluster.traffic]);
-  const last = data[1]!.at(-1) ?? 0;
+  const last = data[1]!.at(-1);
+  const opened = typeof last === "number" ? plural(last, "was opened", "were opened") + " in the last second" : "how many were opened is not known";
   return (
     <section class="card" aria-labelledby="rates">
       <h2 id="rates">Connections each second</h2>
       {cluster.watch.error ? (
         <p class="quiet">{shown(cluster.watch.error)}</p>
       ) : (
-        <Chart label={`Connections in the last two minutes; ${plural(last, "was opened", "were opened")} in the last second`} lines={lines} data={data} height={230} />
+        <Chart label={`Connections in the last two minutes; ${opened}`} lines={lines} data={data} height={230} />
       )}
     </section>
   );

@@ -9,7 +9,7 @@ import { useSource, useTick } from "../parts/hooks";
 import { Poll } from "../poll";
 import { noQuery } from "../query";
 import { bytes, count, duration, hostPort, portName, shown } from "../text";
-import { nowSecond, quantile, seconds } from "../traffic";
+import { knownOnly, nowSecond, quantile, seconds } from "../traffic";
 
 const lines = [
   { name: "opened", color: "--blue", fill: true },
@@ -29,7 +29,7 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
   const traffic = cluster.traffic.services.get(key);
   const data = useMemo(() => {
     const times = Array.from({ length: seconds }, (_, i) => second - seconds + i);
-    return [times, traffic?.opened.series(second, seconds) ?? times.map(() => 0), traffic?.bad.series(second, seconds) ?? times.map(() => 0)];
+    return [times, knownOnly(times, traffic?.opened.series(second, seconds) ?? times.map(() => 0), cluster.reported), traffic?.bad.series(second, seconds) ?? times.map(() => 0)];
   }, [second, traffic]);
   const results = poll.value ?? [];
   const first = results.find((r) => r.value?.service);
@@ -110,8 +110,7 @@ function Port({ port: p, type, flows }: { port: ServicePort; type: string; flows
           <>
             <dt>Connections</dt>
             <dd>{count(c.connections)}, {count(c.active)} active{c.refused > 0n && <span class="warn">, {count(c.refused)} refused</span>}{c.dropped > 0n && <span class="bad">, {count(c.dropped)} packets dropped</span>}</dd>
-            <dt>Traffic</dt>
-            <dd>{bytes(c.bytesToEndpoint)} in, {bytes(c.bytesToClient)} out</dd>
+            {!c.connectionsOnly && <><dt>Traffic</dt><dd>{bytes(c.bytesToEndpoint)} in, {bytes(c.bytesToClient)} out</dd></>}
             {p50 !== undefined && <><dt>Handshake</dt><dd>median {duration(p50)}, p99 {duration(p99!)}</dd></>}
           </>
         )}

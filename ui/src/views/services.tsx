@@ -19,7 +19,7 @@ export function Services() {
   const [search, setSearch] = useState("");
   const [sort, setSort] = useState<{ id: Column; descending: boolean }>({ id: "rate", descending: true });
   const second = nowSecond();
-  const live = cluster.watch.connected;
+  const live = cluster.watch.connected && !cluster.reported.why;
   const t = cluster.traffic;
   const table = cluster.services;
 

@@ -46,6 +46,8 @@ type Node struct {
 	Rate int
 	// NoWatch: the agent is older than WatchFlows.
 	NoWatch bool
+	// Mode is that of its events; "": all. With on-demand it never turns them on.
+	Mode string
 	// Healthy: no fault is planted.
 	Healthy bool
 	// Hostile: some flows have names that no API server allows.
@@ -183,7 +185,7 @@ func (n *Node) Status(context.Context, *node.StatusRequest) (*node.StatusRespons
 			{Place: "eth0", Program: "to_network", Mechanism: "tcx"}, {Place: "/sys/fs/cgroup", Program: "connect4", Mechanism: "cgroup"}},
 		Features: []*node.Feature{{Name: "tcx", Present: true}, {Name: "bpf_redirect_peer", Present: true},
 			{Name: "sock_ops", Present: false, Detail: "needs Linux 5.10"}},
-		Events: &node.Events{Enabled: !n.NoWatch, Received: n.sent.Load()},
+		Events: &node.Events{Enabled: !n.NoWatch, Received: n.sent.Load(), Mode: cmp.Or(n.Mode, "all")},
 	}
 	if !n.Healthy {
 		r.Problems = []*node.Problem{{Where: "Service edge/ingress",
