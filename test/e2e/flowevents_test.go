@@ -1,6 +1,12 @@
 package e2e
 
 import (
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"spillway.dev/spillway/test/flows"
@@ -97,4 +103,112 @@ func (e *env) waitMetric(t *testing.T, name, labels string, want int) {
 		}
 		return last == float64(want)
 	})
+}
+
+// follower is a `spillway flows -f` that runs.
+type follower struct {
+	cmd    *exec.Cmd
+	prints string // directory of what it prints
+}
+
+// follow starts `spillway flows -f` on node a.
+func (e *env) follow(t *testing.T, args ...string) *follower {
+	t.Helper()
+	f := &follower{cmd: exec.Command(e.Binary, append([]string{"flows", "-f", "--api-socket", e.Agent("a").Socket()}, args...)...), prints: t.TempDir()}
+	for name, to := range map[string]*io.Writer{"events": &f.cmd.Stdout, "notes": &f.cmd.Stderr} {
+		file, err := os.Create(filepath.Join(f.prints, name))
+		must.Do(t, err)
+		defer file.Close()
+		*to = file
+	}
+	must.Do(t, f.cmd.Start())
+	t.Cleanup(f.end)
+	return f
+}
+
+// printed returns how often it has printed a text, among its events or notes.
+func (f *follower) printed(t *testing.T, where, text string) int {
+	t.Helper()
+	out, err := os.ReadFile(filepath.Join(f.prints, where))
+	must.Do(t, err)
+	return strings.Count(string(out), text)
+}
+
+func (f *follower) end() {
+	if f.cmd.ProcessState == nil {
+		_ = f.cmd.Process.Signal(os.Interrupt)
+		_ = f.cmd.Wait()
+	}
+}
+
+// reported returns whether the agent of node a says that the flows of all Services are reported.
+func (e *env) reported(t *testing.T) bool {
+	t.Helper()
+	var status struct {
+		Events struct{ Mode, FlowsSince string }
+	}
+	if err := json.Unmarshal([]byte(e.spillway(t, "a", "status", "-o", "json")), &status); err != nil {
+		t.Fatal(err)
+	}
+	if status.Events.Mode != "on-demand" {
+		t.Fatalf("the mode is %q", status.Events.Mode)
+	}
+	return status.Events.FlowsSince != ""
+}
+
+// With the default flags, the kernel reports flows while a program follows them, and refusals always.
+func TestFlowsAreReportedOnDemand(t *testing.T) {
+	t.Parallel()
+	e := &env{Harness: harness.Start(t, cluster.Config{Spec: topology.DefaultSpec("e2e-demand")})}
+	outside, inside := flows.Flow{From: "client0", To: flows.NodePort("a")}, flows.Flow{From: "a1", To: flows.ClusterIP}
+	s := e.Load(t, nodePort("a0", "b0"))
+	const each = 5
+	ask := func() int {
+		t.Helper()
+		return e.askAnew(t, s, outside, flows.TCP, each, "") + e.askAnew(t, s, inside, flows.TCP, each, "")
+	}
+	refused := 0
+	// A refusal follows the flows: when it has arrived, so have their events.
+	unreported := func(opened int) {
+		t.Helper()
+		ask()
+		must.Do(t, s.Write([]flows.Object{nodePort()}))
+		must.Do(t, s.Wait(t.Context()))
+		refused += e.askAnew(t, s, outside, flows.TCP, 1, "refused")
+		e.waitMetric(t, "spillway_flow_events_total", `kind="refused"`, refused)
+		e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, opened)
+		must.Do(t, s.Write([]flows.Object{nodePort("a0", "b0")}))
+		must.Do(t, s.Wait(t.Context()))
+	}
+	unreported(0)
+	if e.reported(t) {
+		t.Error("flows are reported without a watcher")
+	}
+
+	const note = "flows are reported since "
+	first := e.follow(t)
+	waitFor(t, e.Agent("a"), "the note of the first program", func() bool { return first.printed(t, "notes", note) == 1 })
+	opened := ask()
+	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, opened)
+	waitFor(t, e.Agent("a"), "the flows that the first program prints", func() bool {
+		return first.printed(t, "events", " opened ") == opened && first.printed(t, "events", " answered ") == opened
+	})
+	second := e.follow(t, "--event", "opened")
+	waitFor(t, e.Agent("a"), "the second program", func() bool {
+		opened += ask()
+		return second.printed(t, "events", " opened ") > 0
+	})
+	if !e.reported(t) {
+		t.Error("Status does not say that flows are reported")
+	}
+	first.end()
+	// The flows go on for the second one, although it has turned nothing on.
+	opened += ask()
+	e.waitMetric(t, "spillway_flow_events_total", `kind="opened"`, opened)
+	if second.printed(t, "notes", note) > 0 {
+		t.Error("the second program says that it has turned flows on")
+	}
+	second.end()
+	waitFor(t, e.Agent("a"), "the end of reports", func() bool { return !e.reported(t) })
+	unreported(opened)
 }
