@@ -95,7 +95,7 @@ func wantCapture(t *testing.T, output []string) {
 // runScript runs bash with everything that it starts in a process group of its own, and returns its output.
 func runScript(t *testing.T, programs, script string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", script)
 	cmd.Dir, cmd.Env = root, append(os.Environ(), "COLUMNS=100")
