@@ -115,7 +115,8 @@ func TestFindingsAreThoseOfTheAgentsNamespace(t *testing.T) {
 	} {
 		got := asked(t, nodeclienttest.Serve(t, &fakeAgent{netns: row.netns}))
 		findings := got.add(row.node, nil)
-		said := len(row.node.Problems) == 1 && strings.Contains(row.node.Problems[0].What, "2 findings of the agent, such as source-range-refuses, are left out")
+		said := len(row.node.Problems) == 1 &&
+			strings.Contains(row.node.Problems[0].What, "2 findings of the agent, such as source-range-refuses, are left out")
 		if row.leftOut != said || row.leftOut != (len(findings) == 0) || row.leftOut != (row.node.Traffic == nil) {
 			t.Errorf("%s: findings %+v, problems %+v", name, findings, row.node.Problems)
 		}

@@ -60,7 +60,8 @@ func (r listResult) Write(w io.Writer) error {
 		}
 		found = append(found, faults...)
 		for _, p := range s.Ports {
-			t.Row(s.Namespace, s.Name, s.Type, portText(p), addresses(p), p.EndpointCount, by(p), health(s, p, faults), len(s.Problems))
+			t.Row(s.Namespace, s.Name, s.Type, portText(p), addresses(p), p.EndpointCount, by(p), health(s, p, faults),
+				len(s.Problems))
 		}
 	}
 	doctor.Sort(found)

@@ -89,10 +89,12 @@ func sick() *nodev1alpha1.StatusResponse {
 	r := serving()
 	web := &nodev1alpha1.FindingObject{Kind: "Service", Namespace: "shop", Name: "web", Port: "http", Endpoint: "10.244.1.7:8080"}
 	for i := range 6 {
-		r.Findings = append(r.Findings, &nodev1alpha1.Finding{Id: "endpoint-refuses", Severity: "critical", Object: web, Since: ago(90 * time.Second),
+		r.Findings = append(r.Findings, &nodev1alpha1.Finding{Id: "endpoint-refuses", Severity: "critical", Object: web,
+			Since: ago(90 * time.Second),
 			Title: fmt.Sprintf("connections to Service shop/web:http fail: endpoint pod shop/web-%d (10.244.1.7:8080) refuses them", i)})
 	}
-	r.Findings = append(r.Findings, &nodev1alpha1.Finding{Id: "iptables-both-variants", Severity: "warning", Title: "packets traverse two rule sets"},
+	r.Findings = append(r.Findings,
+		&nodev1alpha1.Finding{Id: "iptables-both-variants", Severity: "warning", Title: "packets traverse two rule sets"},
 		&nodev1alpha1.Finding{Id: "tcp-not-liberal", Severity: "info", Title: "late \x1b[31msegments are dropped"})
 	return r
 }

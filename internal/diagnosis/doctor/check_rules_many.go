@@ -24,7 +24,8 @@ func (rulesMany) Find(n *Node) []Finding {
 				continue
 			}
 			f := Finding{
-				ID: "rules-many", Severity: Info, Namespace: ns.Namespace.String(), Object: nodeObject(w.Chain.Command + " " + w.Chain.Table + " " + w.Chain.Name),
+				ID: "rules-many", Severity: Info, Namespace: ns.Namespace.String(),
+				Object: nodeObject(w.Chain.Command + " " + w.Chain.Table + " " + w.Chain.Name),
 				Title: fmt.Sprintf("new connections start slowly: their first packet traverses %d rules in %s %s", w.Rules,
 					w.Chain.Table, w.Chain.Name),
 				Evidence: []string{fmt.Sprintf("%s: up to %d consecutive rules from %s %s on %s", w.Chain.Command, w.Rules, w.Chain.Table, w.Chain.Name,

@@ -78,7 +78,8 @@ func TestAFindingIsASeriesOfEvents(t *testing.T) {
 	end := start.Add(59*time.Minute + seriesEnds + 1)
 	e.pass(t, end)
 	e.pass(t, end)
-	if s := e.events(t)[0].Series; s == nil || s.Count != 60 || !s.LastObservedTime.Time.Equal(start.Add(59*time.Minute).Truncate(time.Microsecond)) {
+	if s := e.events(t)[0].Series; s == nil || s.Count != 60 ||
+		!s.LastObservedTime.Time.Equal(start.Add(59*time.Minute).Truncate(time.Microsecond)) {
 		t.Errorf("series %+v", s)
 	}
 	if len(e.series) > 0 {

@@ -45,7 +45,8 @@ func TestAFindingKeepsItsBeginning(t *testing.T) {
 		}
 		f.update(list, nil, start.Add(step.at))
 		got, _ := f.now()
-		if began != step.began || len(got) != len(list) || step.listed && (!got[0].Since.Equal(start.Add(step.since)) || got[0].Title != step.title) {
+		if began != step.began || len(got) != len(list) || step.listed &&
+			(!got[0].Since.Equal(start.Add(step.since)) || got[0].Title != step.title) {
 			t.Errorf("after %v: it began %d times, now %+v", step.at, began, got)
 		}
 	}
@@ -129,7 +130,8 @@ func TestTheAgentEvaluatesByItself(t *testing.T) {
 		flows = append(flows, trafficFlow(n, "new", 5*time.Second))
 	}
 	start(t, func(c *Config) {
-		c.State, c.Backends = &fakeState{services: []reconcile.Service{serviceOf("default", "web", 1)}}, []dataplane.Backend{&fakePlane{flows: flows}}
+		c.State = &fakeState{services: []reconcile.Service{serviceOf("default", "web", 1)}}
+		c.Backends = []dataplane.Backend{&fakePlane{flows: flows}}
 		c.watchPause = time.Millisecond
 		c.examine = func(context.Context) (*doctor.Node, error) { examined <- true; return &doctor.Node{}, nil }
 		c.Findings = NewFindings(func(f doctor.Finding) { began <- f })

@@ -187,7 +187,8 @@ func (b *safeBuffer) String() string {
 func start(t *testing.T, change func(*Config)) *harness {
 	t.Helper()
 	h := &harness{socket: filepath.Join(t.TempDir(), "api.sock"), problems: make(chan []model.Problem, 16), log: &safeBuffer{}}
-	cfg := Config{retry: 50 * time.Millisecond, watchPause: time.Hour, Node: "n1", Version: "0.1.0", ProxyMode: "ebpf", State: &fakeState{}, Socket: h.socket,
+	cfg := Config{retry: 50 * time.Millisecond, watchPause: time.Hour,
+		Node: "n1", Version: "0.1.0", ProxyMode: "ebpf", State: &fakeState{}, Socket: h.socket,
 		OnProblems: func(p []model.Problem) { h.problems <- p }, Logger: slog.New(slog.NewTextHandler(h.log, nil))}
 	cfg.listeners = func() ([]kernel.Listener, error) { return nil, nil }
 	cfg.addrs = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("10.2.0.1")}, nil }
