@@ -71,7 +71,8 @@ func (r listResult) Write(w io.Writer) error {
 	case len(r.Services) == 0:
 		t.Foot("no Service is served on this node")
 	case troubled > 0:
-		t.Verdict(pages.Warning, counted(len(r.Services), "Service"), "%d with problems or findings, which the details of a Service show", troubled)
+		t.Verdict(pages.Warning, counted(len(r.Services), "Service"), "%d with problems or findings, which the details of a Service show",
+			troubled)
 	default:
 		t.Foot("%s", counted(len(r.Services), "Service"))
 	}
