@@ -45,7 +45,7 @@ var metricGroups = []metricGroup{
 	{"nftables dataplane", "With `--proxy-mode nftables`, and with `ebpf` for the ports that eBPF cannot serve.",
 		prefix("spillway_nftables_", "kubeproxy_sync_proxy_rules_nftables_")},
 	{"Flow events and traffic of Services", "Only with `--proxy-mode ebpf`. The metrics by Service need `--service-metrics`, those of " +
-		"events `--flow-events` ([flow events](flow-events.md)).",
+		"events `--flow-events` ([flow events](flow-events.md)). Packets and bytes by Service need `--service-metrics all` or `top-N`.",
 		prefix("spillway_flow_events_", "spillway_service_connections_", "spillway_service_active_", "spillway_service_refused_",
 			"spillway_service_dropped_",
 			"spillway_service_bytes_", "spillway_service_packets_", "spillway_service_handshake_", "spillway_service_metrics_")},

@@ -29,7 +29,7 @@ const (
 
 func (c *Config) eventsFlags() []flag {
 	return []flag{
-		// A flow that is served makes no event unless someone watches, so its packets cost nothing more.
+		// A flow that is served makes no event unless a client watches, so its packets cost nothing more.
 		{name: "flow-events", to: at(&c.EBPF.FlowEvents, ebpf.EventsOnDemand), modes: onEBPF,
 			choices: []string{ebpf.EventsOff, ebpf.EventsRefused, ebpf.EventsOnDemand, ebpf.EventsAll},
 			usage: "Events that the eBPF programs store for the agent: off, refused (packets that a Service refuses, or that are dropped), " +
