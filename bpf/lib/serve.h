@@ -6,7 +6,7 @@
 #include "egress/leaving_flow.h"
 #include "flow/create.h"
 #include "flow/plan.h"
-#include "lookup/source.h"
+#include "lookup/pod.h"
 #include "flow/socket_service.h"
 #include "nat/bypass.h"
 #include "dsr/dsr.h"

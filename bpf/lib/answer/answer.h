@@ -17,7 +17,7 @@
 
 #include "../hook.h"
 #include "../parse/packet.h"
-#include "../nat/csum.h"
+#include "../nat/rewrite.h"
 
 /* Bytes to remove: more than precede any transport header with a partial checksum. */
 #define ANSWER_CUT 256

@@ -8,7 +8,7 @@
 #ifndef SPILLWAY_ANSWER_SYN_CHALLENGE_H
 #define SPILLWAY_ANSWER_SYN_CHALLENGE_H
 
-#include "../nat/redirect.h"
+#include "../nat/forward.h"
 #include "syn_cookie.h"
 #include "../scratch.h"
 

@@ -8,7 +8,7 @@
 #ifndef SPILLWAY_DSR_GUE_H
 #define SPILLWAY_DSR_GUE_H
 
-#include "../lookup/xfrm.h"
+#include "../lookup/service.h"
 #include "option_write.h"
 
 /*
@@ -116,13 +116,6 @@ __noinline int gue_add(struct __sk_buff *skb)
 	else
 		ret = gue_add_v6(skb, &m->packet, &m->dsr.header.gue_v6, &node, endpoint, tag);
 	return ret ? drop_for(m, DROP_REWRITE) : GO_ON;
-}
-
-/* May this be such a datagram? */
-static __always_inline bool gue_possible(const struct packet *p)
-{
-	return dsr_port && p->tuple.dport == dsr_port && p->tuple.proto == IPPROTO_UDP &&
-	       !(p->flags & (PACKET_FIRST_FRAGMENT | PACKET_NO_L4 | PACKET_OPTIONS));
 }
 
 static __always_inline bool gue_fits(const struct gue *gue, __u8 proto, __u8 option)

@@ -188,4 +188,17 @@ static __always_inline __u64 dsr_read(const void *option, struct tuple *t, struc
 	return tag;
 }
 
+/* May this be a datagram of GUE with an option? */
+static __always_inline bool gue_possible(const struct packet *p)
+{
+	return dsr_port && p->tuple.dport == dsr_port && p->tuple.proto == IPPROTO_UDP &&
+	       !(p->flags & (PACKET_FIRST_FRAGMENT | PACKET_NO_L4 | PACKET_OPTIONS));
+}
+
+/* May the packet say which Service it is for, by the option or within a datagram? */
+static __always_inline bool may_be_wrapped(const struct packet *p)
+{
+	return p->flags & PACKET_DSR_OPTION || gue_possible(p);
+}
+
 #endif

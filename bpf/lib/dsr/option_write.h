@@ -4,7 +4,7 @@
 #define SPILLWAY_DSR_OPTION_WRITE_H
 
 #include "../scratch.h"
-#include "../nat/csum.h"
+#include "../nat/rewrite.h"
 
 /* Makes the IPv4 header longer, and adds the option. Returns 0, or -1. */
 static __always_inline int dsr_add_v4(struct __sk_buff *skb, const struct packet *p,

@@ -5,7 +5,7 @@
 
 #include "../nat/forward.h"
 #include "../flow/plan.h"
-#include "../lookup/source.h"
+#include "../lookup/pod.h"
 
 /* Is the option true? */
 static __always_inline bool dsr_valid(const struct dsr_connection *c, __u64 tag)
@@ -161,12 +161,6 @@ __noinline int dsr_answer_probe(struct __sk_buff *skb)
 		return drop(DROP_REWRITE);
 	count(DSR_PROBED);
 	return answer_send(skb, p);
-}
-
-/* May the packet say which Service it is for, by the option or within a datagram? */
-static __always_inline bool may_be_wrapped(const struct packet *p)
-{
-	return p->flags & PACKET_DSR_OPTION || gue_possible(p);
 }
 
 /*

@@ -44,7 +44,7 @@ static __always_inline bool next_hop_leads_out(const struct next_hop *hop)
 static __always_inline enum step egress_route(struct __sk_buff *skb, struct scratch *m,
 					      const struct addr *saddr)
 {
-	if (plan_route(skb, m, saddr, &m->pair.flow.daddr))
+	if (next_hop_try_route(skb, &m->packet, saddr, &m->pair.flow.daddr, &m->next_hop))
 		return WITHOUT_FLOW;
 	return next_hop_leads_out(&m->next_hop) ? GO_ON : WITHOUT_FLOW;
 }
@@ -90,7 +90,7 @@ static __always_inline enum step egress_plan(struct __sk_buff *skb, struct scrat
 	struct flow *f = &m->pair.flow;
 	enum step step;
 
-	plan_begin(m, &t->daddr, t->dport, skb->ifindex);
+	flow_begin(m, &t->daddr, t->dport, skb->ifindex);
 	f->service = SERVICE_EGRESS;
 	f->backend = 0;
 	f->helper = HELPER_NONE;

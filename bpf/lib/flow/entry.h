@@ -7,6 +7,7 @@
 #include "../events/endpoint_load.h"
 #include "../lookup/next_hop.h"
 #include "../lookup/pod.h"
+#include "../scratch.h"
 
 static __always_inline void tuple_mirror(struct tuple *out, const struct tuple *t)
 {
@@ -123,6 +124,26 @@ static __always_inline void flow_forget_next_hop(struct flow *f)
 	f->next_hop_ifindex = 0;
 	f->next_hop_kind = 0;
 	__builtin_memset(f->next_hop_macs, 0, sizeof(f->next_hop_macs));
+}
+
+/* Begins the flow of a packet from this device to daddr. It keeps its source for now. */
+static __always_inline void flow_begin(struct scratch *m, const struct addr *daddr, __be16 dport,
+				       __u32 device)
+{
+	const struct packet *p = &m->packet;
+	struct flow *f = &m->pair.flow;
+
+	f->saddr = p->tuple.saddr;
+	f->daddr = *daddr;
+	f->sport = p->tuple.sport;
+	f->dport = dport;
+	f->seen = p->time;
+	f->state = FLOW_NEW;
+	f->opened = p->time;
+	__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
+	f->helper_port = dport; /* flow_record_first replaces it for TCP */
+	f->in_ifindex = device;
+	flow_forget_next_hop(f);
 }
 
 /*

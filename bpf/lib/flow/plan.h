@@ -9,7 +9,6 @@
 #include "../dsr/send.h"
 #include "../hook.h"
 #include "../lookup/next_hop.h"
-#include "../lookup/xfrm.h"
 #include "create.h"
 
 /*
@@ -74,34 +73,6 @@ static __always_inline void flow_record_first(struct __sk_buff *skb, struct scra
 	tcp_begin(skb, &f->tcp, &m->packet);
 }
 
-/* Finds the route of the first packet. Returns 0, or -1 if there is none for it. */
-static __always_inline int plan_route(struct __sk_buff *skb, struct scratch *m,
-				      const struct addr *saddr, const struct addr *daddr)
-{
-	next_hop_route(skb, &m->packet, saddr, daddr, &m->next_hop);
-	return next_hop_unusable(&m->next_hop) ? -1 : 0;
-}
-
-/* Begins the flow of a packet from this device to daddr. It keeps its source for now. */
-static __always_inline void plan_begin(struct scratch *m, const struct addr *daddr, __be16 dport,
-				       __u32 device)
-{
-	const struct packet *p = &m->packet;
-	struct flow *f = &m->pair.flow;
-
-	f->saddr = p->tuple.saddr;
-	f->daddr = *daddr;
-	f->sport = p->tuple.sport;
-	f->dport = dport;
-	f->seen = p->time;
-	f->state = FLOW_NEW;
-	f->opened = p->time;
-	__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
-	f->helper_port = dport; /* flow_record_first replaces it for TCP */
-	f->in_ifindex = device;
-	flow_forget_next_hop(f);
-}
-
 /* What a new flow has to do with DSR. */
 enum dsr_role {
 	DSR_NONE,
@@ -124,11 +95,11 @@ static __always_inline enum step plan_source(struct __sk_buff *skb, struct scrat
 	bool hairpin = addr_equal(&p->tuple.saddr, &b->addr);
 	bool on_this_node = b->flags & BACKEND_ON_THIS_NODE;
 
-	plan_begin(m, &b->addr, b->port, hook_device(skb, hook));
+	flow_begin(m, &b->addr, b->port, hook_device(skb, hook));
 	f->service = b->service;
 	if (!on_this_node) {
 		/* There is no flow without a next hop: its source address is unknown. */
-		if (plan_route(skb, m, &p->tuple.saddr, &b->addr))
+		if (next_hop_try_route(skb, p, &p->tuple.saddr, &b->addr, &m->next_hop))
 			return REFUSE;
 		/*
 		 * A device that is not external: the endpoint is a pod of this node,
@@ -157,7 +128,9 @@ static __always_inline enum step plan_source(struct __sk_buff *skb, struct scrat
 	 * The route may depend on the source: a rule, an IPv6 route with a source prefix, the hash
 	 * of a multipath route. And the source depends on the route's device.
 	 */
-	return !on_this_node && plan_route(skb, m, &f->saddr, &b->addr) ? REFUSE : GO_ON;
+	if (!on_this_node && next_hop_try_route(skb, p, &f->saddr, &b->addr, &m->next_hop))
+		return REFUSE;
+	return GO_ON;
 }
 
 /*

@@ -26,8 +26,8 @@
 
 #include "../lookup/pod.h"
 #include "../scratch.h"
-#include "choose.h"
 #include "client_share.h"
+#include "endpoint_select.h"
 #include "unconfirmed.h"
 
 #define TCP_NO_SCALE 0xff

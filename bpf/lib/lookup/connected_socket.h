@@ -6,8 +6,18 @@
 #ifndef SPILLWAY_LOOKUP_CONNECTED_SOCKET_H
 #define SPILLWAY_LOOKUP_CONNECTED_SOCKET_H
 
-#include "endpoint.h"
 #include "service.h"
+
+static __always_inline void socket_key(struct socket_key *key, __u64 cookie, __u8 proto,
+				       const struct addr *addr, __be16 port, __u8 dir)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->cookie = cookie;
+	key->addr = *addr;
+	key->port = port;
+	key->proto = proto;
+	key->dir = dir;
+}
 
 /*
  * Returns the Service that the packet's socket asked for, or NULL if it asked for none. A socket

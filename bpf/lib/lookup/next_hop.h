@@ -19,6 +19,22 @@ struct next_hop {
 	bool by_gue;		      /* the packet travels within a datagram: dsr/gue.h */
 };
 
+/*
+ * Returns the length of the datagram on the wire, in bytes, with its IP header. A GSO
+ * packet leaves the node as segments, each with all headers.
+ */
+static __always_inline __u32 packet_size(const struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 header = sizeof(struct udphdr);
+
+	if (unlikely(p->flags & PACKET_NO_L4))
+		header = 0;
+	else if (p->tuple.proto == IPPROTO_TCP)
+		header = p->header;
+
+	return skb->gso_size ? p->l4_off - p->l3_off + header + skb->gso_size : p->l3_len;
+}
+
 /* Returns in *out the node's source address towards an interface. -1: there is none. */
 static __always_inline int node_addr(struct addr *out, __u32 ifindex, __u8 family,
 				     const struct settings *s)
@@ -166,6 +182,15 @@ __noinline int next_hop_route(struct __sk_buff *skb, const struct packet *p,
 		hop->kind = NEXT_HOP_NO_ROUTE;
 	}
 	return 0;
+}
+
+/* Finds the route of a packet. Returns 0, or -1 if there is none for it. */
+static __always_inline int next_hop_try_route(struct __sk_buff *skb, const struct packet *p,
+					      const struct addr *saddr, const struct addr *daddr,
+					      struct next_hop *hop)
+{
+	next_hop_route(skb, p, saddr, daddr, hop);
+	return next_hop_unusable(hop) ? -1 : 0;
 }
 
 static __always_inline void next_hop_find(struct __sk_buff *skb, const struct packet *p,

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Looks up the pods of this node: their devices, and whether they must traverse netfilter. */
+/*
+ * Looks up the pods of this node: their devices, whether they must traverse netfilter, and whether
+ * a packet may have its source.
+ */
 #ifndef SPILLWAY_LOOKUP_POD_H
 #define SPILLWAY_LOOKUP_POD_H
 
+#include "../parse/packet.h"
 #include "service.h"
 
 static __always_inline struct pod *pod_lookup(const struct addr *addr, __u8 family)
@@ -70,6 +74,32 @@ static __always_inline int pod_may_bypass(const struct addr *addr, __u8 family)
 	if (!pod)
 		return range_contains(RANGE_PODS, addr, family);
 	return !(pod->flags & POD_TRAVERSES_NETFILTER);
+}
+
+/*
+ * Is this a source that no packet may have (RFC 1812, 5.3.7)? The stack drops such a
+ * packet, and an answer would go to a group or to this node.
+ */
+static __always_inline int martian_source(const struct tuple *t)
+{
+	const struct addr *a = &t->saddr;
+	__u8 net = bpf_ntohl(a->w[0]) >> 24;
+
+	if (t->family == FAMILY_V4)
+		return net == 0 || net == 127 || net >= 224;
+	return net == 0xff || (!(a->w[0] | a->w[1] | a->w[2]) && bpf_ntohl(a->w[3]) <= 1);
+}
+
+/* May packets that come by this device (hook_device) have this source? */
+static __always_inline int source_belongs(const struct tuple *t, __u32 device)
+{
+	struct addr_key own = {
+		.addr = t->saddr,
+		.family = t->family,
+	};
+
+	return !martian_source(t) && source_device(t) == device &&
+	       !bpf_map_lookup_elem(&node_addrs, &own);
 }
 
 #endif

@@ -14,6 +14,9 @@
 #ifndef SPILLWAY_LOOKUP_PORT_FILTER_H
 #define SPILLWAY_LOOKUP_PORT_FILTER_H
 
+#include "../dsr/option.h"
+#include "../egress/leave.h"
+#include "../hook.h"
 #include "../parse/packet.h"
 
 /* Words in the group of an address, and of the zero address, which has all NodePorts. */
@@ -57,6 +60,32 @@ static __always_inline int filter_passes(const struct packet *p)
 		return 1;
 	/* A server of TFTP answers from any port. */
 	return t->proto == IPPROTO_UDP && feature_seen(FEATURE_HELPER | FEATURE_NODE_HELPER);
+}
+
+/* May an ICMP echo be of a flow of egress, or of the stack and have the identifier of one? */
+static __always_inline bool echo_may_be_ours(const struct packet *p, enum hook hook)
+{
+	if (echo_is_request(&p->tuple) == (hook == FROM_NETWORK))
+		return false;
+	if (hook == FROM_POD)
+		return egress_may_leave(p);
+	return egress_has_port(echo_id(p->tuple.sport, p->tuple.dport));
+}
+
+/* May the packet that an entry program has parsed be these programs' business? */
+static __always_inline bool may_be_ours(struct packet *p, enum hook hook)
+{
+	/* An ICMP error is looked up by the packet that it quotes. */
+	if (unlikely(p->flags & (PACKET_ICMP_ERROR | PACKET_ECHO)))
+		return p->flags & PACKET_ICMP_ERROR || echo_may_be_ours(p, hook);
+	if (dsr && hook == FROM_NETWORK && may_be_wrapped(p))
+		return true;
+	if (filter_passes(p))
+		return true;
+	if (hook == FROM_POD)
+		return egress_may_leave(p);
+	/* An answer to a pod, or a packet of the stack whose port such a flow may have. */
+	return egress_has_port(hook == FROM_NETWORK ? p->tuple.dport : p->tuple.sport);
 }
 
 #endif

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
-/* Looks up Service addresses, the addresses of endpoints, and prefixes of clients. */
+/*
+ * Looks up Service addresses, the addresses of endpoints, and prefixes: those of clients, of the
+ * cluster, and of IPsec (xfrm) policies.
+ */
 #ifndef SPILLWAY_LOOKUP_SERVICE_H
 #define SPILLWAY_LOOKUP_SERVICE_H
 
@@ -130,6 +133,18 @@ static __always_inline int in_cluster(const struct addr *addr, __u8 family)
 {
 	return range_contains(RANGE_PODS, addr, family) ||
 	       range_contains(RANGE_PEERS, addr, family);
+}
+
+/* May an IPsec policy select packets between the two addresses? */
+static __always_inline int xfrm_selects(const struct settings *s, const struct addr *a,
+					const struct addr *b, __u8 family)
+{
+	if (!(s->flags & SETTING_XFRM))
+		return 0;
+	return (range_contains(RANGE_XFRM_SRC, a, family) &&
+		range_contains(RANGE_XFRM_DST, b, family)) ||
+	       (range_contains(RANGE_XFRM_SRC, b, family) &&
+		range_contains(RANGE_XFRM_DST, a, family));
 }
 
 #endif

@@ -8,7 +8,6 @@
 
 #include "../flow/create.h"
 #include "../lookup/untracked.h"
-#include "../lookup/xfrm.h"
 #include "tftp.h"
 
 /*

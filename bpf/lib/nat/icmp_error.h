@@ -11,7 +11,7 @@
 #define SPILLWAY_NAT_ICMP_ERROR_H
 
 #include "forward.h"
-#include "../lookup/source.h"
+#include "../lookup/pod.h"
 
 #define ICMP_HEADER 8
 

@@ -186,20 +186,6 @@ static __always_inline __be16 echo_id(__be16 sport, __be16 dport)
 	return dport == ECHO_NO_PORT ? sport : dport;
 }
 
-/*
- * Is this a source that no packet may have (RFC 1812, 5.3.7)? The stack drops such a
- * packet, and an answer would go to a group or to this node.
- */
-static __always_inline int martian_source(const struct tuple *t)
-{
-	const struct addr *a = &t->saddr;
-	__u8 net = bpf_ntohl(a->w[0]) >> 24;
-
-	if (t->family == FAMILY_V4)
-		return net == 0 || net == 127 || net >= 224;
-	return net == 0xff || (!(a->w[0] | a->w[1] | a->w[2]) && bpf_ntohl(a->w[3]) <= 1);
-}
-
 /* Parses ports and TCP flags, or the ICMP type, from the header at l4_off. */
 static __always_inline int parse_l4(struct __sk_buff *skb, struct packet *p)
 {
@@ -392,22 +378,6 @@ static __always_inline int packet_begins(const struct packet *p)
 static __always_inline bool is_fragment(const struct packet *p)
 {
 	return p->flags & (PACKET_FIRST_FRAGMENT | PACKET_NO_L4);
-}
-
-/*
- * Returns the length of the datagram on the wire, in bytes, with its IP header. A GSO
- * packet leaves the node as segments, each with all headers.
- */
-static __always_inline __u32 packet_size(const struct __sk_buff *skb, const struct packet *p)
-{
-	__u32 header = sizeof(struct udphdr);
-
-	if (unlikely(p->flags & PACKET_NO_L4))
-		header = 0;
-	else if (p->tuple.proto == IPPROTO_TCP)
-		header = p->header;
-
-	return skb->gso_size ? p->l4_off - p->l3_off + header + skb->gso_size : p->l3_len;
 }
 
 #endif

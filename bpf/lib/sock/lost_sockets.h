@@ -8,7 +8,6 @@
 #ifndef SPILLWAY_SOCK_LOST_SOCKETS_H
 #define SPILLWAY_SOCK_LOST_SOCKETS_H
 
-#include "../lookup/endpoint.h"
 #include "../lookup/service.h"
 #include "kernel_sock.h"
 

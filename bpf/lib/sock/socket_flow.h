@@ -17,7 +17,7 @@
 #define SPILLWAY_SOCK_SOCKET_FLOW_H
 
 #include "../events/events.h"
-#include "../lookup/endpoint.h"
+#include "../flow/endpoint_select.h"
 #include "../events/outcome.h"
 #include "kernel_sock.h"
 

@@ -12,7 +12,8 @@
 #define SPILLWAY_SOCK_TRANSLATE_H
 
 #include "../events/events.h"
-#include "../flow/choose.h"
+#include "../flow/endpoint_select.h"
+#include "../lookup/connected_socket.h"
 #include "../lookup/service.h"
 #include "socket_flow.h"
 #include "lost_sockets.h"

@@ -7,7 +7,7 @@
 #include "../flow/table.h"
 #include "../lookup/port_filter.h"
 #include "../lookup/service.h"
-#include "../lookup/source.h"
+#include "../lookup/pod.h"
 #include "parse_frame.h"
 #include "syn_filter.h"
 
