@@ -114,7 +114,8 @@ type follower struct {
 // follow starts `spillway flows -f` on node a.
 func (e *env) follow(t *testing.T, args ...string) *follower {
 	t.Helper()
-	f := &follower{cmd: exec.Command(e.Binary, append([]string{"flows", "-f", "--api-socket", e.Agent("a").Socket()}, args...)...), prints: t.TempDir()}
+	argv := append([]string{"flows", "-f", "--api-socket", e.Agent("a").Socket()}, args...)
+	f := &follower{cmd: exec.Command(e.Binary, argv...), prints: t.TempDir()}
 	for name, to := range map[string]*io.Writer{"events": &f.cmd.Stdout, "notes": &f.cmd.Stderr} {
 		file, err := os.Create(filepath.Join(f.prints, name))
 		must.Do(t, err)
