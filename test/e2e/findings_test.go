@@ -106,7 +106,9 @@ func (e *env) shownFindings(t *testing.T, name string) (out shownFindings) {
 	var status, fromDoctor, fromNetns struct{ Findings []shownFinding }
 	read(&status, e.spillway(t, "a", "status", "-o", "json"))
 	out.ofStatus = unanswered(status.Findings)
-	var list struct{ Services []struct{ Findings []shownFinding } }
+	var list struct {
+		Services []struct{ Findings []shownFinding }
+	}
 	read(&list, e.spillway(t, "a", "services", "-o", "json"))
 	for _, s := range list.Services {
 		out.ofList = append(out.ofList, unanswered(s.Findings)...)
