@@ -98,8 +98,12 @@ func (a *fromAgent) add(node *doctor.Node, findings []doctor.Finding) []doctor.F
 	ns := a.examined(node)
 	if ns == nil {
 		if len(a.findings) > 0 {
-			node.Problems = append(node.Problems, doctor.Problem{What: fmt.Sprintf("%d findings of the agent, such as %s, are left out: its "+
-				"network namespace is not examined; run the command without --netns", len(a.findings), a.findings[0].ID)})
+			what := fmt.Sprintf("%d findings of the agent, such as %s, are left out", len(a.findings), a.findings[0].ID)
+			if len(a.findings) == 1 {
+				what = "a finding of the agent, " + a.findings[0].ID + ", is left out"
+			}
+			node.Problems = append(node.Problems, doctor.Problem{
+				What: what + ": its network namespace is not examined; run the command without --netns"})
 		}
 		return findings
 	}
