@@ -199,8 +199,8 @@ func TestMigrationDownAndUpAgain(t *testing.T) {
 		clusterRangesIn(t, objects.MapsDir(cfg.BPFFS), objects.TCMapSourceRanges), map[objects.TCRangeKey]bool{})
 	// Layout 2 has no maps of the cluster's prefixes, of changes, of events and of pods without hooks: they went with their pins.
 	wantChanged(t, again.maps, first.maps, objects.TCMapFlows, objects.TCMapClusterRanges, objects.TCMapServiceChanges, objects.TCMapEvents,
-		objects.TCMapEventCounts, objects.TCMapEventRates, objects.TCMapFlowBytes, objects.TCMapOutcomes, objects.TCMapDsrPaths,
-		objects.TCMapDsrEncapsulations, objects.TCMapOneWayNext, objects.TCMapEgressPorts, objects.TCMapEgressAddresses,
+		objects.TCMapEventCounts, objects.TCMapReportedServices, objects.TCMapEventRates, objects.TCMapFlowBytes, objects.TCMapOutcomes,
+		objects.TCMapDsrPaths, objects.TCMapDsrEncapsulations, objects.TCMapOneWayNext, objects.TCMapEgressPorts, objects.TCMapEgressAddresses,
 		objects.TCMapXdpDevices, objects.TCMapRouteMtus, objects.TCMapSynProofs, objects.TCMapSynRates,
 		objects.TCMapHandshakes, objects.TCMapServiceCounters, objects.TCMapServiceRefusals, objects.TCMapSocketBackends,
 		objects.TCMapSocketFlows, objects.TCMapLoads, objects.TCMapUnhookedCgroups)
