@@ -67,7 +67,8 @@ func (e *env) wantEgressAddresses(t *testing.T) {
 	devices := []string{"eth0", "lo"}
 	for _, list := range own {
 		for i, a := range list {
-			e.Output(t, "a", "ip", "address", "add", a.String(), "dev", devices[i], "nodad")
+			// Deprecated, as keepalived adds a virtual address of IPv6: a range that names it alone takes it.
+			e.Output(t, "a", "ip", "address", "add", a.String(), "dev", devices[i], "nodad", "valid_lft", "forever", "preferred_lft", "0")
 		}
 	}
 	// No device announces an IPv6 address of lo to its neighbors.
@@ -90,7 +91,7 @@ func (e *env) wantEgressAddresses(t *testing.T) {
 		}
 	}
 	for _, mode := range []string{"iptables", "nftables", "ebpf"} {
-		e.Mode, e.Flags = mode, map[string][]string{"": {"--egress", "auto", "--egress-addresses", "172.30.0.240/31,fd30::f0/127"}}
+		e.Mode, e.Flags = mode, map[string][]string{"": {"--egress", "auto", "--egress-addresses", "172.30.0.240/32,172.30.0.241/32,fd30::f0/128,fd30::f1/128"}}
 		e.restartAfter(t, "a", syscall.SIGTERM, func() {})
 		e.waitReady(t)
 		wantAs(mode, 2)

@@ -79,10 +79,10 @@ type egressFollower struct {
 	haveRules         bool   // or the reason why not
 }
 
-func (f *egressFollower) onAddrs(lasting []netip.Addr) {
+func (f *egressFollower) onAddrs(lasting, deprecated []netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.facts.Lasting = lasting
+	f.facts.Lasting, f.facts.Deprecated = lasting, deprecated
 	if f.haveRules {
 		f.report()
 	}

@@ -31,8 +31,11 @@ type Facts struct {
 	Addresses []netip.Prefix
 	// AddressesOf is where Addresses are from: a flag, or an annotation.
 	AddressesOf string
-	// Lasting are the node's addresses that are neither temporary nor deprecated: no others are taken from Addresses.
-	Lasting []netip.Addr
+	// Lasting are the node's addresses that are neither temporary nor deprecated. No others are taken from Addresses,
+	// except Deprecated ones that a range names alone: a socket may bind to them too, and RFC 6724, rule 3, is only a
+	// preference. keepalived (vrrp_ipaddress.c: IPv6 with the length 128) and kube-vip (#1199) add virtual addresses as
+	// deprecated, so that the kernel chooses them for no other connection.
+	Lasting, Deprecated []netip.Addr
 }
 
 // Rules are what netfilter does with connections of pods to the outside.
@@ -124,17 +127,22 @@ func (f Facts) addresses(v6 bool, n Node) (own []netip.Addr, why string) {
 	if len(ranges) == 0 {
 		return nil, ""
 	}
+	unnamed := "" // set if a range has deprecated addresses, and does not name them alone
 	for _, a := range n.Addrs {
-		if !slices.Contains(f.Lasting, a) {
-			continue
-		}
-		if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) }) && !linkLocal[v6].Contains(a) {
+		in := func(p netip.Prefix) bool { return p.Contains(a) }
+		alone := func(p netip.Prefix) bool { return in(p) && p.IsSingleIP() }
+		switch lasting, deprecated := slices.Contains(f.Lasting, a), slices.Contains(f.Deprecated, a); {
+		case linkLocal[v6].Contains(a) || !slices.ContainsFunc(ranges, in):
+		case lasting || deprecated && slices.ContainsFunc(ranges, alone):
 			own = append(own, a)
+		case deprecated && unnamed == "":
+			unnamed = fmt.Sprintf(" but deprecated ones (name it alone: %s)", netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
 	switch {
 	case len(own) == 0:
-		return nil, fmt.Sprintf("has no address in %s of %s: connections get the address of the route's device", list(ranges), f.AddressesOf)
+		return nil, fmt.Sprintf("has no address in %s of %s%s: connections get the address of the route's device",
+			list(ranges), f.AddressesOf, unnamed)
 	case len(own) > PodGroups:
 		return own[:PodGroups], fmt.Sprintf("has %d addresses in %s of %s: the first %d are used",
 			len(own), list(ranges), f.AddressesOf, PodGroups)

@@ -91,6 +91,8 @@ func TestAddresses(t *testing.T) {
 	}
 	lasting := slices.Clone(n.Addrs)
 	n.Addrs = slices.Insert(n.Addrs, 5, temporary)
+	deprecated := addrs("2001:db8::2", "198.51.100.2")
+	n.Addrs = append(n.Addrs, deprecated...)
 	for _, tt := range []struct {
 		name   string
 		ranges []netip.Prefix
@@ -101,12 +103,16 @@ func TestAddresses(t *testing.T) {
 		{"those in a range", prefixes("203.0.113.0/24"), addrs("203.0.113.1", "203.0.113.2"), ""},
 		{"of a family that does not leave", prefixes("203.0.113.1/32", "2001:db8::/64"), addrs("203.0.113.1"), ""},
 		{"a temporary one", prefixes("203.0.113.3/32"), nil, "has no address in 203.0.113.3/32"},
+		{"a deprecated one of a range", prefixes("198.51.100.0/30"), addrs("198.51.100.1"), ""},
+		{"a deprecated one that is named alone", prefixes("198.51.100.0/30", "198.51.100.2/32"), addrs("198.51.100.1", "198.51.100.2"), ""},
+		{"none but a deprecated one", prefixes("198.51.100.2/31"), nil,
+			"has no address in 198.51.100.2/31 of --egress-addresses but deprecated ones (name it alone: 198.51.100.2/32): connections"},
 		{"none in the range", prefixes("192.0.2.0/24"), nil, "has no address in 192.0.2.0/24 of --egress-addresses"},
 		{"link-local", prefixes("169.254.0.0/16"), nil, "has no address in"},
 		{"too many", prefixes("203.0.114.0/24"), lasting[6:22], "has 20 addresses in 203.0.114.0/24"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			plan, wrong := Decide(Auto, Facts{Rules: flannel, Addresses: tt.ranges, Lasting: lasting, AddressesOf: "--egress-addresses"}, n)
+			plan, wrong := Decide(Auto, Facts{Rules: flannel, Addresses: tt.ranges, Lasting: lasting, Deprecated: deprecated, AddressesOf: "--egress-addresses"}, n)
 			if !slices.Equal(plan.Addresses, tt.want) {
 				t.Errorf("addresses %v, want %v", plan.Addresses, tt.want)
 			}

@@ -33,25 +33,29 @@ func Addrs() ([]netip.Addr, error) {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	defer h.Close()
-	return ownAddrs(h, 0)
+	addrs, _, err := ownAddrs(h, false)
+	return addrs, err
 }
 
-// passing are the flags of addresses that new connections should not have: temporary ones (RFC 8981), those whose
-// preferred lifetime is over (RFC 4862, 5.5.4), and those that are not checked for duplicates yet.
-const passing = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+// passing are the flags of addresses that new connections should not have: temporary ones (RFC 8981), and those that
+// are not checked for duplicates yet.
+const passing = unix.IFA_F_TEMPORARY | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
 
 // WatchAddrs calls f with Addrs at once, from the calling goroutine, and then from
 // another goroutine each time the list changes, until ctx ends. Changes within 50 ms
 // make one call. If the list cannot be read, WatchAddrs retries after a second.
-func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error { return watchAddrs(ctx, 0, f) }
-
-// WatchLastingAddrs is WatchAddrs without temporary, deprecated and unchecked addresses.
-func WatchLastingAddrs(ctx context.Context, f func([]netip.Addr)) error {
-	return watchAddrs(ctx, passing, f)
+func WatchAddrs(ctx context.Context, f func([]netip.Addr)) error {
+	return watchAddrs(ctx, false, func(addrs, _ []netip.Addr) { f(addrs) })
 }
 
-// watchAddrs is WatchAddrs without addresses that have one of the flags.
-func watchAddrs(ctx context.Context, without int, f func([]netip.Addr)) error {
+// WatchLastingAddrs is WatchAddrs without temporary and unchecked addresses. f receives apart those whose preferred
+// lifetime is over (RFC 4862, 5.5.4).
+func WatchLastingAddrs(ctx context.Context, f func(lasting, deprecated []netip.Addr)) error {
+	return watchAddrs(ctx, true, f)
+}
+
+// watchAddrs is WatchAddrs, or WatchLastingAddrs if lasting is true.
+func watchAddrs(ctx context.Context, lasting bool, f func(addrs, deprecated []netip.Addr)) error {
 	sub, err := Subscribe(false, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_LINK)
 	if err != nil {
 		return fmt.Errorf("watch addresses: %w", err)
@@ -61,19 +65,26 @@ func watchAddrs(ctx context.Context, without int, f func([]netip.Addr)) error {
 		sub.Close()
 		return fmt.Errorf("watch addresses: %w", err)
 	}
-	last, err := ownAddrs(h, without)
+	addrs, deprecated, err := ownAddrs(h, lasting)
 	if err != nil {
 		sub.Close()
 		h.Close()
 		return err
 	}
-	f(last)
+	f(addrs, deprecated)
 	dirty := make(chan struct{}, 1)
 	go markDirtyOnNotification(sub, dirty)
 	go func() {
 		defer h.Close()
 		defer sub.Close()
-		followAddrs(ctx, h, without, dirty, last, f)
+		followAddrs(ctx, dirty, func() (err error) {
+			nowAddrs, nowDeprecated, err := ownAddrs(h, lasting)
+			if err == nil && !(slices.Equal(nowAddrs, addrs) && slices.Equal(nowDeprecated, deprecated)) {
+				addrs, deprecated = nowAddrs, nowDeprecated
+				f(addrs, deprecated)
+			}
+			return err
+		})
 	}()
 	return nil
 }
@@ -95,7 +106,8 @@ func markDirtyOnNotification(sub *Subscription, dirty chan<- struct{}) {
 	}
 }
 
-func followAddrs(ctx context.Context, h *netlink.Handle, without int, dirty chan struct{}, last []netip.Addr, f func([]netip.Addr)) {
+// followAddrs calls read when dirty is filled, and again after a second if it fails, until ctx ends.
+func followAddrs(ctx context.Context, dirty chan struct{}, read func() error) {
 	for {
 		wait := addrsCoalesce
 		select {
@@ -113,24 +125,20 @@ func followAddrs(ctx context.Context, h *netlink.Handle, without int, dirty chan
 			case <-dirty: // covered by the next reading
 			default:
 			}
-			now, err := ownAddrs(h, without)
-			if err != nil {
-				wait = time.Second
-				continue
+			if read() == nil {
+				break
 			}
-			if !slices.Equal(now, last) {
-				last = now
-				f(now)
-			}
-			break
+			wait = time.Second
 		}
 	}
 }
 
-func ownAddrs(h *netlink.Handle, without int) ([]netip.Addr, error) {
+// ownAddrs returns what Addrs does. If lasting is true, it leaves out addresses with a flag of passing, and returns
+// deprecated ones apart.
+func ownAddrs(h *netlink.Handle, lasting bool) (addrs, deprecated []netip.Addr, err error) {
 	list, err := Dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, nil, fmt.Errorf("list addresses: %w", err)
 	}
 	others := map[int]bool{}
 	for _, name := range proxyDevices {
@@ -138,13 +146,12 @@ func ownAddrs(h *netlink.Handle, without int) ([]netip.Addr, error) {
 			others[link.Attrs().Index] = true
 		}
 	}
-	var addrs []netip.Addr
 	for _, a := range list {
 		flags := a.Flags
 		if a.IP.To4() != nil {
 			flags &^= unix.IFA_F_SECONDARY // the same bit as IFA_F_TEMPORARY
 		}
-		if others[a.LinkIndex] || flags&without != 0 {
+		if others[a.LinkIndex] || lasting && flags&passing != 0 {
 			continue
 		}
 		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
@@ -158,8 +165,13 @@ func ownAddrs(h *netlink.Handle, without int) ([]netip.Addr, error) {
 		if ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() {
 			continue
 		}
-		addrs = append(addrs, ip)
+		if lasting && flags&unix.IFA_F_DEPRECATED != 0 {
+			deprecated = append(deprecated, ip)
+		} else {
+			addrs = append(addrs, ip)
+		}
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
-	return slices.Compact(addrs), nil
+	slices.SortFunc(deprecated, netip.Addr.Compare)
+	return slices.Compact(addrs), slices.Compact(deprecated), nil
 }

@@ -343,8 +343,8 @@ func TestWatchAddrs(t *testing.T) {
 	waitFor(t, lists)
 }
 
-// TestWatchLastingAddrs: addresses that go by themselves, and those that may be another machine's, are left out, and an
-// address that becomes deprecated too.
+// TestWatchLastingAddrs: addresses that go by themselves, and those that may be another machine's, are left out.
+// Deprecated ones are apart, also one that becomes deprecated.
 func TestWatchLastingAddrs(t *testing.T) {
 	netnstest.Enter(t)
 	must.Do(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d0"}, PeerName: "d1"}))
@@ -355,7 +355,7 @@ func TestWatchLastingAddrs(t *testing.T) {
 	lists := make(chan []netip.Addr, 100)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	must.Do(t, WatchLastingAddrs(ctx, func(a []netip.Addr) { lists <- a }))
+	must.Do(t, WatchLastingAddrs(ctx, func(lasting, deprecated []netip.Addr) { lists <- slices.Concat(lasting, deprecated) }))
 	put := func(cidr string, change func(*netlink.Addr)) {
 		t.Helper()
 		a, err := netlink.ParseAddr(cidr)
@@ -371,22 +371,22 @@ func TestWatchLastingAddrs(t *testing.T) {
 	put("192.0.2.1/24", as) // secondary: the bit is that of temporary ones of IPv6
 	put("2001:db8::2/64", deprecated)
 	put("2001:db8::3/64", func(a *netlink.Addr) { a.Flags = 0 }) // d0 has no carrier: the check does not end
-	waitFor(t, lists, "192.0.2.1", "2001:db8::1")
+	waitFor(t, lists, "192.0.2.1", "2001:db8::1", "192.0.2.2", "2001:db8::2")
 	put("2001:db8::1/64", deprecated)
-	waitFor(t, lists, "192.0.2.1")
+	waitFor(t, lists, "192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2")
 	d1, err := netlink.LinkByName("d1")
 	must.Do(t, err)
 	must.Do(t, netlink.LinkSetUp(d1)) // the checks end
-	waitFor(t, lists, "192.0.2.1", "2001:db8::3")
+	waitFor(t, lists, "192.0.2.1", "2001:db8::3", "192.0.2.2", "2001:db8::1", "2001:db8::2")
 	put("2001:db8:1::1/64", func(a *netlink.Addr) { a.Flags |= unix.IFA_F_MANAGETEMPADDR })
-	waitFor(t, lists, "192.0.2.1", "2001:db8::3", "2001:db8:1::1")
+	waitFor(t, lists, "192.0.2.1", "2001:db8::3", "2001:db8:1::1", "192.0.2.2", "2001:db8::1", "2001:db8::2")
 	await.True(t, "the node has a temporary address", func() bool {
 		own, err := Addrs()
 		must.Do(t, err)
 		return len(own) == 7
 	})
 	must.Do(t, netlink.AddrDel(d0, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}}))
-	waitFor(t, lists, "2001:db8::3", "2001:db8:1::1")
+	waitFor(t, lists, "2001:db8::3", "2001:db8:1::1", "192.0.2.2", "2001:db8::1", "2001:db8::2")
 }
 
 func waitFor(t *testing.T, lists chan []netip.Addr, want ...string) {
