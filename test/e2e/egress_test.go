@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/test/await"
 	"spillway.dev/spillway/test/flows"
 	"spillway.dev/spillway/test/flows/probe"
+	"spillway.dev/spillway/test/must"
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
@@ -50,6 +51,7 @@ func TestPodsLeaveWithTheNodesAddress(t *testing.T) {
 		e.askMore(t, 5)
 	}
 	e.leaveDestination(t)
+	e.leaveMetadataServer(t)
 	e.selectPod(t)
 	e.endStreams(t)
 	e.traceOutside(t)
@@ -131,6 +133,34 @@ func (e *env) leaveDestination(t *testing.T) {
 	e.askMore(t, 5)
 	rules("-D")
 	await.True(t, "new connections get the node's address from the programs again", func() bool { return e.egressGrows(t) })
+}
+
+// leaveMetadataServer: a host blocks pods from its cloud's metadata server by a rule of FORWARD, as AKS does. It holds.
+func (e *env) leaveMetadataServer(t *testing.T) {
+	t.Helper()
+	const server, other = "168.63.129.16", "168.63.129.17"
+	for _, addr := range []string{server, other} {
+		e.Output(t, "client0", "ip", "address", "add", addr, "dev", "lo")
+		e.Output(t, "a", "ip", "route", "add", addr, "via", e.Addr("client0", false).String())
+		e.Output(t, "a", "iptables", "-I", "FORWARD", "-d", addr, "-p", "tcp", "--dport", "8080", "-j", "DROP")
+	}
+	reaches := func(addr string) bool {
+		resp, err := e.MustProbe(t, "a1").Do(t.Context(), probe.Request{
+			Op: probe.Try, Proto: "tcp", Dst: addr + ":8080", Tries: 1, TimeoutMS: silenceMS,
+		})
+		must.Do(t, err)
+		return resp.Answers[0].Err == probe.OK
+	}
+	// Packets of the other address bypass the rule, so the test sees which one is left to netfilter.
+	await.True(t, "a pod reaches an address that a rule of FORWARD drops", func() bool { return reaches(other) })
+	if reaches(server) {
+		t.Error("a pod reaches its cloud's metadata server past a rule of FORWARD")
+	}
+	for _, addr := range []string{server, other} {
+		e.Output(t, "a", "iptables", "-D", "FORWARD", "-d", addr, "-p", "tcp", "--dport", "8080", "-j", "DROP")
+		e.Output(t, "a", "ip", "route", "delete", addr)
+		e.Output(t, "client0", "ip", "address", "delete", addr+"/32", "dev", "lo")
+	}
 }
 
 // selectPod: a NetworkPolicy selects the pod, so new connections to the outside are left to netfilter, until the policy is

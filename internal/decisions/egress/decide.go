@@ -64,6 +64,11 @@ const maxRanges = 1024
 // never are destinations that no CNI masquerades: groups, broadcast, the link and the node itself.
 var never = prefixes("224.0.0.0/4", "255.255.255.255/32", "127.0.0.0/8", "0.0.0.0/8", "ff00::/8", "fe80::/10", "::1/128", "::/128")
 
+// metadataServers are those of clouds outside of the link-local addresses. Rules of the host keep pods from them, so
+// netfilter must see the packets: AKS drops TCP to 168.63.129.16 in FORWARD (Azure/AgentBaker, block_wireserver.sh).
+// The others are of Alibaba Cloud, AWS and Google Cloud.
+var metadataServers = prefixes("168.63.129.16/32", "100.100.100.200/32", "fd00:ec2::/64", "fd20:ce::254/128")
+
 func prefixes(texts ...string) (list []netip.Prefix) {
 	for _, t := range texts {
 		list = append(list, netip.MustParsePrefix(t))
@@ -89,8 +94,7 @@ func Decide(mode Mode, f Facts, n Node) (plan Plan, wrong []string) {
 		masquerade, found := MasqueradeRange{}, false
 		if mode == Auto {
 			masquerade, found = masqueradeOf(f.Rules.Masqueraded, v6, n)
-			// Firewall rules of the host protect clouds' metadata servers from pods: netfilter must see the packets.
-			masquerade.Outside = minus(masquerade.Outside, linkLocal[v6])
+			masquerade.Outside = minus(masquerade.Outside, slices.Concat(metadataServers, []netip.Prefix{linkLocal[v6]})...)
 		} else if f.Err == "" || f.File != nil {
 			var why string
 			if masquerade, why = f.File.masquerade(v6, n); why != "" {

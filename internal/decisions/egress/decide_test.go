@@ -38,6 +38,11 @@ func TestDecide(t *testing.T) {
 			"10.244.1.5>169.254.169.254 10.244.1.5>10.244.2.5 " +
 				"10.244.1.5>224.0.0.1 10.244.1.5>255.255.255.255 10.244.2.5>198.51.100.7 192.0.2.1>10.244.1.5 " +
 				"fd00::1>2001:db8::1", ""},
+		{"metadata servers", Auto, Facts{Rules: &Rules{Masqueraded: append(slices.Clone(flannel.Masqueraded),
+			MasqueradeRange{Sources: prefixes("fd01::/64"), Outside: without(true, prefixes("fd01::/48"))})}},
+			Node{PodCIDRs: append(prefixes("fd01::/64"), node.PodCIDRs...)},
+			"10.244.1.5>168.63.129.17 10.244.1.5>100.100.100.201 fd01::1>fd20:ce::253 fd01::1>2001:db8::1",
+			"10.244.1.5>168.63.129.16 10.244.1.5>100.100.100.200 fd01::1>fd00:ec2::254 fd01::1>fd20:ce::254", ""},
 		{"a pod tells which range is this node's", Auto, Facts{Rules: flannel}, Node{Pods: []netip.Addr{netip.MustParseAddr("10.244.2.9")}},
 			"10.244.2.9>198.51.100.7", "10.244.1.5>198.51.100.7", ""},
 		{"rules of no pod", Auto, Facts{Rules: &Rules{Masqueraded: flannel.Masqueraded[2:]}}, node, "", "192.0.2.1>10.244.1.5", ""},
