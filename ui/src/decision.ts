@@ -1,9 +1,8 @@
-import { durationMs } from "@bufbuild/protobuf/wkt";
 import { inPrefix, isAddressOrPrefix } from "./address";
 import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
 import type { Endpoint, Flow, FlowEvent, Frontend, Service, ServicePort } from "./gen/spillway/node/v1alpha1/node_pb";
 import { reasonOf } from "./reasons";
-import { bytes, count, duration, flowService, hostPort, peer, plural, portName, protocol } from "./text";
+import { bytes, count, duration, flowService, hostPort, milliseconds, peer, plural, portName, protocol } from "./text";
 import { unanswered } from "./traffic";
 
 /** Step is one part of the decision about a flow, in words. */
@@ -107,7 +106,7 @@ function candidates(event: FlowEvent, port: ServicePort, frontend: Frontend): St
   const out = port.endpoints.length - used.length;
   const title = "The node's endpoints";
   const rule = `${internal ? "internalTrafficPolicy" : "externalTrafficPolicy"} is ${policy}.`;
-  const affinity = port.affinity ? ` Session affinity keeps a client at its endpoint for ${duration(durationMs(port.affinity))}.` : "";
+  const affinity = port.affinity ? ` Session affinity keeps a client at its endpoint for ${duration(milliseconds(port.affinity))}.` : "";
   if (used.length === 0) return { mood: "bad", title, text: `No endpoint gets new connections on this node. ${rule}` };
   const others = out > 0 ? ` ${plural(out, "other")} ${out === 1 ? "is" : "are"} not ready, ends, or is left to other nodes.` : "";
   return { mood: "good", title, text: `${plural(used.length, "endpoint")} of ${count(port.endpoints.length)} ${used.length === 1 ? "gets" : "get"} new connections on this node.${others} ${rule}${affinity}` };
@@ -143,7 +142,7 @@ function outcome(event: FlowEvent, meaning: string): Step {
   const reason = reasonOf(event.reason, meaning);
   const named = event.reason ? `${reason.words} (${event.reason})`.trim() : "";
   const moved = `${bytes(flow.bytesToEndpoint)} to the endpoint, ${bytes(flow.bytesToClient)} to the client`;
-  const answered = flow.handshake ? `It answered after ${duration(durationMs(flow.handshake))}.` : "";
+  const answered = flow.handshake ? `It answered after ${duration(milliseconds(flow.handshake))}.` : "";
   switch (event.kind) {
     case EventKind.REFUSED:
       return { mood: reason.wanted ? "warn" : "bad", title: "It was refused", text: named || "The agent does not say why." };

@@ -2,7 +2,7 @@ import type { Problem, Service } from "./gen/spillway/node/v1alpha1/node_pb";
 import { faults } from "./reasons";
 import { quantile } from "./traffic";
 import type { Traffic } from "./traffic";
-import { portNames, serviceKey } from "./text";
+import { duration, portNames, serviceKey } from "./text";
 
 /** Row is a Service as the selected nodes report it, with the sum of their counters. */
 export interface Row {
@@ -114,9 +114,16 @@ export function rateOf(row: Row, traffic: Traffic, second: number, live: boolean
   return row.rate;
 }
 
-/** handshakeOf is a quantile of handshake times in ms. */
-export function handshakeOf(row: Row, traffic: Traffic, q: number): number | undefined {
+/** handshakeOf is a quantile of handshake times in ms: of late by events, else of all by counters, which know whole ms. */
+export function handshakeOf(row: Pick<Row, "key" | "handshakes">, traffic: Traffic, q: number): number | undefined {
   return traffic.services.get(row.key)?.handshakes.quantile(q) ?? quantile(row.handshakes, q, 1);
+}
+
+/** handshakeText is handshakeOf in words. */
+export function handshakeText(row: Pick<Row, "key" | "handshakes">, traffic: Traffic, q: number): string | undefined {
+  const time = handshakeOf(row, traffic, q);
+  if (time === undefined) return undefined;
+  return time < 1 && traffic.services.get(row.key)?.handshakes.quantile(q) === undefined ? "under 1 ms" : duration(time);
 }
 
 /** select returns the rows that contain every word of a search, sorted. */

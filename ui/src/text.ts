@@ -1,4 +1,4 @@
-import { durationMs, timestampMs } from "@bufbuild/protobuf/wkt";
+import { timestampMs } from "@bufbuild/protobuf/wkt";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
 import type { Flow, Peer, Service, ServicePort } from "./gen/spillway/node/v1alpha1/node_pb";
@@ -45,9 +45,10 @@ export function bytes(n: number | bigint): string {
   return b < 1000 ? `${b} B` : `${short(b)}B`;
 }
 
-/** duration is a time span for people, such as 0.42 ms, 3 s or 2 h. */
+/** duration is a time span for people, such as 420 µs, 3 s or 2 h. */
 export function duration(ms: number): string {
-  if (ms < 1) return `${ms.toFixed(2)} ms`;
+  if (ms === 0) return "0 ms";
+  if (ms < 0.9995) return `${Math.max(Math.round(ms * 1000), 1)} µs`;
   if (ms < 1000) return `${digits(ms)} ms`;
   const s = ms / 1000;
   if (s < 120) return `${digits(s)} s`;
@@ -56,8 +57,13 @@ export function duration(ms: number): string {
   return `${Math.round(s / 86400)} days`;
 }
 
+/** milliseconds is a Duration with its fraction, which durationMs of the library rounds away. */
+export function milliseconds(d: Duration): number {
+  return Number(d.seconds) * 1000 + d.nanos / 1e6;
+}
+
 export function span(d: Duration | undefined): string {
-  return d ? duration(durationMs(d)) : "–";
+  return d ? duration(milliseconds(d)) : "–";
 }
 
 export function ms(t: Timestamp | undefined): number {

@@ -1,7 +1,7 @@
 import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
 import type { FlowEvent } from "./gen/spillway/node/v1alpha1/node_pb";
-import { durationMs, timestampMs } from "@bufbuild/protobuf/wkt";
-import { flowService, hostPort, short } from "./text";
+import { timestampMs } from "@bufbuild/protobuf/wkt";
+import { flowService, hostPort, milliseconds, short } from "./text";
 
 /** seconds is how long a Service's rates are kept. */
 export const seconds = 60;
@@ -72,15 +72,20 @@ class Decaying {
   }
 }
 
-/** Handshakes counts times in buckets of a factor of 2, from 1/16 ms on. */
+/** shortest is the end of the first bucket of Handshakes in ms, and ratio the factor between two ends. */
+const shortest = 2 ** -10;
+const steps = 8;
+const ratio = 2 ** (1 / steps);
+
+/** Handshakes counts times in buckets of a factor of 1.09, from 1 µs to 32 s. */
 export class Handshakes {
-  private buckets = new Float64Array(24);
+  private buckets = new Float32Array(25 * steps + 1);
   private sum = 0;
   private at = 0;
 
   add(second: number, time: number) {
     this.fade(second);
-    const bucket = Math.min(Math.max(Math.ceil(Math.log2(Math.max(time, 1e-3))) + 4, 0), 23);
+    const bucket = Math.min(Math.max(Math.ceil(steps * Math.log2(time / shortest)), 0), this.buckets.length - 1);
     this.buckets[bucket]!++;
     this.sum++;
   }
@@ -95,15 +100,15 @@ export class Handshakes {
 
   /** quantile is in ms; undefined without handshakes of late. */
   quantile(q: number): number | undefined {
-    return quantile(this.buckets, q, 2 ** -4);
+    return quantile(this.buckets, q, shortest, ratio);
   }
 }
 
 /**
- * quantile estimates a quantile of counts in buckets, of which bucket i ends at first·2^i.
+ * quantile estimates a quantile of counts in buckets, of which bucket i ends at first·factor^i.
  * It is interpolated within its bucket.
  */
-export function quantile(buckets: ArrayLike<number>, q: number, first: number): number | undefined {
+export function quantile(buckets: ArrayLike<number>, q: number, first: number, factor = 2): number | undefined {
   let total = 0;
   for (let i = 0; i < buckets.length; i++) total += buckets[i]!;
   if (total < 0.5) return undefined;
@@ -111,13 +116,13 @@ export function quantile(buckets: ArrayLike<number>, q: number, first: number): 
   for (let i = 0; i < buckets.length; i++) {
     const n = buckets[i]!;
     if (n > 0 && left <= n) {
-      const end = first * 2 ** i;
-      const begin = i === 0 ? 0 : end / 2;
+      const end = first * factor ** i;
+      const begin = i === 0 ? 0 : end / factor;
       return begin + (end - begin) * (left / n);
     }
     left -= n;
   }
-  return first * 2 ** (buckets.length - 1);
+  return first * factor ** (buckets.length - 1);
 }
 
 export class ServiceTraffic {
@@ -181,7 +186,7 @@ export class Traffic {
         break;
       case EventKind.ANSWERED:
         if (flow.handshake) {
-          const time = durationMs(flow.handshake);
+          const time = milliseconds(flow.handshake);
           this.handshakes.add(second, time);
           service.handshakes.add(second, time);
         }

@@ -2,14 +2,14 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
-import { durationFromMs, timestampFromMs } from "@bufbuild/protobuf/wkt";
+import { DurationSchema, durationFromMs, timestampFromMs } from "@bufbuild/protobuf/wkt";
 import { Api, explain } from "../src/api";
 import { Watch, most } from "../src/flows";
 import { EventKind, FlowEventSchema, FlowSchema, Protocol, ServiceSchema } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { place, strongest } from "../src/graph";
 import { Poll } from "../src/poll";
 import { Ring } from "../src/ring";
-import { ServiceTable, select } from "../src/services";
+import { ServiceTable, handshakeText, select } from "../src/services";
 import { Counts, Handshakes, Traffic, eventSecond, knownOnly, limits, quantile, rateText, reported, unanswered } from "../src/traffic";
 
 // Frames as a browser has them, but by hand.
@@ -98,6 +98,16 @@ test("quantiles of buckets", () => {
   for (let i = 0; i < 100; i++) h.add(1, 0.7);
   const q = h.quantile(0.5)!;
   assert.ok(q > 0.5 && q < 1, String(q));
+});
+
+test("a handshake of 90 µs is no ms, and counters of ms say no less than they know", () => {
+  const row = { key: "shop/web", handshakes: [10] };
+  const traffic = new Traffic();
+  assert.equal(handshakeText(row, traffic, 0.5), "under 1 ms");
+  traffic.add(event(EventKind.ANSWERED, { handshake: create(DurationSchema, { nanos: 90_000 }) }), 1);
+  assert.equal(handshakeText(row, traffic, 0.5), "92 µs");
+  assert.equal(handshakeText({ key: "shop/cart", handshakes: [0, 0, 10] }, traffic, 0.5), "3 ms");
+  assert.equal(handshakeText({ key: "shop/cart", handshakes: [] }, traffic, 0.5), undefined);
 });
 
 test("traffic is bounded, whatever names events have", () => {

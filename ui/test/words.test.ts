@@ -2,13 +2,14 @@ import assert from "node:assert/strict";
 import { readdirSync } from "node:fs";
 import { test } from "node:test";
 import { create } from "@bufbuild/protobuf";
+import { DurationSchema } from "@bufbuild/protobuf/wkt";
 import { inPrefix, isAddressOrPrefix } from "../src/address";
 import { decide, traceCommand } from "../src/decision";
 import type { Service } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { EventKind, FlowEventSchema, FlowSchema, Protocol, ServiceSchema } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { noQuery, toFilter } from "../src/query";
 import { reasonOf, runbookOf, runbooks } from "../src/reasons";
-import { bytes, duration, hostPort, short, shown, stateText } from "../src/text";
+import { bytes, duration, hostPort, milliseconds, short, shown, stateText } from "../src/text";
 
 test("text from elsewhere cannot drive a terminal or turn its direction", () => {
   assert.equal(shown("\x1b[31mred\u202egnp.exe\u0000\n"), "\\u001b[31mred\\u202egnp.exe\\u0000\\u000a");
@@ -18,8 +19,9 @@ test("text from elsewhere cannot drive a terminal or turn its direction", () => 
 
 test("numbers for people", () => {
   assert.deepEqual([0, 0.05, 0.42, 7, 41.6, 950, 12_300, 4.5e6].map(short), ["0", "0.05", "0.4", "7", "41.6", "950", "12.3 k", "4.5 M"]);
-  assert.deepEqual([0.42, 7, 990, 1500, 90_000, 600_000, 9e7].map(duration), ["0.42 ms", "7 ms", "990 ms", "1.5 s", "90 s", "10 min", "25 h"]);
+  assert.deepEqual([0, 0.09, 0.42, 0.9999, 7, 990, 1500, 90_000, 600_000, 9e7].map(duration), ["0 ms", "90 µs", "420 µs", "1 ms", "7 ms", "990 ms", "1.5 s", "90 s", "10 min", "25 h"]);
   assert.equal(bytes(737_000n), "737 kB");
+  assert.equal(milliseconds(create(DurationSchema, { seconds: 1n, nanos: 90_000 })), 1000.09);
   assert.equal(hostPort("fd00::1", 80), "[fd00::1]:80");
 });
 

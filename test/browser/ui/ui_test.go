@@ -287,6 +287,15 @@ func TestFaultsAreShown(t *testing.T) {
 	tab.Text("4 packets went to 10.244.2.66:9090, and none came back.")
 }
 
+// A handshake of 90 µs is the same in the list and in the panel: neither 0.00 ms nor the 0.5 ms of a bucket.
+func TestHandshakes(t *testing.T) {
+	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 200, Healthy: true, Handshake: 90 * time.Microsecond}), 1280)
+	show(tab, "services")
+	tab.Until("the list's handshake", `[...document.querySelectorAll(".services .rows .row")].some(r => r.textContent.includes("catalog") && r.querySelector(".handshake").textContent === "92 µs")`)
+	tab.Click(".services [role=row] .name", "catalog")
+	tab.Until("the panel's handshake", `document.querySelector(".panel")?.textContent.includes("median 92 µs")`)
+}
+
 // Names in flows are no markup and drive no terminal.
 func TestHostileNames(t *testing.T) {
 	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 100, Hostile: true}), 1280)

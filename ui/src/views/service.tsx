@@ -1,5 +1,4 @@
 import { useMemo } from "preact/hooks";
-import { durationMs } from "@bufbuild/protobuf/wkt";
 import { nodeName } from "../cluster";
 import { useApp } from "../context";
 import type { Endpoint, Service, ServicePort } from "../gen/spillway/node/v1alpha1/node_pb";
@@ -8,8 +7,9 @@ import { Chart } from "../parts/chart";
 import { useSource, useTick } from "../parts/hooks";
 import { Poll } from "../poll";
 import { noQuery } from "../query";
-import { bytes, count, duration, hostPort, portName, shown } from "../text";
-import { knownOnly, nowSecond, quantile, seconds } from "../traffic";
+import { handshakeText } from "../services";
+import { bytes, count, duration, hostPort, milliseconds, portName, serviceKey, shown } from "../text";
+import { knownOnly, nowSecond, seconds } from "../traffic";
 
 const lines = [
   { name: "opened", color: "--blue", fill: true },
@@ -74,18 +74,21 @@ function Differences({ node, service }: { node: string; service?: Service }) {
 }
 
 function Whole({ service, flows }: { service: Service; flows: Map<string, Flows> }) {
+  const several = new Set(service.ports.map(portName)).size > 1;
   return (
     <>
-      {service.ports.map((p, i) => <Port key={i} port={p} type={service.type} flows={flows} />)}
+      {service.ports.map((p, i) => <Port key={i} port={p} service={several ? "" : serviceKey(service)} type={service.type} flows={flows} />)}
     </>
   );
 }
 
-function Port({ port: p, type, flows }: { port: ServicePort; type: string; flows: Map<string, Flows> }) {
+function Port({ port: p, service, type, flows }: { port: ServicePort; service: string; type: string; flows: Map<string, Flows> }) {
+  const { cluster } = useApp();
   const c = p.counters;
   const handshakes = c?.handshakeMsLog2.map(Number) ?? [];
-  const p50 = quantile(handshakes, 0.5, 1);
-  const p99 = quantile(handshakes, 0.99, 1);
+  // Events do not tell ports apart here, so a Service of several has the counters of each.
+  const all = { key: service, handshakes };
+  const p50 = handshakeText(all, cluster.traffic, 0.5);
   const same = p.compared && p.differences.length === 0;
   return (
     <section>
@@ -103,7 +106,7 @@ function Port({ port: p, type, flows }: { port: ServicePort; type: string; flows
           </ul>
         </dd>
         <dt>Policies</dt>
-        <dd>internal {shown(p.internalTrafficPolicy || "Cluster")}{type !== "ClusterIP" && `, external ${shown(p.externalTrafficPolicy || "Cluster")}`}{p.affinity && `, affinity ${duration(durationMs(p.affinity))}`}</dd>
+        <dd>internal {shown(p.internalTrafficPolicy || "Cluster")}{type !== "ClusterIP" && `, external ${shown(p.externalTrafficPolicy || "Cluster")}`}{p.affinity && `, affinity ${duration(milliseconds(p.affinity))}`}</dd>
         <dt>Dataplane</dt>
         <dd>{shown(p.dataplane) || "none"}{p.helper && `, helper ${shown(p.helper)}`}{p.forwarding && `, forwarding ${shown(p.forwarding)}`}</dd>
         {c && (
@@ -111,7 +114,7 @@ function Port({ port: p, type, flows }: { port: ServicePort; type: string; flows
             <dt>Connections</dt>
             <dd>{count(c.connections)}, {count(c.active)} active{c.refused > 0n && <span class="warn">, {count(c.refused)} refused</span>}{c.dropped > 0n && <span class="bad">, {count(c.dropped)} packets dropped</span>}</dd>
             {!c.connectionsOnly && <><dt>Traffic</dt><dd>{bytes(c.bytesToEndpoint)} in, {bytes(c.bytesToClient)} out</dd></>}
-            {p50 !== undefined && <><dt>Handshake</dt><dd>median {duration(p50)}, p99 {duration(p99!)}</dd></>}
+            {p50 !== undefined && <><dt>Handshake</dt><dd>median {p50}, p99 {handshakeText(all, cluster.traffic, 0.99)}</dd></>}
           </>
         )}
       </dl>

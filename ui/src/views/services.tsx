@@ -5,9 +5,9 @@ import { Spark } from "../parts/chart";
 import { useSource, useTick } from "../parts/hooks";
 import { Table } from "../parts/table";
 import type { TableColumn } from "../parts/table";
-import { handshakeOf, rateOf, select } from "../services";
+import { handshakeOf, handshakeText, rateOf, select } from "../services";
 import type { Column, Row } from "../services";
-import { count, duration, plural, short, shown } from "../text";
+import { count, plural, short, shown } from "../text";
 import { nowSecond, seconds } from "../traffic";
 
 /** Services lists every Service with its counters. */
@@ -48,7 +48,7 @@ export function Services() {
     { id: "endpoints", title: "Endpoints", number: true, sortable: true, cell: (r) => <span class={r.endpoints === 0 ? "warn" : ""}>{count(r.endpoints)}</span> },
     { id: "rate", title: "New/s", number: true, sortable: true, cell: (r) => { const n = rateOf(r, t, second, live); return n === undefined ? "–" : short(n); } },
     { id: "spark", title: "Last minute", cell: (r) => { const s = t.services.get(r.key); return s ? <Spark values={s.opened.series(second, seconds)} /> : null; } },
-    { id: "handshake", title: "Handshake", number: true, sortable: true, cell: (r) => { const q = handshakeOf(r, t, 0.5); return q === undefined ? "–" : duration(q); } },
+    { id: "handshake", title: "Handshake", number: true, sortable: true, cell: (r) => handshakeText(r, t, 0.5) ?? "–" },
     { id: "active", title: "Active", number: true, sortable: true, cell: (r) => (r.counted ? short(r.active) : "–") },
     { id: "refused", title: "Refused", number: true, sortable: true, cell: (r) => (r.counted ? <span class={r.refused > 0 ? "warn" : ""}>{short(r.refused)}</span> : "–") },
     { id: "dropped", title: "Dropped", number: true, sortable: true, cell: (r) => (r.counted ? <span class={r.dropped > 0 ? "bad" : ""}>{short(r.dropped)}</span> : "–") },

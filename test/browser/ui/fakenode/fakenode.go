@@ -50,6 +50,8 @@ type Node struct {
 	Mode string
 	// Healthy: no fault is planted.
 	Healthy bool
+	// Handshake is that of all flows; 0: they differ.
+	Handshake time.Duration
 	// Hostile: some flows have names that no API server allows.
 	Hostile bool
 
@@ -432,6 +434,9 @@ func (g *generator) flow() *node.Flow {
 	}
 	if !g.dead(f) {
 		f.Handshake = durationpb.New(time.Duration(150+g.rand.ExpFloat64()*900) * time.Microsecond)
+		if g.node.Handshake > 0 {
+			f.Handshake = durationpb.New(g.node.Handshake)
+		}
 		f.SmoothedRtt = durationpb.New(f.Handshake.AsDuration() * 4 / 5)
 		f.BytesToEndpoint, f.BytesToClient = uint64(200+g.rand.IntN(4000)), uint64(g.rand.IntN(90_000))
 		f.PacketsToEndpoint, f.PacketsToClient = 6, uint64(4+g.rand.IntN(60))
