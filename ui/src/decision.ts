@@ -3,7 +3,7 @@ import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
 import type { Endpoint, Flow, FlowEvent, Frontend, Service, ServicePort } from "./gen/spillway/node/v1alpha1/node_pb";
 import { reasonOf } from "./reasons";
 import { bytes, count, duration, flowService, hostPort, milliseconds, peer, plural, portName, protocol } from "./text";
-import { unanswered } from "./traffic";
+import { failure } from "./traffic";
 
 /** Step is one part of the decision about a flow, in words. */
 export interface Step {
@@ -149,7 +149,11 @@ function outcome(event: FlowEvent, meaning: string): Step {
     case EventKind.DROPPED:
       return { mood: reason.wanted ? "warn" : "bad", title: "It was dropped", text: named || "The agent does not say why." };
     case EventKind.CLOSED:
-      if (unanswered(event)) {
+      if (failure(event) === "reset") {
+        const at = hostPort(flow.endpoint!.address, flow.endpoint!.port);
+        return { mood: "bad", title: "The endpoint refused it", text: `${at} answered the first packet with an RST. Check that its process listens on this port.` };
+      }
+      if (failure(event) === "silent") {
         const at = hostPort(flow.endpoint!.address, flow.endpoint!.port);
         return { mood: "bad", title: "The endpoint did not answer", text: `${plural(Number(flow.packetsToEndpoint), "packet")} went to ${at}, and none came back. Check that its process listens, and that no NetworkPolicy drops the packets.` };
       }

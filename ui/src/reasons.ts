@@ -45,6 +45,13 @@ export function reasonOf(name: string, meaning = ""): Reason {
   return { ...known, words };
 }
 
+const refusals = new Set(["rejected_rst", "rejected_icmp", "rejected_silent", "source_range", "policy_local", "socket_refused", "socket_timed_out"]);
+
+/** refuses reports that a Service did not serve a client; other reasons drop packets of clients that it serves. */
+export function refuses(name: string): boolean {
+  return refusals.has(name.toLowerCase().replace(/^drop_/, ""));
+}
+
 /** faults are the findings that are a fault: info may be intended. */
 export function faults<F extends { severity: string }>(list: F[]): F[] {
   return list.filter((f) => f.severity !== "info");

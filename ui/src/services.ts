@@ -1,4 +1,4 @@
-import type { Problem, Service } from "./gen/spillway/node/v1alpha1/node_pb";
+import type { Finding, Problem, Service } from "./gen/spillway/node/v1alpha1/node_pb";
 import { faults } from "./reasons";
 import { quantile } from "./traffic";
 import type { Traffic } from "./traffic";
@@ -110,7 +110,7 @@ function addCounters(row: Row, service: Service) {
 /** rateOf is new connections in a second: of events if they arrive, else of counters. */
 export function rateOf(row: Row, traffic: Traffic, second: number, live: boolean): number | undefined {
   const service = traffic.services.get(row.key);
-  if (live) return service ? service.opened.rate(second) : row.rate ?? 0;
+  if (live) return service ? service.opened.rate(second) : 0;
   return row.rate;
 }
 
@@ -124,6 +124,16 @@ export function handshakeText(row: Pick<Row, "key" | "handshakes">, traffic: Tra
   const time = handshakeOf(row, traffic, q);
   if (time === undefined) return undefined;
   return time < 1 && traffic.services.get(row.key)?.handshakes.quantile(q) === undefined ? "under 1 ms" : duration(time);
+}
+
+const endpointWords: Record<string, string> = { "endpoint-unanswered": "no answer", "endpoint-refuses": "refuses", silent: "no answer", reset: "refuses" };
+
+/** failingEndpoints says of the endpoints of a Service that fail how they do, by findings and by events of late. */
+export function failingEndpoints(traffic: Traffic, key: string, findings: Finding[], second: number): Map<string, string> {
+  const found = new Map<string, string>();
+  for (const f of traffic.failing.values()) if (f.service === key && f.fails(second)) found.set(f.endpoint, endpointWords[f.how]!);
+  for (const f of faults(findings)) if (f.object?.endpoint) found.set(f.object.endpoint, endpointWords[f.id] ?? f.id);
+  return found;
 }
 
 /** select returns the rows that contain every word of a search, sorted. */

@@ -120,6 +120,11 @@ export function plural(n: number, one: string, many = one + "s"): string {
   return `${count(n)} ${n === 1 ? one : many}`;
 }
 
+/** per is a rate with its unit, such as 1 packet/s. */
+export function per(rate: number, one: string): string {
+  return `${short(rate)} ${short(rate) === "1" ? one : one + "s"}/s`;
+}
+
 /** The state of a flow, how it was closed, and whether replies take another way. */
 export function stateText(flow: Flow) {
   const more = [flow.closedByRst && "RST", flow.dsr && "DSR", flow.oneWay && "one way"].filter(Boolean);

@@ -1,5 +1,5 @@
 import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
-import type { FlowEvent } from "./gen/spillway/node/v1alpha1/node_pb";
+import type { Flow, FlowEvent } from "./gen/spillway/node/v1alpha1/node_pb";
 import { timestampMs } from "@bufbuild/protobuf/wkt";
 import { flowService, hostPort, milliseconds, short } from "./text";
 
@@ -7,7 +7,7 @@ import { flowService, hostPort, milliseconds, short } from "./text";
 export const seconds = 60;
 
 /** Limits of what is kept, however many names events have. */
-export const limits = { services: 10_000, edges: 4_000, silent: 500 };
+export const limits = { services: 10_000, edges: 4_000, failing: 500, nodes: 100 };
 
 /** Counts are numbers of events in each of the last seconds. */
 export class Counts {
@@ -125,9 +125,14 @@ export function quantile(buckets: ArrayLike<number>, q: number, first: number, f
   return first * factor ** (buckets.length - 1);
 }
 
+/** Failure is how a connection failed. */
+export type Failure = "silent" | "reset" | "refused" | "dropped";
+
 export class ServiceTraffic {
   opened = new Counts(seconds + 1);
   bad = new Counts(seconds + 1);
+  /** failed has the counts of bad by how they failed, if some did. */
+  failed: Partial<Record<Failure, Counts>> = {};
   handshakes = new Handshakes();
 }
 
@@ -140,12 +145,20 @@ export interface Edge {
   bad: Decaying;
 }
 
-/** Silent is an endpoint that did not answer connections. */
-export interface Silent {
-  service: string;
-  endpoint: string;
-  pod: string;
-  count: Decaying;
+/** Failing is an endpoint that did not answer connections, or that reset them at once. */
+export class Failing {
+  failed = new Decaying();
+  /** accepted counts connections that it accepted since it first failed. */
+  accepted = new Decaying();
+  nodes = new Set<string>();
+
+  constructor(readonly how: "silent" | "reset", readonly service: string, readonly endpoint: string, readonly pod: string) {}
+
+  /** fails reports that it failed more often than not of late. One RST may be a client's fault; a lost answer is not. */
+  fails(second: number): boolean {
+    const failed = this.failed.now(second);
+    return failed >= (this.how === "silent" ? 0.8 : 2) && failed >= this.accepted.now(second);
+  }
 }
 
 /** clientGroup is where a client belongs on the map. */
@@ -160,7 +173,8 @@ export class Traffic {
   handshakes = new Handshakes();
   services = new Map<string, ServiceTraffic>();
   edges = new Map<string, Edge>();
-  silent = new Map<string, Silent>();
+  /** failing has endpoints by their Service, address and how they fail. */
+  failing = new Map<string, Failing>();
   /** skipped counts events of Services beyond the limit. */
   skipped = 0;
 
@@ -190,21 +204,25 @@ export class Traffic {
           this.handshakes.add(second, time);
           service.handshakes.add(second, time);
         }
+        for (const how of ["silent", "reset"]) this.failing.get(failingKey(flow, how))?.accepted.add(second);
         break;
       case EventKind.CLOSED:
-        if (unanswered(event)) {
-          service.bad.add(second);
-          this.noAnswer(event, second);
-          this.edge(event, second, true);
-        }
-        break;
       case EventKind.REFUSED:
       case EventKind.DROPPED:
-        this.totals[event.kind === EventKind.REFUSED ? "refused" : "dropped"].add(second);
-        service.bad.add(second);
-        this.edge(event, second, true);
+        this.close(event, service, second);
         break;
     }
+  }
+
+  /** close counts the end of a flow, and its failure. */
+  private close(event: FlowEvent, service: ServiceTraffic, second: number) {
+    const how = failure(event);
+    if (!how) return;
+    if (how === "refused" || how === "dropped") this.totals[how].add(second);
+    else this.fail(event.flow!, how, second);
+    service.bad.add(second);
+    (service.failed[how] ??= new Counts(seconds + 1)).add(second);
+    this.edge(event, second, true);
   }
 
   private edge(event: FlowEvent, second: number, bad: boolean) {
@@ -221,17 +239,38 @@ export class Traffic {
     edge[bad ? "bad" : "opened"].add(second);
   }
 
-  private noAnswer(event: FlowEvent, second: number) {
-    const flow = event.flow!;
-    const endpoint = hostPort(flow.endpoint!.address, flow.endpoint!.port);
-    const key = JSON.stringify([flowService(flow), endpoint]);
-    let silent = this.silent.get(key);
-    if (!silent) {
-      if (this.silent.size >= limits.silent) weakest(this.silent, (s) => s.count.now(second));
-      this.silent.set(key, (silent = { service: flowService(flow), endpoint, pod: flow.endpoint!.pod, count: new Decaying() }));
+  private fail(flow: Flow, how: "silent" | "reset", second: number) {
+    const key = failingKey(flow, how);
+    let failing = this.failing.get(key);
+    if (!failing) {
+      if (this.failing.size >= limits.failing) weakest(this.failing, (f) => f.failed.now(second));
+      failing = new Failing(how, flowService(flow), hostPort(flow.endpoint!.address, flow.endpoint!.port), flow.endpoint!.pod);
+      this.failing.set(key, failing);
     }
-    silent.count.add(second);
+    if (flow.node && failing.nodes.size < limits.nodes) failing.nodes.add(flow.node);
+    failing.failed.add(second);
   }
+}
+
+function failingKey(flow: Flow, how: string): string {
+  return JSON.stringify([flowService(flow), flow.endpoint?.address, flow.endpoint?.port, how]);
+}
+
+/** failure is how the connection of an event failed; undefined: it did not. */
+export function failure(event: FlowEvent): Failure | undefined {
+  if (event.kind === EventKind.REFUSED) return "refused";
+  if (event.kind === EventKind.DROPPED) return "dropped";
+  if (wasReset(event)) return "reset";
+  return unanswered(event) ? "silent" : undefined;
+}
+
+/** wasReset reports that the endpoint answered the first packet of a connection with an RST. */
+export function wasReset(event: FlowEvent): boolean {
+  const flow = event.flow;
+  if (event.kind !== EventKind.CLOSED || event.reason !== "RST" || flow?.protocol !== Protocol.TCP || !flow.endpoint || flow.handshake) return false;
+  // A client may send the RST itself, when it has waited for an answer in vain.
+  const counted = flow.packetsToEndpoint > 0n && !flow.bySocket;
+  return counted ? flow.packetsToClient === 1n : flow.packetsToClient <= 1n;
 }
 
 /** unanswered reports that the endpoint of a flow never answered. */

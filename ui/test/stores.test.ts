@@ -10,7 +10,7 @@ import { place, strongest } from "../src/graph";
 import { Poll } from "../src/poll";
 import { Ring } from "../src/ring";
 import { ServiceTable, handshakeText, select } from "../src/services";
-import { Counts, Handshakes, Traffic, eventSecond, knownOnly, limits, quantile, rateText, reported, unanswered } from "../src/traffic";
+import { Counts, Handshakes, Traffic, eventSecond, knownOnly, limits, quantile, rateText, reported, failure, unanswered } from "../src/traffic";
 
 // Frames as a browser has them, but by hand.
 const frames: (() => void)[] = [];
@@ -118,7 +118,7 @@ test("traffic is bounded, whatever names events have", () => {
   }
   assert.equal(traffic.services.size, limits.services);
   assert.ok(traffic.edges.size <= limits.edges, String(traffic.edges.size));
-  assert.ok(traffic.silent.size <= limits.silent, String(traffic.silent.size));
+  assert.ok(traffic.failing.size <= limits.failing, String(traffic.failing.size));
   assert.ok(traffic.skipped > 0);
 });
 
@@ -146,7 +146,26 @@ test("an endpoint that does not answer is found", () => {
   assert.ok(!unanswered(event(EventKind.REFUSED)));
   const traffic = new Traffic();
   traffic.add(dead, 9);
-  assert.deepEqual([...traffic.silent.values()].map((s) => `${s.service} ${s.endpoint}`), ["shop/web 10.1.0.1:80"]);
+  assert.deepEqual([...traffic.failing.values()].map((s) => `${s.how} ${s.service} ${s.endpoint} ${s.fails(9)}`), ["silent shop/web 10.1.0.1:80 true"]);
+});
+
+test("an endpoint that resets half of its connections fails half of them", () => {
+  const reset = event(EventKind.CLOSED, { packetsToEndpoint: 1n, packetsToClient: 1n }, "RST");
+  assert.equal(failure(reset), "reset");
+  assert.equal(failure(event(EventKind.CLOSED, { handshake: durationFromMs(1), packetsToClient: 1n }, "RST")), undefined, "after a handshake");
+  assert.equal(failure(event(EventKind.CLOSED, { packetsToEndpoint: 4n }, "RST")), "silent", "by a client that gave up");
+  const traffic = new Traffic();
+  for (let i = 0; i < 100; i++) {
+    traffic.add(event(EventKind.OPENED), 9);
+    traffic.add(i % 2 ? reset : event(EventKind.ANSWERED, { handshake: durationFromMs(1) }), 9);
+  }
+  const service = traffic.services.get("shop/web")!;
+  assert.equal(service.bad.rate(10), 5);
+  assert.equal(service.failed.reset!.rate(10), 5);
+  const [failing] = traffic.failing.values();
+  assert.equal(failing!.how, "reset");
+  for (let i = 0; i < 10; i++) traffic.add(event(EventKind.ANSWERED), 9);
+  assert.ok(!failing!.fails(9), "it accepts most");
 });
 
 test("the map has the strongest ways, and those that fail", () => {

@@ -8,8 +8,8 @@ import { decide, traceCommand } from "../src/decision";
 import type { Service } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { EventKind, FlowEventSchema, FlowSchema, Protocol, ServiceSchema } from "../src/gen/spillway/node/v1alpha1/node_pb";
 import { noQuery, toFilter } from "../src/query";
-import { reasonOf, runbookOf, runbooks } from "../src/reasons";
-import { bytes, duration, hostPort, milliseconds, short, shown, stateText } from "../src/text";
+import { reasonOf, refuses, runbookOf, runbooks } from "../src/reasons";
+import { bytes, duration, hostPort, milliseconds, per, short, shown, stateText } from "../src/text";
 
 test("text from elsewhere cannot drive a terminal or turn its direction", () => {
   assert.equal(shown("\x1b[31mred\u202egnp.exe\u0000\n"), "\\u001b[31mred\\u202egnp.exe\\u0000\\u000a");
@@ -20,6 +20,7 @@ test("text from elsewhere cannot drive a terminal or turn its direction", () => 
 test("numbers for people", () => {
   assert.deepEqual([0, 0.05, 0.42, 7, 41.6, 950, 12_300, 4.5e6].map(short), ["0", "0.05", "0.4", "7", "41.6", "950", "12.3 k", "4.5 M"]);
   assert.deepEqual([0, 0.09, 0.42, 0.9999, 7, 990, 1500, 90_000, 600_000, 9e7].map(duration), ["0 ms", "90 µs", "420 µs", "1 ms", "7 ms", "990 ms", "1.5 s", "90 s", "10 min", "25 h"]);
+  assert.deepEqual([1, 0.4, 2].map((n) => per(n, "packet")), ["1 packet/s", "0.4 packets/s", "2 packets/s"]);
   assert.equal(bytes(737_000n), "737 kB");
   assert.equal(milliseconds(create(DurationSchema, { seconds: 1n, nanos: 90_000 })), 1000.09);
   assert.equal(hostPort("fd00::1", 80), "[fd00::1]:80");
@@ -137,4 +138,9 @@ test("decisions in words", () => {
   assert.match(steps({ endpoint: "10.1.0.9" }), /does not have this endpoint any more/);
   assert.match(steps({ kind: EventKind.CLOSED, endpoint: "10.1.0.1", reason: "timeout", packets: 4n }), /bad The endpoint did not answer: 4 packets went to 10.1.0.1:8080/);
   assert.match(steps({ kind: EventKind.DROPPED, endpoint: "10.1.0.1", reason: "snat_ports" }), /bad It was dropped: The node has no free port towards the endpoint. \(snat_ports\)/);
+});
+
+test("a Service that does not serve a client refuses it, and other reasons drop packets", () => {
+  for (const name of ["rejected_rst", "source_range", "drop_policy_local", "SOCKET_REFUSED"]) assert.ok(refuses(name), name);
+  for (const name of ["snat_ports", "flow_table", "drop_no_route"]) assert.ok(!refuses(name), name);
 });

@@ -141,7 +141,7 @@ func TestPictures(t *testing.T) {
 		dir = t.TempDir()
 	}
 	address := serve(t, &fakenode.Node{Name: "node-a", Services: 400, Rate: 120})
-	for _, width := range []int{1280, 800} {
+	for _, width := range []int{1280, 390} {
 		tab := open(t, address, width)
 		picture := func(name, mode string) {
 			theme(tab, mode)
@@ -243,16 +243,16 @@ func TestViewsAreAccessible(t *testing.T) {
 // Each planted fault is on the first page, with the words and the way to its runbook.
 func TestFaultsAreShown(t *testing.T) {
 	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 20}), 1280) // TestLoad is about many
-	tab.Text("payments/ledger: endpoint 10.244.2.66:9090 does not answer")
+	tab.Text("Endpoint 10.244.2.66:9090 does not answer")
 	tab.Click("button", "more")
 	for _, want := range []string{
-		"packets/s are dropped (snat_ports)", "packets/s are dropped (source_range)", "The conntrack table of the node is 97 % full",
-		"Table flows of node-a is 90 % full", "no endpoint is on this node", "connections to Service shop/cart:http fail",
+		"packets/s are dropped (snat_ports)", "Connections are refused: 2 packets/s (source_range)", "Service payments/ledger", "Service shop/web",
+		"The conntrack table of the node is 97 % full", "Table flows is 90 % full", "no endpoint is on this node", "connections to Service shop/cart:http fail",
 	} {
 		tab.Text(want)
 	}
 	// A finding of status, from the overview to its Service, and in the list of Services.
-	tab.Click("button", "Show: connections to Service shop/cart:http")
+	tab.Click("button", "Show: Service shop/cart")
 	tab.Until("the finding of the Service", `[...document.querySelectorAll(".panel .note")].some(e => e.textContent.includes("connections to Service shop/cart:http fail"))`)
 	show(tab, "services")
 	tab.Text("endpoint-refuses")
@@ -285,6 +285,17 @@ func TestFaultsAreShown(t *testing.T) {
 	tab.Until("only flows of the endpoint", `[...document.querySelectorAll(".flows .rows .endpoint")].length > 2 && [...document.querySelectorAll(".flows .rows .endpoint")].every(e => e.textContent === "payments/ledger-1")`)
 	tab.Click(".flows .rows .row", "no answer")
 	tab.Text("4 packets went to 10.244.2.66:9090, and none came back.")
+}
+
+// What is wrong with a Service is one entry, the worst first, with all nodes that report it. A refused
+// connection is no dropped packet.
+func TestFaultsAreByService(t *testing.T) {
+	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 40}, &fakenode.Node{Name: "node-b", Rate: 40},
+		&fakenode.Node{Name: "node-c", Healthy: true}), 1280)
+	const groups = `[...document.querySelectorAll(".attention > li")]`
+	tab.Until("one entry of the Service with both nodes", groups+`.filter(e => e.innerText.includes("Service shop/cart") && e.innerText.includes("on node-a, node-b")).length === 1`)
+	tab.Until("the worst first", groups+`.findIndex(e => e.classList.contains("warn")) > `+groups+`.findLastIndex(e => e.classList.contains("bad"))`)
+	tab.Until("both numbers", `["connections refused/s", "packets dropped/s"].every(w => [...document.querySelectorAll(".numbers dt")].some(e => e.textContent === w))`)
 }
 
 // A handshake of 90 µs is the same in the list and in the panel: neither 0.00 ms nor the 0.5 ms of a bucket.
@@ -400,7 +411,7 @@ func TestWhereNothingAnswers(t *testing.T) {
 		hangs := filepath.Join(t.TempDir(), "hangs.sock")
 		defer listen(t, hangs).Close() // which accepts nothing
 		tab := open(t, serveSockets(t, []string{hangs, filepath.Join(t.TempDir(), "none.sock")}, &fakenode.Node{Name: "node-a", Rate: 50}), 1280)
-		tab.Text("payments/ledger: endpoint 10.244.2.66:9090 does not answer")
+		tab.Text("Endpoint 10.244.2.66:9090 does not answer")
 		tab.Text("The agent accepts calls but does not answer in time.")
 		tab.Text("2 of 3 do not answer")
 		show(tab, "services")

@@ -13,7 +13,7 @@ import { Poll } from "../poll";
 import { isEmpty, noQuery, toFilter } from "../query";
 import type { FlowQuery } from "../query";
 import { bytes, clock, count, kinds, peer, plural, short, shown, span, stateText } from "../text";
-import { notReported, nowSecond, unanswered } from "../traffic";
+import { notReported, failure, nowSecond } from "../traffic";
 
 /** Row is an event, or a flow of the table with its state. */
 interface Row {
@@ -22,11 +22,15 @@ interface Row {
   state?: string;
 }
 
+const moods = { silent: "bad", reset: "bad", dropped: "bad", refused: "warn", none: "" };
+
 const tableLimit = 1000;
 
 function Kind({ row }: { row: Row }) {
   if (row.state !== undefined) return <Chip mood={row.event.flow?.handshake ? "good" : "soft"}>{shown(row.state || "open")}</Chip>;
-  if (unanswered(row.event)) return <Chip mood="bad">no answer</Chip>;
+  const how = failure(row.event);
+  if (how === "silent") return <Chip mood="bad">no answer</Chip>;
+  if (how === "reset") return <Chip mood="bad">reset</Chip>;
   const kind = kinds.find((k) => k.kind === row.event.kind);
   return <Chip mood={kind?.mood ?? "soft"}>{kind?.name ?? "unknown"}</Chip>;
 }
@@ -161,7 +165,7 @@ function Events({ query: typed }: { query: FlowQuery }) {
           columns={columns}
           rows={rows}
           rowKey={(r) => r.id}
-          mood={(r) => (r.event.kind === EventKind.DROPPED || unanswered(r.event) ? "bad" : r.event.kind === EventKind.REFUSED ? "warn" : "")}
+          mood={(r) => moods[failure(r.event) ?? "none"]}
           open={app.detail?.kind === "flow" ? app.detail.id : undefined}
           onOpen={(r) => app.open({ kind: "flow", event: r.event, id: r.id })}
           onBrowse={pause}

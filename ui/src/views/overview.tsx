@@ -1,5 +1,6 @@
 import { useMemo, useState } from "preact/hooks";
-import { attention } from "../attention";
+import { attention, serviceDetail } from "../attention";
+import type { Group } from "../attention";
 import { nodeName } from "../cluster";
 import type { NodeState } from "../cluster";
 import { useApp } from "../context";
@@ -11,9 +12,9 @@ import { count, duration, ms, plural, short, shown } from "../text";
 import { knownOnly, nowSecond, rateSeconds, rateText } from "../traffic";
 
 const lines = [
-  { name: "opened", color: "--blue", fill: true },
-  { name: "refused", color: "--orange" },
-  { name: "dropped", color: "--red" },
+  { name: "connections opened", color: "--blue", fill: true },
+  { name: "connections refused", color: "--orange" },
+  { name: "packets dropped", color: "--red" },
 ];
 
 /** Overview shows what needs attention, the traffic, and each node. */
@@ -51,8 +52,8 @@ function Numbers() {
   const numbers: [string, string, string?][] = [
     ["Services", count(largest)],
     ["new connections/s", live ? rateText(t.totals.opened.rate(second, rateSeconds), cluster.reported) : "–"],
-    ["refused/s", live ? short(t.totals.refused.rate(second, 5)) : "–", t.totals.refused.rate(second, 5) > 0 ? "warn" : ""],
-    ["dropped/s", live ? short(t.totals.dropped.rate(second, 5)) : "–", t.totals.dropped.rate(second, 5) > 0 ? "bad" : ""],
+    ["connections refused/s", live ? short(t.totals.refused.rate(second, 5)) : "–", t.totals.refused.rate(second, 5) > 0 ? "warn" : ""],
+    ["packets dropped/s", live ? short(t.totals.dropped.rate(second, 5)) : "–", t.totals.dropped.rate(second, 5) > 0 ? "bad" : ""],
     ["handshake, median", p50 === undefined ? "–" : duration(p50)],
     ["handshake, p99", p99 === undefined ? "–" : duration(p99)],
   ];
@@ -70,41 +71,68 @@ function Numbers() {
 
 function AttentionList() {
   const app = useApp();
-  const list = attention(app.cluster);
+  const groups = attention(app.cluster);
   const [all, setAll] = useState(false);
   const most = all ? 100 : 6;
+  const several = app.cluster.scope.length > 1;
   return (
     <section class="card" aria-labelledby="attention">
       <h2 id="attention">Needs attention</h2>
-      {list.length === 0 ? (
+      {groups.length === 0 ? (
         <p class="quiet">Nothing is known to be wrong.</p>
       ) : (
         <ul class="attention">
-          {list.slice(0, most).map((a, i) => {
-            const leads = a.detail?.kind === "runbook" ? "Runbook" : "Show";
-            return (
-            <li key={i} class={a.mood}>
-              <div>
-                <strong>{shown(a.what)}</strong>
-                <span class="soft">{shown(a.why)}</span>
-              </div>
-              {(a.detail || a.view) && (
-                <button
-                  type="button"
-                  class="small"
-                  aria-label={`${leads}: ${shown(a.what)}`}
-                  onClick={() => (a.detail ? app.open(a.detail) : app.go(a.view!))}
-                >
-                  {leads}
-                </button>
-              )}
-            </li>
-            );
-          })}
+          {groups.slice(0, most).map((g) => <GroupItem key={g.service || g.list[0]!.what + g.nodes.join()} group={g} several={several} />)}
         </ul>
       )}
-      {list.length > 6 && <button type="button" class="small" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Show fewer" : `Show ${count(list.length - 6)} more`}</button>}
+      {groups.length > 6 && <button type="button" class="small" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Show fewer" : `Show ${count(groups.length - 6)} more`}</button>}
     </section>
+  );
+}
+
+const mostNodes = 4;
+
+/** nodesText names some nodes. */
+function nodesText(nodes: string[]) {
+  const more = nodes.length > mostNodes ? ` and ${count(nodes.length - mostNodes)} more` : "";
+  return `on ${nodes.slice(0, mostNodes).map(shown).join(", ")}${more}`;
+}
+
+function GroupItem({ group: g, several }: { group: Group; several: boolean }) {
+  const app = useApp();
+  return (
+    <li class={g.mood}>
+      {g.service && (
+        <div class="title">
+          <strong>Service {shown(g.service)}</strong>
+          {several && g.nodes.length > 0 && <span class="soft">{nodesText(g.nodes)}</span>}
+          <button type="button" class="small" aria-label={`Show: Service ${shown(g.service)}`} onClick={() => app.open(serviceDetail(g.service))}>Show</button>
+        </div>
+      )}
+      {g.list.map((a) => {
+        const leads = a.detail?.kind === "runbook" ? "Runbook" : "Show";
+        const some = several && a.nodes.length > 0 && (!g.service || a.nodes.length < g.nodes.length);
+        return (
+          <div class="fault" key={a.what}>
+            <div>
+              {g.service ? <span class={a.mood}>{shown(a.what)}</span> : <strong>{shown(a.what)}</strong>}
+              {a.why && <span class="soft line">{shown(a.why)}</span>}
+              {some && <span class="soft line">{nodesText(a.nodes)}</span>}
+            </div>
+            {(a.detail || (a.view && !g.service)) && (
+              <button
+                type="button"
+                class="small"
+                aria-label={`${leads}: ${shown(g.service ? `${g.service}: ${a.what}` : a.what)}`}
+                onClick={() => (a.detail ? app.open(a.detail) : app.go(a.view!))}
+              >
+                {leads}
+              </button>
+            )}
+          </div>
+        );
+      })}
+    </li>
   );
 }
 
@@ -121,7 +149,7 @@ function Rates() {
   const opened = typeof last === "number" ? plural(last, "was opened", "were opened") + " in the last second" : "how many were opened is not known";
   return (
     <section class="card" aria-labelledby="rates">
-      <h2 id="rates">Connections each second</h2>
+      <h2 id="rates">Each second</h2>
       {cluster.watch.error ? (
         <p class="quiet">{shown(cluster.watch.error)}</p>
       ) : (

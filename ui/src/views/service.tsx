@@ -7,8 +7,8 @@ import { Chart } from "../parts/chart";
 import { useSource, useTick } from "../parts/hooks";
 import { Poll } from "../poll";
 import { noQuery } from "../query";
-import { handshakeText } from "../services";
-import { bytes, count, duration, hostPort, milliseconds, portName, serviceKey, shown } from "../text";
+import { failingEndpoints, handshakeText } from "../services";
+import { bytes, count, duration, hostPort, milliseconds, plural, portName, serviceKey, shown } from "../text";
 import { knownOnly, nowSecond, seconds } from "../traffic";
 
 const lines = [
@@ -34,13 +34,14 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
   const results = poll.value ?? [];
   const first = results.find((r) => r.value?.service);
   const failed = results.find((r) => r.error);
+  const failing = failingEndpoints(cluster.traffic, key, results.flatMap((r) => r.value?.service?.findings ?? []), second);
 
   return (
     <Panel title={key} onClose={app.close}>
       {poll.error && <Message title="The Service cannot be read" mood="bad"><p>{shown(poll.error)}</p></Message>}
       {results.length > 0 && !first && failed && <Message title="The Service cannot be read" mood="bad"><p>{shown(failed.error)}</p></Message>}
       {traffic && <Chart label={`Connections of ${shown(key)} in the last minute`} lines={lines} data={data} height={120} />}
-      {first && <Whole service={first.value!.service!} flows={flowsByEndpoint(results.map((r) => r.value?.service))} />}
+      {first && <Whole service={first.value!.service!} flows={flowsByEndpoint(results.map((r) => r.value?.service))} failing={failing} />}
       {results.map((r) => <Differences key={r.node.id} node={nodeName(r.node)} service={r.value?.service} />)}
       <p>
         <button
@@ -73,16 +74,16 @@ function Differences({ node, service }: { node: string; service?: Service }) {
   );
 }
 
-function Whole({ service, flows }: { service: Service; flows: Map<string, Flows> }) {
+function Whole({ service, ...of }: { service: Service } & EndpointFacts) {
   const several = new Set(service.ports.map(portName)).size > 1;
   return (
     <>
-      {service.ports.map((p, i) => <Port key={i} port={p} service={several ? "" : serviceKey(service)} type={service.type} flows={flows} />)}
+      {service.ports.map((p, i) => <Port key={i} port={p} service={several ? "" : serviceKey(service)} type={service.type} {...of} />)}
     </>
   );
 }
 
-function Port({ port: p, service, type, flows }: { port: ServicePort; service: string; type: string; flows: Map<string, Flows> }) {
+function Port({ port: p, service, type, ...of }: { port: ServicePort; service: string; type: string } & EndpointFacts) {
   const { cluster } = useApp();
   const c = p.counters;
   const handshakes = c?.handshakeMsLog2.map(Number) ?? [];
@@ -111,14 +112,14 @@ function Port({ port: p, service, type, flows }: { port: ServicePort; service: s
         <dd>{shown(p.dataplane) || "none"}{p.helper && `, helper ${shown(p.helper)}`}{p.forwarding && `, forwarding ${shown(p.forwarding)}`}</dd>
         {c && (
           <>
-            <dt>Connections</dt>
-            <dd>{count(c.connections)}, {count(c.active)} active{c.refused > 0n && <span class="warn">, {count(c.refused)} refused</span>}{c.dropped > 0n && <span class="bad">, {count(c.dropped)} packets dropped</span>}</dd>
+            <dt>Counted</dt>
+            <dd>{plural(Number(c.connections), "connection")}, {count(c.active)} active{c.refused > 0n && <span class="warn">, {count(c.refused)} refused</span>}{c.dropped > 0n && <span class="bad">, {plural(Number(c.dropped), "packet")} dropped</span>}</dd>
             {!c.connectionsOnly && <><dt>Traffic</dt><dd>{bytes(c.bytesToEndpoint)} in, {bytes(c.bytesToClient)} out</dd></>}
             {p50 !== undefined && <><dt>Handshake</dt><dd>median {p50}, p99 {handshakeText(all, cluster.traffic, 0.99)}</dd></>}
           </>
         )}
       </dl>
-      <Endpoints port={p} flows={flows} />
+      <Endpoints port={p} {...of} />
     </section>
   );
 }
@@ -149,11 +150,15 @@ function flowsText(flows?: Flows) {
 
 const shownEndpoints = 100;
 
-function Endpoints({ port, flows }: { port: ServicePort; flows: Map<string, Flows> }) {
+/** EndpointFacts is what all nodes and the events know about a Service's endpoints. */
+interface EndpointFacts {
+  flows: Map<string, Flows>;
+  failing: Map<string, string>;
+}
+
+function Endpoints({ port, flows, failing }: { port: ServicePort } & EndpointFacts) {
   const { endpoints: list, endpointCount: total } = port;
-  const { cluster } = useApp();
   if (list.length === 0) return <p class="warn">{total > 0 ? "The agent did not list its endpoints." : "It has no endpoint: clients are refused."}</p>;
-  const silent = new Set([...cluster.traffic.silent.values()].filter((s) => s.count.now(nowSecond()) >= 0.8).map((s) => s.endpoint));
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Endpoints">
       <table>
@@ -168,7 +173,7 @@ function Endpoints({ port, flows }: { port: ServicePort; flows: Map<string, Flow
                 <td><code>{shown(at)}</code></td>
                 <td><Name text={e.pod || "–"} /></td>
                 <td><Name text={e.node || "–"} /></td>
-                <td>{silent.has(at) ? <Chip mood="bad">no answer</Chip> : <State e={e} />}</td>
+                <td>{failing.has(at) ? <Chip mood="bad">{failing.get(at)}</Chip> : <State e={e} />}</td>
                 <td>{flowsText(flows.get(endpointKey(port, e)))}</td>
               </tr>
             );
