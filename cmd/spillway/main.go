@@ -5,12 +5,25 @@ package main
 import (
 	"io"
 	"os"
+	"syscall"
 
 	"spillway.dev/spillway/internal/cli/program"
+	"spillway.dev/spillway/internal/cli/reach"
 )
 
 func main() {
-	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+	args := os.Args[1:]
+	if len(args) > 0 && args[0] == reach.ForClient {
+		args = args[1:]
+		go endWith(os.Stdin)
+	}
+	os.Exit(run(args, os.Stdout, os.Stderr))
+}
+
+// endWith ends the process as SIGTERM does when the client has closed its end.
+func endWith(stdin io.Reader) {
+	_, _ = io.Copy(io.Discard, stdin)
+	_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
 }
 
 // run executes a command line and returns its exit code.

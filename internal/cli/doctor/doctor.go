@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/progress"
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/page"
@@ -30,6 +31,8 @@ type config struct {
 	socket nodeclient.Socket
 	pins   cli.Pins
 	output cli.Output
+
+	cluster reach.Flags
 }
 
 // NewCommand returns the command doctor.
@@ -44,9 +47,14 @@ fixes it. Changes nothing without --fix; that raises limits, sets
 nf_conntrack_tcp_be_liberal and deletes stale UDP entries, and nothing else. Needs root,
 but no agent. An agent of this node adds findings about Services: endpoints without an
 answer, refused clients, full tables. Findings are no failure: the exit code is 0 unless
---fail-on is given.`,
+--fail-on is given.
+
+With --node or --all-nodes it asks other nodes' agents through the API server, with the
+rights of a kubeconfig: each agent examines its own network namespace and its Services.
+Nodes with the same finding are one line. The exit code is 1 if one of them does not answer.`,
 		Example: `  spillway doctor
   spillway doctor --netns here --fix
+  spillway doctor --all-nodes
   spillway doctor --fail-on critical --finding conntrack-table-full -o json`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -56,11 +64,17 @@ answer, refused clients, full tables. Findings are no failure: the exit code is 
 			if err := c.validate(); err != nil {
 				return err
 			}
+			ctx, stop := cli.UntilSignal(cmd.Context())
+			defer stop()
+			if !c.cluster.Local() {
+				return c.runNodes(ctx, cmd)
+			}
+			if err := c.cluster.Validate(cmd, false); err != nil {
+				return err
+			}
 			if err := cli.NeedRoot("diagnose this node"); err != nil {
 				return err
 			}
-			ctx, stop := cli.UntilSignal(cmd.Context())
-			defer stop()
 			return c.run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -75,6 +89,7 @@ answer, refused clients, full tables. Findings are no failure: the exit code is 
 	c.socket.AddFlag(f)
 	c.pins.AddFlag(f, "Directory of the agent's pins, to find pods with a mesh's sidecar and socket hooks.")
 	c.output.AddFlag(cmd)
+	c.cluster.AddNodes(f)
 	cli.Choices(cmd, "fail-on", string(doctor.Critical), string(doctor.Warning), string(doctor.Info))
 	cli.CompleteNamespaces(cmd, "netns")
 	cli.Choices(cmd, "finding", findingIDs()...)

@@ -18,6 +18,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/diagnosis/drops/cause"
 	"spillway.dev/spillway/internal/escape"
@@ -32,6 +33,7 @@ type config struct {
 	pins                            cli.Pins
 	socket                          nodeclient.Socket
 	output                          cli.Output
+	cluster                         reach.Flags
 	all                             bool
 	rate, count                     int
 	duration                        time.Duration
@@ -51,10 +53,15 @@ nothing and needs no agent. An agent of this machine names Services, endpoints a
 A drop is shown if it matches every filter. A filter with several values matches if one
 of them does. The kernel compares the packet as it is at the hop: after DNAT it has the
 endpoint's address and port. With -o json, each line is an object. Needs root, BTF and
-Linux 5.17.`,
+Linux 5.17.
+
+With --node or --all-nodes it runs in the agents' containers, by exec through the API
+server. That takes more than the rights of a viewer. There, it names fewer network
+namespaces. --rate and --count are of each node. The exit code is 1 if one of them fails.`,
 		Example: `  spillway drops --address 10.244.1.7 --port 80
   spillway drops --pod web-7d4b9 --for 10s
-  spillway drops --reason NETFILTER_DROP --count 1 -o json`,
+  spillway drops --reason NETFILTER_DROP --count 1 -o json
+  spillway drops --all-nodes --address 10.244.1.7 --for 10s`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := c.output.Validate(); err != nil {
@@ -65,6 +72,12 @@ Linux 5.17.`,
 			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
+			if !c.cluster.Local() {
+				return c.cluster.Run(ctx, cmd, c.output)
+			}
+			if err := c.cluster.Validate(cmd, false); err != nil {
+				return err
+			}
 			return c.run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -85,6 +98,7 @@ Linux 5.17.`,
 	f.DurationVar(&c.duration, "for", 0, "Time after which to end. 0: when interrupted.")
 	f.IntVar(&c.count, "count", 0, "Number of `drops` after which to end. 0: when interrupted.")
 	c.output.AddFlag(cmd)
+	c.cluster.AddNodes(f)
 	cli.CompleteNamespaces(cmd, "netns")
 	cli.Choices(cmd, "protocol", "tcp", "udp", "sctp", "icmp", "icmpv6")
 	cli.GroupFlags(f, "Filter", "address", "port", "protocol", "pod", "netns", "reason", "all")

@@ -23,100 +23,112 @@ import (
 
 // NewCommand returns the command flows.
 func NewCommand() *cobra.Command {
-	var socket nodeclient.Socket
-	var cluster reach.Flags
-	var output cli.Output
-	var want selection
-	var follow bool
-	var limit uint32
-	var state string
+	c := &config{}
 	cmd := &cobra.Command{
 		Use:   "flows",
-		Short: "Show the flows of Services on this node, and what happens to them",
+		Short: "Show the flows of Services, and what happens to them",
 		Long: `Shows the flows in the kernel's table. With --since the events that the agent remembers,
 and with --follow those to come: flows that are opened, answered and closed, and packets
 that are refused or dropped. By default an agent reports flows only while a program
-follows them, and refusals and drops always. Needs root, or with --node the rights of
-a kubeconfig.`,
+follows them, and refusals and drops always. Needs root.
+
+With --node or --all-nodes it asks other nodes' agents through the API server, with the
+rights of a kubeconfig. With --follow, an agent that ends or does not answer is named and
+tried again; else the exit code is 1 if one of them does not answer. Events of several
+nodes may come in another order than they happened in.`,
 		Example: `  spillway flows -n shop --service web
-  spillway flows --state new
+  spillway flows --state new --all-nodes
   spillway flows -f --event refused,dropped
   spillway flows --since 5m --address 192.0.2.0/24 -o json`,
 		Args: cli.Arguments(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := want.validate(cmd.Flags()); err != nil {
-				return err
-			}
-			if err := output.Validate(); err != nil {
-				return err
-			}
-			if err := validateState(state, follow || want.since > 0); err != nil {
-				return err
-			}
-			agent, err := cluster.Dialer(cmd, &socket)
-			if err != nil {
-				return err
-			}
-			ctx, stop := cli.UntilSignal(cmd.Context())
-			defer stop()
-			if !follow && want.since == 0 {
-				return list(ctx, cmd.OutOrStdout(), agent, &nodev1alpha1.ListFlowsRequest{Filter: want.filter(), Limit: limit, State: state}, output)
-			}
-			w := &watcher{out: newPrinter(cmd.OutOrStdout(), cmd.ErrOrStderr(), output), request: want.request(time.Now(), follow), follow: follow}
-			return w.one(ctx, agent)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
 	}
-	f := cmd.Flags()
-	f.SortFlags = false
-	want.addFlags(f)
-	f.BoolVarP(&follow, "follow", "f", false, "Show events as they happen, until interrupted.")
-	f.StringVar(&state, "state", "", "State of the flows of the table: "+strings.Join(states, ", ")+" (default: all).")
-	f.Uint32Var(&limit, "limit", 0, "Maximum number of flows of the table (default: the agent's choice, 1000).")
-	socket.AddFlag(f)
-	output.AddFlag(cmd)
-	cluster.AddNode(f)
+	c.addFlags(cmd, false)
+	c.cluster.AddNodes(cmd.Flags())
 	return cmd
 }
 
-// NewObserveCommand returns the command observe.
+// NewObserveCommand returns the command observe: flows with other defaults.
 func NewObserveCommand() *cobra.Command {
-	var cluster reach.Flags
-	var output cli.Output
-	var want selection
+	c := &config{}
 	cmd := &cobra.Command{
 		Use:   "observe",
-		Short: "Show what happens to flows of Services on all nodes of the cluster",
-		Long: `Shows the events of all agents as they happen, until interrupted. The agents are reached
-through the API server. An agent that ends or does not answer is named and tried again.
-Events of several nodes may come in another order than they happened in.`,
+		Short: "Show what happens to flows of Services on all nodes: flows --all-nodes --follow",
+		Long: `Is another name of 'spillway flows --all-nodes --follow': shows the events of all agents as
+they happen, until interrupted. --node chooses nodes, and --follow=false ends after what
+the agents have. The help of 'spillway flows' says more.`,
 		Example: `  spillway observe --event refused,dropped
   spillway observe -n shop --service web -o json`,
 		Args: cli.Arguments(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := want.validate(cmd.Flags()); err != nil {
-				return err
-			}
-			if err := output.Validate(); err != nil {
-				return err
-			}
-			all, err := cluster.All(cmd)
-			if err != nil {
-				return err
-			}
-			ctx, stop := cli.UntilSignal(cmd.Context())
-			defer stop()
-			out := newPrinter(cmd.OutOrStdout(), cmd.ErrOrStderr(), output)
-			out.nodes = true
-			w := &watcher{out: out, request: want.request(time.Now(), true), follow: true}
-			return w.all(ctx, all)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
 	}
+	c.addFlags(cmd, true)
+	c.cluster.AddAllNodes(cmd.Flags())
+	return cmd
+}
+
+// config is the command line.
+type config struct {
+	socket  nodeclient.Socket
+	cluster reach.Flags
+	output  cli.Output
+	want    selection
+	follow  bool
+	limit   uint32
+	state   string
+}
+
+func (c *config) addFlags(cmd *cobra.Command, follow bool) {
 	f := cmd.Flags()
 	f.SortFlags = false
-	want.addFlags(f)
-	output.AddFlag(cmd)
-	cluster.AddCluster(f)
-	return cmd
+	c.want.addFlags(f)
+	f.BoolVarP(&c.follow, "follow", "f", follow, "Show events as they happen, until interrupted.")
+	f.StringVar(&c.state, "state", "", "State of the flows of the table: "+strings.Join(states, ", ")+" (default: all).")
+	f.Uint32Var(&c.limit, "limit", 0, "Maximum number of flows of a node's table (default: the agent's choice, 1000).")
+	c.socket.AddFlag(f)
+	c.output.AddFlag(cmd)
+	cli.Choices(cmd, "event", kinds...)
+	cli.Choices(cmd, "state", states...)
+}
+
+func (c *config) run(cmd *cobra.Command) error {
+	if err := c.want.validate(cmd.Flags()); err != nil {
+		return err
+	}
+	if err := c.output.Validate(); err != nil {
+		return err
+	}
+	events := c.follow || c.want.since > 0
+	if err := validateState(c.state, events); err != nil {
+		return err
+	}
+	ctx, stop := cli.UntilSignal(cmd.Context())
+	defer stop()
+	request := &nodev1alpha1.ListFlowsRequest{Filter: c.want.filter(), Limit: c.limit, State: c.state}
+	out := newPrinter(cmd.OutOrStdout(), cmd.ErrOrStderr(), c.output)
+	w := &watcher{out: out, request: c.want.request(time.Now(), c.follow), follow: c.follow}
+	if !c.cluster.Several() {
+		agent, err := c.cluster.Dialer(cmd, &c.socket)
+		if err != nil {
+			return err
+		}
+		if !events {
+			return list(ctx, cmd.OutOrStdout(), agent, request, c.output)
+		}
+		return w.one(ctx, agent)
+	}
+	nodes, err := c.cluster.Chosen(cmd)
+	if err != nil {
+		return err
+	}
+	w.out.nodes = true
+	switch {
+	case !events:
+		return listAll(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr(), nodes, request, c.output)
+	case !c.follow:
+		return w.remembered(ctx, nodes)
+	}
+	return w.all(ctx, nodes)
 }
 
 // states are the states of flows in the table. Before its answer a flow is new.
@@ -204,7 +216,31 @@ func list(ctx context.Context, out io.Writer, agent nodeclient.Dialer, req *node
 	if err != nil {
 		return nodeclient.Error("list flows", agent, err)
 	}
-	return output.Print(out, table{resp, time.Now()})
+	return output.Print(out, table{ListFlowsResponse: resp, now: time.Now()})
+}
+
+// listAll prints the flows of several nodes' tables, node by node.
+func listAll(ctx context.Context, out, stderr io.Writer, nodes *reach.Nodes, req *nodev1alpha1.ListFlowsRequest, output cli.Output) error {
+	const does = "list flows"
+	ask := func(ctx context.Context, d nodeclient.Dialer) (*nodev1alpha1.ListFlowsResponse, error) {
+		return nodeclient.New(d).ListFlows(ctx, req)
+	}
+	answers, err := reach.Ask(ctx, nodes, does, stderr, ask)
+	if err != nil {
+		return err
+	}
+	t := table{ListFlowsResponse: &nodev1alpha1.ListFlowsResponse{}, now: time.Now(), nodes: true}
+	for _, r := range answers.List {
+		for _, f := range r.Value.Flows {
+			f.Node = r.Agent.Node // the API server's name, also of an older agent
+			t.Flows = append(t.Flows, f)
+		}
+		t.More = t.More || r.Value.More
+	}
+	if err := output.Print(out, t); err != nil {
+		return err
+	}
+	return answers.Silent(does)
 }
 
 // modeHint says what the agent does not report to a program that follows events, or that reads those

@@ -52,16 +52,20 @@ func refused() *nodev1alpha1.FlowEvent {
 	return e
 }
 
+func tableOf(flows ...*nodev1alpha1.Flow) table {
+	return table{ListFlowsResponse: &nodev1alpha1.ListFlowsResponse{Flows: flows}, now: now}
+}
+
 func TestTable(t *testing.T) {
 	unnamed := flow()
 	unnamed.Service, unnamed.Namespace, unnamed.Endpoint.Pod = "", "", ""
 	unnamed.Client = &nodev1alpha1.Peer{Address: "2001:db8:1234:5678:9abc:def0:1234:5678", Port: 65535}
 	resp := &nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), unnamed}}
-	clitest.Pages(t, "flows", table{resp, now})
+	clitest.Pages(t, "flows", table{ListFlowsResponse: resp, now: now})
 	direct, oneWay := flow(), flow()
 	direct.Dsr, oneWay.Dsr, oneWay.OneWay, oneWay.State = true, true, true, "new"
-	clitest.Pages(t, "direct", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{direct}}, now})
-	clitest.Pages(t, "one-way", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), direct, oneWay}}, now})
+	clitest.Pages(t, "direct", tableOf(direct))
+	clitest.Pages(t, "one-way", tableOf(flow(), direct, oneWay))
 	out := flow()
 	out.Service, out.ServiceAddress, out.Egress = "", nil, true
 	out.Client = &nodev1alpha1.Peer{Address: "10.1.0.1", Port: 40000, Pod: "shop/crawler-0"}
@@ -70,9 +74,10 @@ func TestTable(t *testing.T) {
 	ping := flow()
 	ping.Protocol, ping.Service, ping.ServiceAddress, ping.Egress = nodev1alpha1.Protocol_PROTOCOL_ICMP, "", nil, true
 	ping.Client, ping.Endpoint, ping.Source = out.Client, &nodev1alpha1.Peer{Address: "198.51.100.7"}, out.Source
-	clitest.Pages(t, "egress", table{&nodev1alpha1.ListFlowsResponse{Flows: []*nodev1alpha1.Flow{flow(), out, ping}}, now})
-	clitest.Pages(t, "more", table{&nodev1alpha1.ListFlowsResponse{Flows: resp.Flows[:1], More: true}, now})
-	clitest.Pages(t, "empty", table{&nodev1alpha1.ListFlowsResponse{}, now})
+	clitest.Pages(t, "egress", tableOf(flow(), out, ping))
+	clitest.Pages(t, "more", table{ListFlowsResponse: &nodev1alpha1.ListFlowsResponse{Flows: resp.Flows[:1], More: true}, now: now})
+	clitest.Pages(t, "nodes", table{ListFlowsResponse: resp, now: now, nodes: true})
+	clitest.Pages(t, "empty", tableOf())
 }
 
 // agent remembers two events, then sends others or ends.
@@ -104,7 +109,7 @@ func (a *agent) WatchFlows(ctx context.Context, req *nodev1alpha1.WatchFlowsRequ
 			return err
 		}
 	}
-	if a.silent {
+	if a.silent && !req.Remembered {
 		<-ctx.Done()
 	}
 	return nil
@@ -122,7 +127,7 @@ func run(t *testing.T, a nodev1alpha1connect.NodeServiceHandler, args ...string)
 	return out.String(), notes.String(), err
 }
 
-// TestSince prints what the agent remembers, and ends although the stream stays open.
+// TestSince prints what the agent remembers, and ends although flows go on.
 func TestSince(t *testing.T) {
 	a := &agent{mode: "refused", silent: true}
 	out, notes, err := run(t, a, "--since", "5m", "--service", "shop/web", "--event", "closed,refused", "--address",
@@ -149,7 +154,8 @@ func TestSince(t *testing.T) {
 	}
 }
 
-// silentAgent remembers nothing. The answer to a stream begins with its first message.
+// silentAgent is of an earlier version, which does not end the stream, and remembers nothing. Its
+// answer begins with its first message.
 type silentAgent struct{ agent }
 
 func (*silentAgent) WatchFlows(ctx context.Context, _ *nodev1alpha1.WatchFlowsRequest,
@@ -246,7 +252,7 @@ func TestNothingFromTheAgentReachesTheTerminal(t *testing.T) {
 		var out, notes bytes.Buffer
 		p := newPrinter(&out, &notes, cli.Table)
 		p.nodes = nodes
-		if err := p.events(&nodev1alpha1.WatchFlowsResponse{Events: []*nodev1alpha1.FlowEvent{bad, {}}}); err != nil {
+		if err := p.events("", &nodev1alpha1.WatchFlowsResponse{Events: []*nodev1alpha1.FlowEvent{bad, {}}}); err != nil {
 			t.Fatal(err)
 		}
 		if strings.ContainsAny(out.String(), "\x1b\u202e\r\a") {

@@ -23,7 +23,8 @@ import (
 // table is the kernel's table.
 type table struct {
 	*nodev1alpha1.ListFlowsResponse
-	now time.Time
+	now   time.Time
+	nodes bool // name the node of each flow
 }
 
 // MarshalJSON implements json.Marshaler.
@@ -31,12 +32,20 @@ func (r table) MarshalJSON() ([]byte, error) { return nodeclient.JSON(r.ListFlow
 
 // Write prints a line for each flow.
 func (r table) Write(w io.Writer) error {
-	t := page.NewTable(page.Text("PROTO"), page.Text("CLIENT").Shrinks(12), page.Text("SERVICE").Shrinks(12),
-		page.Text("ENDPOINT").Shrinks(12), page.Text("STATE").Shrinks(8), page.Number("AGE"), page.Number("IDLE").OnlyWide())
+	columns := []page.Column{page.Text("PROTO"), page.Text("CLIENT").Shrinks(12), page.Text("SERVICE").Shrinks(12),
+		page.Text("ENDPOINT").Shrinks(12), page.Text("STATE").Shrinks(8), page.Number("AGE"), page.Number("IDLE").OnlyWide()}
+	if r.nodes {
+		columns = slices.Insert(columns, 0, page.Text("NODE").Shrinks(8))
+	}
+	t := page.NewTable(columns...)
 	now := timestamppb.New(r.now)
 	for _, f := range r.Flows {
-		t.Row(nodeclient.Protocol(f.Protocol), peer(f.Client), service(f), peer(f.Endpoint), state(f),
-			nodeclient.Age(now, f.Opened), nodeclient.Age(now, f.LastSeen))
+		row := []any{nodeclient.Protocol(f.Protocol), peer(f.Client), service(f), peer(f.Endpoint), state(f),
+			nodeclient.Age(now, f.Opened), nodeclient.Age(now, f.LastSeen)}
+		if r.nodes {
+			row = slices.Insert(row, 0, any(f.Node))
+		}
+		t.Row(row...)
 	}
 	switch {
 	case len(r.Flows) == 0:
@@ -141,18 +150,25 @@ func (p *printer) note(text string) {
 	fmt.Fprintln(p.notes, text)
 }
 
-// events prints the events of a message.
-func (p *printer) events(resp *nodev1alpha1.WatchFlowsResponse) error {
+// events prints the events of a message. node is the agent's, if several are asked.
+func (p *printer) events(node string, resp *nodev1alpha1.WatchFlowsResponse) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range resp.Events {
 		p.any = true
+		if node != "" && e.Flow != nil {
+			e.Flow.Node = node // the API server's name, whatever the agent says
+		}
 		if err := p.event(e); err != nil {
 			return err
 		}
 	}
 	if resp.Missed > 0 {
-		fmt.Fprintf(p.notes, "%d events are missing here: they came faster than this program read them\n", resp.Missed)
+		of := ""
+		if node != "" {
+			of = "node " + escape.Text(node) + ": "
+		}
+		fmt.Fprintf(p.notes, "%s%d events are missing here: they came faster than this program read them\n", of, resp.Missed)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,14 +9,19 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/escape"
 )
 
-// quiet is the pause after which an agent has sent what it remembered.
-const quiet = time.Second
+// quiet is the pause after which an agent that does not end the stream has sent what it remembered:
+// one of an earlier version.
+const quiet = 5 * time.Second
+
+const nothingRemembered = "no event that the filters select is remembered"
 
 // watcher prints the events of agents.
 type watcher struct {
@@ -29,24 +35,52 @@ func (w *watcher) one(ctx context.Context, agent nodeclient.Dialer) error {
 	if err := w.hint(ctx, "", agent); err != nil {
 		return nodeclient.Error(does, agent, err)
 	}
-	err := w.watch(ctx, "", agent, func() {})
-	if errors.Is(err, errQuiet) && !w.out.any {
-		w.out.note("no event that the filters select is remembered")
-	}
-	if ctx.Err() != nil || errors.Is(err, errQuiet) {
+	err := w.watch(ctx, agent, func() {}, func(resp *nodev1alpha1.WatchFlowsResponse) error { return w.event("", resp) })
+	switch {
+	case ctx.Err() != nil:
 		return nil
-	}
-	if err == nil {
+	case err != nil:
+		return nodeclient.Error(does, agent, err)
+	case w.follow:
 		return fmt.Errorf("%s: %s has ended the stream: it stops or restarts", does, agent.Where)
+	case !w.out.any:
+		w.out.note(nothingRemembered)
 	}
-	return nodeclient.Error(does, agent, err)
+	return nil
 }
 
 // listEvery is the time between two lists of the nodes.
 const listEvery = 10 * time.Second
 
-// all watches the agents of all nodes until ctx ends, also those of nodes that come later.
-func (w *watcher) all(ctx context.Context, cluster *reach.Cluster) error {
+// remembered prints what the agents of nodes remember, node by node.
+func (w *watcher) remembered(ctx context.Context, nodes *reach.Nodes) error {
+	ask := func(ctx context.Context, d nodeclient.Dialer) (events []*nodev1alpha1.WatchFlowsResponse, err error) {
+		keep := func(resp *nodev1alpha1.WatchFlowsResponse) error {
+			events = append(events, proto.CloneOf(resp))
+			return nil
+		}
+		err = w.watch(ctx, d, func() {}, keep)
+		return events, err
+	}
+	answers, err := reach.Ask(ctx, nodes, does, w.out.notes, ask)
+	if err != nil {
+		return err
+	}
+	for _, r := range answers.List {
+		for _, resp := range r.Value {
+			if err := w.out.events(r.Agent.Node, resp); err != nil {
+				return err
+			}
+		}
+	}
+	if !w.out.any && len(answers.List) > 0 {
+		w.out.note(nothingRemembered)
+	}
+	return answers.Silent(does)
+}
+
+// all watches the agents of nodes until ctx ends, also those of nodes that come later.
+func (w *watcher) all(ctx context.Context, cluster *reach.Nodes) error {
 	agents, complete, err := cluster.Agents(ctx)
 	if err != nil {
 		return fmt.Errorf("%s: %w", does, err)
@@ -67,7 +101,7 @@ func (w *watcher) all(ctx context.Context, cluster *reach.Cluster) error {
 			if watched[a.Node] == nil {
 				own, cancel := context.WithCancel(ctx)
 				watched[a.Node] = cancel
-				running.Go(func() { w.again(own, cluster, a.Node) })
+				running.Go(func() { w.again(own, cluster.Cluster, a.Node) })
 			}
 		}
 		for node, cancel := range gone {
@@ -98,7 +132,7 @@ func (w *watcher) again(ctx context.Context, cluster *reach.Cluster, node string
 		if err := w.hint(ctx, node, d); err != nil {
 			return err
 		}
-		return w.watch(ctx, node, d, connected)
+		return w.watch(ctx, d, connected, func(resp *nodev1alpha1.WatchFlowsResponse) error { return w.event(node, resp) })
 	}, func(err *reach.Error) { w.out.note(lostText(node, err)) })
 }
 
@@ -114,6 +148,12 @@ func (w *watcher) hint(ctx context.Context, node string, agent nodeclient.Dialer
 		w.out.note(ofNode(node, text))
 	}
 	return nil
+}
+
+// event prints the events of a message, after what the agent says of its reporting.
+func (w *watcher) event(node string, resp *nodev1alpha1.WatchFlowsResponse) error {
+	w.noteReporting(node, resp.Reporting)
+	return w.out.events(node, resp)
 }
 
 // ofNode adds the name of a node to a note; "" is this node.
@@ -137,40 +177,31 @@ func (w *watcher) noteReporting(node string, r *nodev1alpha1.Reporting) {
 // errQuiet ends a watch without --follow.
 var errQuiet = errors.New("no more events")
 
-// watch prints the events of an agent until the stream ends.
-func (w *watcher) watch(ctx context.Context, node string, agent nodeclient.Dialer, connected func()) error {
+// watch gives the events of an agent to use, until the stream ends. Without follow that is after the
+// events that the agent remembers.
+func (w *watcher) watch(ctx context.Context, agent nodeclient.Dialer, connected func(),
+	use func(*nodev1alpha1.WatchFlowsResponse) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := time.AfterFunc(time.Hour, func() { cancel(errQuiet) })
-	silence.Stop()
+	silence := time.AfterFunc(quiet, func() { cancel(errQuiet) })
 	defer silence.Stop()
-	if !w.follow {
-		silence.Reset(quiet)
+	if w.follow {
+		silence.Stop()
 	}
 	stream, err := nodeclient.New(agent).WatchFlows(ctx, w.request)
-	if err != nil {
-		// An agent that remembers no event has not answered yet.
-		if errors.Is(context.Cause(ctx), errQuiet) {
-			return errQuiet
+	if err == nil {
+		defer stream.Close()
+		connected()
+		for err == nil && stream.Receive() {
+			if !w.follow {
+				silence.Reset(quiet)
+			}
+			err = use(stream.Msg())
 		}
-		return err
+		err = cmp.Or(err, stream.Err())
 	}
-	defer stream.Close()
-	connected()
-	for stream.Receive() {
-		if !w.follow {
-			silence.Reset(quiet)
-		}
-		w.noteReporting(node, stream.Msg().Reporting)
-		if err := w.out.events(stream.Msg()); err != nil {
-			return err
-		}
+	if errors.Is(context.Cause(ctx), errQuiet) {
+		return nil
 	}
-	if stream.Err() == nil && !w.follow {
-		return errQuiet
-	}
-	if cause := context.Cause(ctx); errors.Is(cause, errQuiet) {
-		return errQuiet
-	}
-	return stream.Err()
+	return err
 }

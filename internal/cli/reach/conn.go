@@ -24,11 +24,11 @@ import (
 // greeting is the first line of api-pipe, once it is connected to the agent's API.
 const greeting = "spillway-api 1\n"
 
-// executor returns what runs api-pipe in an agent's Pod.
-func (c *Cluster) executor(a Agent) (remotecommand.Executor, error) {
+// executor returns what runs a command in an agent's Pod.
+func (c *Cluster) executor(a Agent, command []string) (remotecommand.Executor, error) {
 	request := c.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(a.Namespace).Name(a.Pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
-			Container: container, Command: []string{"spillway", Command}, Stdin: true, Stdout: true, Stderr: true,
+			Container: container, Command: command, Stdin: true, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec)
 	spdy, err := remotecommand.NewSPDYExecutor(c.cfg.REST, http.MethodPost, request.URL())
 	if err != nil {
@@ -74,10 +74,13 @@ type conn struct {
 	err     error         // of the exec; after done
 }
 
+// quietly returns a context in which client-go logs nothing: it logs the end of a connection as
+// errors, on stderr.
+func quietly(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }
+
 // open starts an exec and waits for the greeting. ctx bounds that, not the connection.
 func open(ctx context.Context, e remotecommand.Executor, a Agent) (net.Conn, error) {
-	// client-go logs the end of a connection as errors, on stderr.
-	life, end := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
+	life, end := context.WithCancel(quietly(context.Background()))
 	nearIn, stdin := net.Pipe()
 	nearOut, stdout := net.Pipe()
 	c := &conn{agent: a, in: nearIn, out: nearOut, end: end, done: make(chan struct{})}

@@ -88,3 +88,10 @@ func (c FakeCluster) Execs() int {
 	defer c.mu.Unlock()
 	return c.running
 }
+
+// Command sets what an exec of a command for a client runs, by node.
+func (c FakeCluster) Command(run func(node string, args []string, stdin io.Reader, stdout, stderr io.Writer) int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.command = run
+}

@@ -51,8 +51,9 @@ type apiServer struct {
 	revisions    []appsv1.ControllerRevision
 	bindings     []rbacv1.ClusterRoleBinding
 	exec         map[string]execFunc // by Pod
-	denied       map[string]bool     // "RESOURCE NAMESPACE", "nodes", "clusterrolebindings", "exec"
-	pages        int                 // answers that were not the last of their list
+	command      func(node string, args []string, stdin io.Reader, stdout, stderr io.Writer) int
+	denied       map[string]bool // "RESOURCE NAMESPACE", "nodes", "clusterrolebindings", "exec"
+	pages        int             // answers that were not the last of their list
 	noWebSocket  bool
 	noSPDY       bool
 	webSockets   atomic.Int32
@@ -231,16 +232,22 @@ type streams struct {
 
 func (s *apiServer) serveExec(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	if fmt.Sprint(q["command"], q["container"]) != "[spillway api-pipe] [agent]" {
-		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "another command")
+	s.mu.Lock()
+	run, command := s.exec[r.PathValue("pod")], s.command
+	s.mu.Unlock()
+	switch args := q["command"]; {
+	case slices.Equal(args, []string{"spillway", "api-pipe"}) && q.Get("container") == "agent":
+	case len(args) > 2 && args[1] == ForClient && command != nil:
+		run = func(_ context.Context, stdin io.Reader, stdout, stderr io.Writer) int {
+			return command(strings.TrimPrefix(r.PathValue("pod"), "spillway-"), args[2:], stdin, stdout, stderr)
+		}
+	default:
+		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden, "another command")
 		return
 	}
 	if s.isDenied(w, "exec") {
 		return
 	}
-	s.mu.Lock()
-	run := s.exec[r.PathValue("pod")]
-	s.mu.Unlock()
 	if run == nil {
 		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError,
 			"error dialing backend: dial tcp 192.0.2.1:10250: connect: no route to host")

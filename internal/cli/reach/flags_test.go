@@ -26,24 +26,24 @@ func TestFlagsThatCannotBe(t *testing.T) {
 		{"--nodes-at-once 5", "--nodes-at-once is for the agents of other nodes", cli.ExitUsage},
 		{"--node x --nodes-at-once 0", "--nodes-at-once 0: must be 1 or more", cli.ExitUsage},
 		{"--node x --node-timeout 0s", "--node-timeout 0s: must be longer than 0", cli.ExitUsage},
-		{"--node x --all", "--all-nodes and --node", cli.ExitUsage},
+		{"--node x --all-nodes", "--all-nodes and --node", cli.ExitUsage},
+		{"--node x --node y --api-socket /s", "--api-socket is for this machine's agent", cli.ExitUsage},
+		{"--node x,", "--node: a value is empty", cli.ExitUsage},
 		{"--node x", "no cluster is configured: set --kubeconfig FILE", cli.ExitFailed},
 		{"--node x --kubeconfig /none", "read kubeconfig: stat /none: no such file or directory", cli.ExitFailed},
 	} {
 		var f Flags
 		var socket nodeclient.Socket
-		var all bool
 		cmd := &cobra.Command{Use: "ask", RunE: func(cmd *cobra.Command, _ []string) error {
-			if all {
-				_, err := f.All(cmd)
+			if f.Several() {
+				_, err := f.Chosen(cmd)
 				return err
 			}
 			_, err := f.Dialer(cmd, &socket)
 			return err
 		}}
 		socket.AddFlag(cmd.Flags())
-		cmd.Flags().BoolVar(&all, "all", false, "")
-		f.AddNode(cmd.Flags())
+		f.AddNodes(cmd.Flags())
 		var out, errs bytes.Buffer
 		code := cli.Program{Name: "spillway", Commands: []*cobra.Command{cmd}}.Run(append([]string{"ask"}, strings.Fields(c.line)...), &out,
 			&errs)

@@ -109,10 +109,15 @@ func (c *Cluster) Agent(ctx context.Context, node string) (Agent, error) {
 	if a.Err == nil {
 		return a, nil
 	}
+	return Agent{}, c.orNoNode(ctx, node, a.Err)
+}
+
+// orNoNode returns why a node has no agent: it does not exist, or for the other reason.
+func (c *Cluster) orNoNode(ctx context.Context, node string, other error) error {
 	if _, err := c.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		return Agent{}, &Error{NoAgent, fmt.Sprintf("the cluster has no node %q: see 'kubectl get nodes'", escape.Text(node))}
+		return &Error{NoAgent, fmt.Sprintf("the cluster has no node %q: see 'kubectl get nodes'", escape.Text(node))}
 	}
-	return Agent{}, a.Err
+	return other
 }
 
 // nodes returns the names of the nodes that have a Pod, also one that is not proven.
@@ -205,7 +210,7 @@ func (c *Cluster) dial(ctx context.Context, a Agent) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.Timeout, c.noAnswer())
 	defer cancel()
-	e, err := c.executor(a)
+	e, err := c.executor(a, []string{"spillway", Command})
 	if err != nil {
 		return nil, fmt.Errorf("prepare exec: %w", err)
 	}

@@ -31,8 +31,11 @@ also its endpoints with their state, the policies, and every difference between 
 written and what the kernel holds. FLOWS are those of this node's flow table: with eBPF,
 and without connections of its pods and processes that sockets translate. HEALTH is ok, or
 the worst that doctor finds about the port. Differences and findings are no failure: the
-exit code is 0 if the agent answers. Needs root, or with --node the rights of a
-kubeconfig.`,
+exit code is 0 if the agent answers. Needs root.
+
+With --node or --all-nodes it asks other nodes' agents through the API server, with the
+rights of a kubeconfig. Nodes that have the same are one line. The exit code is 1 if one
+of them does not answer.`,
 		Example: `  spillway services -n default
   spillway services -n kube-system kube-dns
   spillway services kube-system/kube-dns -o yaml`,
@@ -44,18 +47,31 @@ kubeconfig.`,
 			if err := output.Validate(); err != nil {
 				return err
 			}
+			ctx, stop := cli.UntilSignal(cmd.Context())
+			defer stop()
+			var request *nodev1alpha1.GetServiceRequest // nil: all Services
+			if len(args) > 0 {
+				var err error
+				if request, err = requestOf(namespace, args[0]); err != nil {
+					return err
+				}
+			}
+			if cluster.Several() {
+				nodes, err := cluster.Chosen(cmd)
+				if err != nil {
+					return err
+				}
+				if request == nil {
+					return listAll(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr(), nodes, namespace, output)
+				}
+				return showAll(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr(), nodes, request, output)
+			}
 			agent, err := cluster.Dialer(cmd, &socket)
 			if err != nil {
 				return err
 			}
-			ctx, stop := cli.UntilSignal(cmd.Context())
-			defer stop()
-			if len(args) == 0 {
+			if request == nil {
 				return list(ctx, cmd.OutOrStdout(), agent, namespace, output)
-			}
-			request, err := requestOf(namespace, args[0])
-			if err != nil {
-				return err
 			}
 			return show(ctx, cmd.OutOrStdout(), agent, request, output)
 		},
@@ -65,7 +81,7 @@ kubeconfig.`,
 	f.StringVarP(&namespace, "namespace", "n", "", "Namespace of the Services (default: all; of a Service without a namespace: default).")
 	socket.AddFlag(f)
 	output.AddFlag(cmd)
-	cluster.AddNode(f)
+	cluster.AddNodes(f)
 	return cmd
 }
 

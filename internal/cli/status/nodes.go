@@ -14,14 +14,14 @@ import (
 	"spillway.dev/spillway/internal/page"
 )
 
-// runAll prints the states of all nodes.
-func runAll(ctx context.Context, out io.Writer, cluster *reach.Cluster, output cli.Output) error {
-	agents, complete, err := cluster.Agents(ctx)
+// runAll prints the states of the nodes.
+func runAll(ctx context.Context, out io.Writer, chosen *reach.Nodes, output cli.Output) error {
+	agents, complete, err := chosen.Agents(ctx)
 	if err != nil {
 		return fmt.Errorf("show status: %w", err)
 	}
 	all := nodes{complete: complete, Nodes: []*node{}}
-	for _, r := range reach.Each(ctx, cluster, agents, ask) {
+	for _, r := range reach.Each(ctx, chosen.Cluster, agents, ask) {
 		n := &node{Node: r.Agent.Node}
 		if r.Err != nil {
 			n.Error, n.Reason = r.Err.Error(), r.Err.Reason
@@ -34,10 +34,7 @@ func runAll(ctx context.Context, out io.Writer, cluster *reach.Cluster, output c
 	if err := output.Print(out, all); err != nil {
 		return err
 	}
-	if silent := all.silent(); silent > 0 {
-		return fmt.Errorf("show status: %d of %d nodes gave none: their lines have the reasons", silent, len(all.Nodes))
-	}
-	return nil
+	return reach.Missing("show status", all.silent(), len(all.Nodes))
 }
 
 // answer is what one agent answered, and when.

@@ -24,7 +24,6 @@ import (
 func NewCommand() *cobra.Command {
 	var socket nodeclient.Socket
 	var cluster reach.Flags
-	var allNodes bool
 	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -49,12 +48,12 @@ rights of a kubeconfig. The exit code is 1 if one of them does not answer.`,
 			}
 			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			if allNodes {
-				all, err := cluster.All(cmd)
+			if cluster.Several() {
+				nodes, err := cluster.Chosen(cmd)
 				if err != nil {
 					return err
 				}
-				return runAll(ctx, cmd.OutOrStdout(), all, output)
+				return runAll(ctx, cmd.OutOrStdout(), nodes, output)
 			}
 			agent, err := cluster.Dialer(cmd, &socket)
 			if err != nil {
@@ -65,9 +64,7 @@ rights of a kubeconfig. The exit code is 1 if one of them does not answer.`,
 	}
 	socket.AddFlag(cmd.Flags())
 	output.AddFlag(cmd)
-	cmd.Flags().BoolVar(&allNodes, "all-nodes", false, "Ask the agents of all nodes.")
-	cli.GroupFlags(cmd.Flags(), reach.Group, "all-nodes")
-	cluster.AddNode(cmd.Flags())
+	cluster.AddNodes(cmd.Flags())
 	return cmd
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/dataplane/ebpf/inspect"
 	"spillway.dev/spillway/internal/diagnosis/top"
 	"spillway.dev/spillway/internal/escape"
@@ -29,6 +30,7 @@ func NewCommand() *cobra.Command {
 	var view string
 	var pins cli.Pins
 	var socket nodeclient.Socket
+	var cluster reach.Flags
 	var output cli.Output
 	cmd := &cobra.Command{
 		Use:   "top",
@@ -39,12 +41,17 @@ endpoints or sources of flows. In a terminal, keys select the view, the order an
 the last line of the page lists them. With -o json, each line is an array. Flows of the
 eBPF dataplane are not in conntrack: an agent of this machine adds them to these views, and
 the names of Services and pods. --view egress counts pods' connections to the outside
-by pod and destination, from that agent. Needs root.`,
+by pod and destination, from that agent. Needs root.
+
+With --node or --all-nodes it runs in the agents' containers, by exec through the API
+server. That takes more than the rights of a viewer. There, it shows fewer network
+namespaces. The exit code is 1 if it fails on one of them.`,
 		Example: `  spillway top
   spillway top --once -o wide
   spillway top --view services --once
   spillway top --view egress
-  spillway top --interval 10s -o json`,
+  spillway top --interval 10s -o json
+  spillway top --once --all-nodes`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.Validate(); err != nil {
@@ -60,11 +67,17 @@ by pod and destination, from that agent. Needs root.`,
 			if interval < 100*time.Millisecond {
 				return cli.UsageErrorf("--interval %v: must be 100ms or longer", interval)
 			}
+			ctx, stop := cli.UntilSignal(cmd.Context())
+			defer stop()
+			if !cluster.Local() {
+				return cluster.Run(ctx, cmd, output)
+			}
+			if err := cluster.Validate(cmd, false); err != nil {
+				return err
+			}
 			if err := cli.NeedRoot("read conntrack"); err != nil {
 				return err
 			}
-			ctx, stop := cli.UntilSignal(cmd.Context())
-			defer stop()
 			serving := servingText(pins.Dir())
 			if !once && !output.ForPrograms() && page.IsTerminal(cmd.OutOrStdout()) {
 				return watchTop(ctx, interval, shown, serving, newAgent(socket.Dialer()))
@@ -86,6 +99,7 @@ by pod and destination, from that agent. Needs root.`,
 	socket.AddFlag(f)
 	pins.AddFlag(f, "Directory of the agent's pins, to tell whether the eBPF dataplane serves.")
 	output.AddFlag(cmd)
+	cluster.AddNodes(f)
 	return cmd
 }
 

@@ -23,7 +23,6 @@ type source struct{ manifests, kubeconfig, master string }
 
 func (s *source) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.manifests, "manifests", "", "Directory of Kubernetes YAML, to look up names, instead of an API server.")
-	f.StringVar(&s.kubeconfig, "kubeconfig", "", "Kubeconfig file for the API server (default: the Pod's own account).")
 	f.StringVar(&s.master, "master", "", "Address of the API server, instead of the kubeconfig's.")
 }
 

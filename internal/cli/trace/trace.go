@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/diagnosis/trace"
 	"spillway.dev/spillway/internal/facts/model"
 )
@@ -25,6 +26,7 @@ type config struct {
 	source             source
 	pins               cli.Pins
 	output             cli.Output
+	cluster            reach.Flags
 }
 
 // mostTimeout bounds the probe.
@@ -47,7 +49,10 @@ namespace and the cgroup of the client, so only clients on this node can be prob
 
 POD is NAMESPACE/NAME of a pod of this node. SERVICE is ADDRESS:PORT, or
 NAMESPACE/NAME[:PORT], which is looked up with the API server or --manifests. The exit
-code is 0 whatever the decision is. Needs root.`,
+code is 0 whatever the decision is. Needs root.
+
+With --node it runs in the container of that node's agent, by exec through the API server.
+That takes more than the rights of a viewer.`,
 		Example: `  spillway trace --from 10.244.1.7 --to 10.96.0.10:53 --protocol udp
   spillway trace --from 203.0.113.9 --to 192.0.2.10:30080
   spillway trace --from shop/web-0 --to shop/cart --kubeconfig admin.conf`,
@@ -59,11 +64,14 @@ code is 0 whatever the decision is. Needs root.`,
 			if err := c.check(cmd); err != nil {
 				return err
 			}
+			ctx, stop := cli.UntilSignal(cmd.Context())
+			defer stop()
+			if !c.cluster.Local() {
+				return c.cluster.Run(ctx, cmd, c.output)
+			}
 			if err := cli.NeedRoot("trace a connection"); err != nil {
 				return err
 			}
-			ctx, stop := cli.UntilSignal(cmd.Context())
-			defer stop()
 			question, err := c.question(ctx)
 			if err != nil {
 				return err
@@ -86,9 +94,10 @@ code is 0 whatever the decision is. Needs root.`,
 	c.source.addFlags(f)
 	c.pins.AddFlag(f, "Directory of the agent's pins.")
 	c.output.AddFlag(cmd)
+	c.cluster.AddOneNode(f, "Node to run on, that of the client, in its agent's container (default: this machine).")
 	cli.Choices(cmd, "protocol", "tcp", "udp")
 	cli.GroupFlags(f, "Connection", "from", "to", "protocol", "source-port")
-	cli.GroupFlags(f, "Names", "manifests", "kubeconfig", "master")
+	cli.GroupFlags(f, "Names", "manifests", "master")
 	return cmd
 }
 
@@ -99,11 +108,19 @@ func (c *config) check(cmd *cobra.Command) error {
 	if err := cli.NotEmpty(cmd.Flags(), "manifests", "kubeconfig", "master"); err != nil {
 		return err
 	}
+	c.source.kubeconfig = c.cluster.Kubeconfig()
+	if c.cluster.Local() {
+		if err := c.cluster.Validate(cmd, false); err != nil {
+			return err
+		}
+	}
 	switch {
 	case c.from == "" || c.to == "":
 		return cli.UsageErrorf("--from and --to are needed: see 'spillway trace --help'")
 	case c.timeout <= 0 || c.timeout > mostTimeout:
 		return cli.UsageErrorf("--timeout %v: use more than 0, and %v at most", c.timeout, mostTimeout)
+	case !c.cluster.Local() && (c.source.manifests != "" || c.source.master != ""):
+		return cli.UsageErrorf("--node: its agent looks up the names: omit --manifests and --master")
 	case c.source.manifests != "" && (c.source.kubeconfig != "" || c.source.master != ""):
 		return cli.UsageErrorf("--manifests replaces an API server: omit --kubeconfig and --master")
 	}

@@ -3,6 +3,7 @@ package ui
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 	"unicode"
@@ -10,18 +11,35 @@ import (
 
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
+	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/observe/web"
 )
 
 // remote has the nodes whose agents are reached through the API server.
 type remote struct {
-	cluster *reach.Cluster
+	nodes   *reach.Nodes
 	timeout time.Duration
+}
+
+// chosen returns the nodes of --node. A node that does not exist, or a right that is missing, is
+// seen at once.
+func (r remote) chosen(ctx context.Context) (list []web.Node, err error) {
+	agents, _, err := r.nodes.Agents(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find the agents: %w", err)
+	}
+	for _, a := range agents {
+		if a.Err != nil {
+			return nil, fmt.Errorf("find the agent of node %s: %w", escape.Text(a.Node), a.Err)
+		}
+		list = append(list, r.node(a, r.nodes.Node(a.Node)))
+	}
+	return list, nil
 }
 
 // list returns all nodes, and what the list lacks.
 func (r remote) list(ctx context.Context) (nodes []web.Node, lacks string, err error) {
-	agents, complete, err := r.cluster.Agents(ctx)
+	agents, complete, err := r.nodes.Agents(ctx)
 	if err != nil {
 		return nil, "", err
 	}
@@ -29,7 +47,7 @@ func (r remote) list(ctx context.Context) (nodes []web.Node, lacks string, err e
 		return nil, "", errors.New(reach.WithoutAgents)
 	}
 	for _, a := range agents {
-		nodes = append(nodes, r.node(a, r.cluster.Dialer(a)))
+		nodes = append(nodes, r.node(a, r.nodes.Dialer(a)))
 	}
 	if !complete {
 		lacks = sentence(reach.WithoutNodes)

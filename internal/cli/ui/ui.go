@@ -19,18 +19,16 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
-	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/limitlistener"
 	"spillway.dev/spillway/internal/observe/web"
 	"spillway.dev/spillway/ui"
 )
 
 type options struct {
-	listen   string
-	remote   bool
-	sockets  []string
-	allNodes bool
-	cluster  reach.Flags
+	listen  string
+	remote  bool
+	sockets []string
+	cluster reach.Flags
 }
 
 // NewCommand returns the command ui.
@@ -59,9 +57,7 @@ the API server, with the rights of a kubeconfig. Nodes that come and go do so on
 	f.BoolVar(&o.remote, "allow-remote", false, "Allow --listen on addresses that other machines reach. The page is not encrypted.")
 	f.StringArrayVar(&o.sockets, "api-socket", []string{nodeclient.DefaultSocket},
 		"Socket of an agent's API, as `[NAME=]PATH`; may be given several times.")
-	f.BoolVar(&o.allNodes, "all-nodes", false, "Show all nodes of the cluster.")
-	cli.GroupFlags(f, reach.Group, "all-nodes")
-	o.cluster.AddNode(f)
+	o.cluster.AddNodes(f)
 	return cmd
 }
 
@@ -119,43 +115,30 @@ func (o *options) address() (netip.AddrPort, error) {
 
 // choose adds the nodes that the flags name.
 func (o *options) choose(ctx context.Context, cmd *cobra.Command, config *web.Config) (err error) {
-	if !o.allNodes && o.cluster.Node == "" {
+	if o.cluster.Local() {
 		if err := o.cluster.Validate(cmd, false); err != nil {
 			return err
 		}
 		config.Nodes, err = o.local()
 		return err
 	}
-	if o.allNodes {
-		cluster, err := o.cluster.All(cmd)
-		if err != nil {
-			return err
-		}
-		r := remote{cluster, o.cluster.Timeout}
-		var lacks string
-		if config.Nodes, lacks, err = r.list(ctx); err != nil {
-			return fmt.Errorf("list nodes: %w", err)
-		}
-		if lacks != "" {
-			fmt.Fprintln(cmd.ErrOrStderr(), "spillway: "+reach.WithoutNodes)
-		}
-		config.Refresh = r.list
-		return nil
-	}
-	if err := o.cluster.Validate(cmd, true); err != nil {
-		return err
-	}
-	cluster, err := o.cluster.Cluster()
+	nodes, err := o.cluster.Chosen(cmd)
 	if err != nil {
 		return err
 	}
-	// A node that does not exist, or a right that is missing, is seen at once.
-	agent, err := cluster.Agent(ctx, o.cluster.Node)
-	if err != nil {
-		return fmt.Errorf("find the agent of node %s: %w", escape.Text(o.cluster.Node), err)
+	r := remote{nodes, o.cluster.Timeout}
+	if !nodes.All() {
+		config.Nodes, err = r.chosen(ctx)
+		return err
 	}
-	r := remote{cluster, o.cluster.Timeout}
-	config.Nodes = []web.Node{r.node(agent, cluster.Node(agent.Node))}
+	var lacks string
+	if config.Nodes, lacks, err = r.list(ctx); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	if lacks != "" {
+		fmt.Fprintln(cmd.ErrOrStderr(), "spillway: "+reach.WithoutNodes)
+	}
+	config.Refresh = r.list
 	return nil
 }
 
