@@ -6,28 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/escape"
 )
-
-// DefaultSocket is the socket of a node's agent.
-const DefaultSocket = "/run/spillway/api.sock"
-
-// sockets are where the socket of a node's agent is: on the node and in the agent's
-// container, and in a container of "kubectl debug node/NODE".
-var sockets = []string{DefaultSocket, "/host" + DefaultSocket}
 
 // Dialer connects to the API of one agent.
 type Dialer struct {
@@ -41,36 +28,6 @@ type Dialer struct {
 // Timeout is the time within which an agent answers one request.
 const Timeout = 15 * time.Second
 
-// Socket is the flag --api-socket of commands.
-type Socket struct {
-	path string
-	flag *pflag.Flag
-}
-
-// AddFlag adds the flag.
-func (s *Socket) AddFlag(f *pflag.FlagSet) {
-	f.StringVar(&s.path, "api-socket", DefaultSocket,
-		"Unix socket of the agent's API. Without the flag, also below /host, as in containers of 'kubectl debug node'.")
-	s.flag = f.Lookup("api-socket")
-}
-
-// Dialer returns the dialer for the flag's socket.
-func (s *Socket) Dialer() Dialer {
-	path := s.path
-	if !s.flag.Changed {
-		for _, p := range sockets {
-			if _, err := os.Stat(p); !errors.Is(err, fs.ErrNotExist) {
-				path = p
-				break
-			}
-		}
-	}
-	return Unix(path)
-}
-
-// Given reports whether the command line has the flag.
-func (s *Socket) Given() bool { return s.flag.Changed }
-
 // Unix returns the dialer for the socket of an agent.
 func Unix(path string) Dialer {
 	return Dialer{Where: "the agent at " + escape.Text(path), Local: true, Dial: func(ctx context.Context) (net.Conn, error) {
@@ -78,25 +35,6 @@ func Unix(path string) Dialer {
 		conn, err := d.DialContext(ctx, "unix", path)
 		return conn, hint(path, err)
 	}}
-}
-
-// hint says what an error of connecting to a socket means.
-func hint(path string, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, fs.ErrPermission):
-		return &noAgent{"only the user that it runs as may connect: run this command as root"}
-	case errors.Is(err, fs.ErrNotExist):
-		what := "no agent serves here: start it, or give its --api-socket"
-		if others, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "*.sock")); len(others) > 0 {
-			what += " (this machine has " + escape.Text(strings.Join(others, ", ")) + ")"
-		}
-		return &noAgent{what}
-	case errors.Is(err, unix.ECONNREFUSED):
-		return &noAgent{"no agent serves here any more: start it again"}
-	}
-	return err
 }
 
 // noAgent is the error of an agent that cannot be reached.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
 
@@ -56,7 +57,7 @@ the API server, with the rights of a kubeconfig. Nodes that come and go do so on
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "IP `address` and port of the page; port 0 is any free one.")
 	f.BoolVar(&o.remote, "allow-remote", false, "Allow --listen on addresses that other machines reach. The page is not encrypted.")
 	f.StringArrayVar(&o.sockets, "api-socket", []string{nodeclient.DefaultSocket},
-		"Socket of an agent's API, as `[NAME=]PATH`; may be given several times.")
+		"Socket of an agent's API, as `[NAME=]PATH`; may be given several times. Without the flag, that of "+nodeclient.SocketVariable+".")
 	o.cluster.AddNodes(f)
 	return cmd
 }
@@ -119,7 +120,7 @@ func (o *options) choose(ctx context.Context, cmd *cobra.Command, config *web.Co
 		if err := o.cluster.Validate(cmd, false); err != nil {
 			return err
 		}
-		config.Nodes, err = o.local()
+		config.Nodes, err = o.local(cmd.Flags().Changed("api-socket"))
 		return err
 	}
 	nodes, err := o.cluster.Chosen(cmd)
@@ -142,9 +143,13 @@ func (o *options) choose(ctx context.Context, cmd *cobra.Command, config *web.Co
 	return nil
 }
 
-func (o *options) local() ([]web.Node, error) {
+func (o *options) local(given bool) ([]web.Node, error) {
 	var nodes []web.Node
-	for _, socket := range o.sockets {
+	sockets := o.sockets
+	if path := os.Getenv(nodeclient.SocketVariable); path != "" && !given {
+		sockets = []string{path}
+	}
+	for _, socket := range sockets {
 		name, path, named := strings.Cut(socket, "=")
 		if !named || strings.Contains(name, "/") {
 			name, path = "", socket

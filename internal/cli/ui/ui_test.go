@@ -49,7 +49,7 @@ func TestUsage(t *testing.T) {
 }
 
 func TestNamesOfSockets(t *testing.T) {
-	nodes, err := (&options{sockets: []string{"/run/a.sock", "b=/run/b.sock", "/run/c=d.sock"}}).local()
+	nodes, err := (&options{sockets: []string{"/run/a.sock", "b=/run/b.sock", "/run/c=d.sock"}}).local(true)
 	if err != nil {
 		t.Fatal(err)
 	}
