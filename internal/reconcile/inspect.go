@@ -94,6 +94,12 @@ func (r *Reconciler) Names(ctx context.Context, addrs []Address) error {
 	return err
 }
 
+// Pods returns the pods that the store names, of a namespace and of a name; "": of all.
+func (r *Reconciler) Pods(ctx context.Context, namespace, name string) (pods []intent.Pod, err error) {
+	err = r.runInLoop(ctx, func() { pods = r.cfg.Tracker.Services().PodsOf(namespace, name) })
+	return pods, err
+}
+
 // runInLoop runs answer in Run's goroutine and waits for its end, or for the end of ctx before the
 // loop has begun with it.
 func (r *Reconciler) runInLoop(ctx context.Context, answer func()) error {

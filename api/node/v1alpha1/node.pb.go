@@ -3097,6 +3097,186 @@ func (x *ServicePortName) GetProtocol() Protocol {
 	return Protocol_PROTOCOL_UNSPECIFIED
 }
 
+type PodsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // "": all
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`           // "": all
+	Limit         uint32                 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`        // 0, or more than 1,000: 1,000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodsRequest) Reset() {
+	*x = PodsRequest{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodsRequest) ProtoMessage() {}
+
+func (x *PodsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
+func (*PodsRequest) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *PodsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PodsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PodsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type PodsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pods          []*Pod                 `protobuf:"bytes,1,rep,name=pods,proto3" json:"pods,omitempty"`
+	More          bool                   `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"` // the limit has cut off some
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodsResponse) Reset() {
+	*x = PodsResponse{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodsResponse) ProtoMessage() {}
+
+func (x *PodsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
+func (*PodsResponse) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *PodsResponse) GetPods() []*Pod {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *PodsResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+type Pod struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"` // "": unknown
+	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pod) Reset() {
+	*x = Pod{}
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pod) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pod) ProtoMessage() {}
+
+func (x *Pod) ProtoReflect() protoreflect.Message {
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pod.ProtoReflect.Descriptor instead.
+func (*Pod) Descriptor() ([]byte, []int) {
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *Pod) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Pod) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Pod) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Pod) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 type FindingsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3105,7 +3285,7 @@ type FindingsRequest struct {
 
 func (x *FindingsRequest) Reset() {
 	*x = FindingsRequest{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3297,7 @@ func (x *FindingsRequest) String() string {
 func (*FindingsRequest) ProtoMessage() {}
 
 func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[38]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3310,7 @@ func (x *FindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsRequest.ProtoReflect.Descriptor instead.
 func (*FindingsRequest) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{38}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{41}
 }
 
 type FindingsResponse struct {
@@ -3144,7 +3324,7 @@ type FindingsResponse struct {
 
 func (x *FindingsResponse) Reset() {
 	*x = FindingsResponse{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3336,7 @@ func (x *FindingsResponse) String() string {
 func (*FindingsResponse) ProtoMessage() {}
 
 func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[39]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3349,7 @@ func (x *FindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingsResponse.ProtoReflect.Descriptor instead.
 func (*FindingsResponse) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{39}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FindingsResponse) GetFindings() []*Finding {
@@ -3214,7 +3394,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +3406,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[40]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +3419,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{40}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Finding) GetId() string {
@@ -3326,7 +3506,7 @@ type FindingObject struct {
 
 func (x *FindingObject) Reset() {
 	*x = FindingObject{}
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[41]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3518,7 @@ func (x *FindingObject) String() string {
 func (*FindingObject) ProtoMessage() {}
 
 func (x *FindingObject) ProtoReflect() protoreflect.Message {
-	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[41]
+	mi := &file_spillway_node_v1alpha1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3531,7 @@ func (x *FindingObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindingObject.ProtoReflect.Descriptor instead.
 func (*FindingObject) Descriptor() ([]byte, []int) {
-	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{41}
+	return file_spillway_node_v1alpha1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FindingObject) GetKind() string {
@@ -3644,7 +3824,19 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
 	"\tport_name\x18\x03 \x01(\tR\bportName\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12<\n" +
-	"\bprotocol\x18\x05 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\"\x11\n" +
+	"\bprotocol\x18\x05 \x01(\x0e2 .spillway.node.v1alpha1.ProtocolR\bprotocol\"U\n" +
+	"\vPodsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\"S\n" +
+	"\fPodsResponse\x12/\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.spillway.node.v1alpha1.PodR\x04pods\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"i\n" +
+	"\x03Pod\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1c\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\"\x11\n" +
 	"\x0fFindingsRequest\"\xb9\x01\n" +
 	"\x10FindingsResponse\x12;\n" +
 	"\bfindings\x18\x01 \x03(\v2\x1f.spillway.node.v1alpha1.FindingR\bfindings\x12;\n" +
@@ -3680,7 +3872,7 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\x13EVENT_KIND_ANSWERED\x10\x02\x12\x15\n" +
 	"\x11EVENT_KIND_CLOSED\x10\x03\x12\x16\n" +
 	"\x12EVENT_KIND_REFUSED\x10\x04\x12\x16\n" +
-	"\x12EVENT_KIND_DROPPED\x10\x052\x8a\x06\n" +
+	"\x12EVENT_KIND_DROPPED\x10\x052\xdd\x06\n" +
 	"\vNodeService\x12W\n" +
 	"\x06Status\x12%.spillway.node.v1alpha1.StatusRequest\x1a&.spillway.node.v1alpha1.StatusResponse\x12i\n" +
 	"\fListServices\x12+.spillway.node.v1alpha1.ListServicesRequest\x1a,.spillway.node.v1alpha1.ListServicesResponse\x12c\n" +
@@ -3690,7 +3882,8 @@ const file_spillway_node_v1alpha1_node_proto_rawDesc = "" +
 	"\n" +
 	"WatchFlows\x12).spillway.node.v1alpha1.WatchFlowsRequest\x1a*.spillway.node.v1alpha1.WatchFlowsResponse0\x01\x12T\n" +
 	"\x05Drops\x12$.spillway.node.v1alpha1.DropsRequest\x1a%.spillway.node.v1alpha1.DropsResponse\x12T\n" +
-	"\x05Names\x12$.spillway.node.v1alpha1.NamesRequest\x1a%.spillway.node.v1alpha1.NamesResponse\x12]\n" +
+	"\x05Names\x12$.spillway.node.v1alpha1.NamesRequest\x1a%.spillway.node.v1alpha1.NamesResponse\x12Q\n" +
+	"\x04Pods\x12#.spillway.node.v1alpha1.PodsRequest\x1a$.spillway.node.v1alpha1.PodsResponse\x12]\n" +
 	"\bFindings\x12'.spillway.node.v1alpha1.FindingsRequest\x1a(.spillway.node.v1alpha1.FindingsResponseB6Z4spillway.dev/spillway/api/node/v1alpha1;nodev1alpha1b\x06proto3"
 
 var (
@@ -3706,7 +3899,7 @@ func file_spillway_node_v1alpha1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_spillway_node_v1alpha1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_spillway_node_v1alpha1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(Protocol)(0),                 // 0: spillway.node.v1alpha1.Protocol
 	(EventKind)(0),                // 1: spillway.node.v1alpha1.EventKind
@@ -3748,16 +3941,19 @@ var file_spillway_node_v1alpha1_node_proto_goTypes = []any{
 	(*NamesResponse)(nil),         // 37: spillway.node.v1alpha1.NamesResponse
 	(*AddressNames)(nil),          // 38: spillway.node.v1alpha1.AddressNames
 	(*ServicePortName)(nil),       // 39: spillway.node.v1alpha1.ServicePortName
-	(*FindingsRequest)(nil),       // 40: spillway.node.v1alpha1.FindingsRequest
-	(*FindingsResponse)(nil),      // 41: spillway.node.v1alpha1.FindingsResponse
-	(*Finding)(nil),               // 42: spillway.node.v1alpha1.Finding
-	(*FindingObject)(nil),         // 43: spillway.node.v1alpha1.FindingObject
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
+	(*PodsRequest)(nil),           // 40: spillway.node.v1alpha1.PodsRequest
+	(*PodsResponse)(nil),          // 41: spillway.node.v1alpha1.PodsResponse
+	(*Pod)(nil),                   // 42: spillway.node.v1alpha1.Pod
+	(*FindingsRequest)(nil),       // 43: spillway.node.v1alpha1.FindingsRequest
+	(*FindingsResponse)(nil),      // 44: spillway.node.v1alpha1.FindingsResponse
+	(*Finding)(nil),               // 45: spillway.node.v1alpha1.Finding
+	(*FindingObject)(nil),         // 46: spillway.node.v1alpha1.FindingObject
+	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 48: google.protobuf.Duration
 }
 var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
-	44, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
-	44, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	47, // 0: spillway.node.v1alpha1.StatusResponse.time:type_name -> google.protobuf.Timestamp
+	47, // 1: spillway.node.v1alpha1.StatusResponse.started:type_name -> google.protobuf.Timestamp
 	6,  // 2: spillway.node.v1alpha1.StatusResponse.sync:type_name -> spillway.node.v1alpha1.Sync
 	7,  // 3: spillway.node.v1alpha1.StatusResponse.dataplanes:type_name -> spillway.node.v1alpha1.Dataplane
 	8,  // 4: spillway.node.v1alpha1.StatusResponse.problems:type_name -> spillway.node.v1alpha1.Problem
@@ -3767,40 +3963,40 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	12, // 8: spillway.node.v1alpha1.StatusResponse.events:type_name -> spillway.node.v1alpha1.Events
 	5,  // 9: spillway.node.v1alpha1.StatusResponse.dsr_endpoints:type_name -> spillway.node.v1alpha1.DSREndpoints
 	4,  // 10: spillway.node.v1alpha1.StatusResponse.egress:type_name -> spillway.node.v1alpha1.Egress
-	42, // 11: spillway.node.v1alpha1.StatusResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	44, // 12: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
-	44, // 13: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
-	44, // 14: spillway.node.v1alpha1.Events.flows_since:type_name -> google.protobuf.Timestamp
+	45, // 11: spillway.node.v1alpha1.StatusResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	47, // 12: spillway.node.v1alpha1.Sync.last_synced:type_name -> google.protobuf.Timestamp
+	47, // 13: spillway.node.v1alpha1.Sync.pending_since:type_name -> google.protobuf.Timestamp
+	47, // 14: spillway.node.v1alpha1.Events.flows_since:type_name -> google.protobuf.Timestamp
 	17, // 15: spillway.node.v1alpha1.ListServicesResponse.services:type_name -> spillway.node.v1alpha1.Service
 	17, // 16: spillway.node.v1alpha1.GetServiceResponse.service:type_name -> spillway.node.v1alpha1.Service
 	18, // 17: spillway.node.v1alpha1.Service.ports:type_name -> spillway.node.v1alpha1.ServicePort
 	8,  // 18: spillway.node.v1alpha1.Service.problems:type_name -> spillway.node.v1alpha1.Problem
-	42, // 19: spillway.node.v1alpha1.Service.findings:type_name -> spillway.node.v1alpha1.Finding
+	45, // 19: spillway.node.v1alpha1.Service.findings:type_name -> spillway.node.v1alpha1.Finding
 	0,  // 20: spillway.node.v1alpha1.ServicePort.protocol:type_name -> spillway.node.v1alpha1.Protocol
 	19, // 21: spillway.node.v1alpha1.ServicePort.frontends:type_name -> spillway.node.v1alpha1.Frontend
 	20, // 22: spillway.node.v1alpha1.ServicePort.endpoints:type_name -> spillway.node.v1alpha1.Endpoint
-	45, // 23: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
+	48, // 23: spillway.node.v1alpha1.ServicePort.affinity:type_name -> google.protobuf.Duration
 	22, // 24: spillway.node.v1alpha1.ServicePort.counters:type_name -> spillway.node.v1alpha1.Counters
 	21, // 25: spillway.node.v1alpha1.Endpoint.flows:type_name -> spillway.node.v1alpha1.EndpointFlows
 	1,  // 26: spillway.node.v1alpha1.FlowFilter.kinds:type_name -> spillway.node.v1alpha1.EventKind
 	23, // 27: spillway.node.v1alpha1.ListFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
 	31, // 28: spillway.node.v1alpha1.ListFlowsResponse.flows:type_name -> spillway.node.v1alpha1.Flow
 	23, // 29: spillway.node.v1alpha1.WatchFlowsRequest.filter:type_name -> spillway.node.v1alpha1.FlowFilter
-	44, // 30: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
+	47, // 30: spillway.node.v1alpha1.WatchFlowsRequest.since:type_name -> google.protobuf.Timestamp
 	29, // 31: spillway.node.v1alpha1.WatchFlowsResponse.events:type_name -> spillway.node.v1alpha1.FlowEvent
 	28, // 32: spillway.node.v1alpha1.WatchFlowsResponse.reporting:type_name -> spillway.node.v1alpha1.Reporting
-	44, // 33: spillway.node.v1alpha1.Reporting.flows_since:type_name -> google.protobuf.Timestamp
+	47, // 33: spillway.node.v1alpha1.Reporting.flows_since:type_name -> google.protobuf.Timestamp
 	1,  // 34: spillway.node.v1alpha1.FlowEvent.kind:type_name -> spillway.node.v1alpha1.EventKind
-	44, // 35: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
+	47, // 35: spillway.node.v1alpha1.FlowEvent.time:type_name -> google.protobuf.Timestamp
 	31, // 36: spillway.node.v1alpha1.FlowEvent.flow:type_name -> spillway.node.v1alpha1.Flow
 	0,  // 37: spillway.node.v1alpha1.Flow.protocol:type_name -> spillway.node.v1alpha1.Protocol
 	30, // 38: spillway.node.v1alpha1.Flow.client:type_name -> spillway.node.v1alpha1.Peer
 	30, // 39: spillway.node.v1alpha1.Flow.service_address:type_name -> spillway.node.v1alpha1.Peer
 	30, // 40: spillway.node.v1alpha1.Flow.endpoint:type_name -> spillway.node.v1alpha1.Peer
-	44, // 41: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
-	44, // 42: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
-	45, // 43: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
-	45, // 44: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
+	47, // 41: spillway.node.v1alpha1.Flow.opened:type_name -> google.protobuf.Timestamp
+	47, // 42: spillway.node.v1alpha1.Flow.last_seen:type_name -> google.protobuf.Timestamp
+	48, // 43: spillway.node.v1alpha1.Flow.handshake:type_name -> google.protobuf.Duration
+	48, // 44: spillway.node.v1alpha1.Flow.smoothed_rtt:type_name -> google.protobuf.Duration
 	30, // 45: spillway.node.v1alpha1.Flow.source:type_name -> spillway.node.v1alpha1.Peer
 	34, // 46: spillway.node.v1alpha1.DropsResponse.drops:type_name -> spillway.node.v1alpha1.Drop
 	36, // 47: spillway.node.v1alpha1.NamesRequest.addresses:type_name -> spillway.node.v1alpha1.Address
@@ -3809,31 +4005,34 @@ var file_spillway_node_v1alpha1_node_proto_depIdxs = []int32{
 	39, // 50: spillway.node.v1alpha1.AddressNames.service:type_name -> spillway.node.v1alpha1.ServicePortName
 	39, // 51: spillway.node.v1alpha1.AddressNames.endpoint_of:type_name -> spillway.node.v1alpha1.ServicePortName
 	0,  // 52: spillway.node.v1alpha1.ServicePortName.protocol:type_name -> spillway.node.v1alpha1.Protocol
-	42, // 53: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
-	8,  // 54: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
-	43, // 55: spillway.node.v1alpha1.Finding.object:type_name -> spillway.node.v1alpha1.FindingObject
-	44, // 56: spillway.node.v1alpha1.Finding.since:type_name -> google.protobuf.Timestamp
-	2,  // 57: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
-	13, // 58: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
-	15, // 59: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
-	24, // 60: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
-	26, // 61: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
-	32, // 62: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
-	35, // 63: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
-	40, // 64: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
-	3,  // 65: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
-	14, // 66: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
-	16, // 67: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
-	25, // 68: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
-	27, // 69: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
-	33, // 70: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
-	37, // 71: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
-	41, // 72: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
-	65, // [65:73] is the sub-list for method output_type
-	57, // [57:65] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	42, // 53: spillway.node.v1alpha1.PodsResponse.pods:type_name -> spillway.node.v1alpha1.Pod
+	45, // 54: spillway.node.v1alpha1.FindingsResponse.findings:type_name -> spillway.node.v1alpha1.Finding
+	8,  // 55: spillway.node.v1alpha1.FindingsResponse.problems:type_name -> spillway.node.v1alpha1.Problem
+	46, // 56: spillway.node.v1alpha1.Finding.object:type_name -> spillway.node.v1alpha1.FindingObject
+	47, // 57: spillway.node.v1alpha1.Finding.since:type_name -> google.protobuf.Timestamp
+	2,  // 58: spillway.node.v1alpha1.NodeService.Status:input_type -> spillway.node.v1alpha1.StatusRequest
+	13, // 59: spillway.node.v1alpha1.NodeService.ListServices:input_type -> spillway.node.v1alpha1.ListServicesRequest
+	15, // 60: spillway.node.v1alpha1.NodeService.GetService:input_type -> spillway.node.v1alpha1.GetServiceRequest
+	24, // 61: spillway.node.v1alpha1.NodeService.ListFlows:input_type -> spillway.node.v1alpha1.ListFlowsRequest
+	26, // 62: spillway.node.v1alpha1.NodeService.WatchFlows:input_type -> spillway.node.v1alpha1.WatchFlowsRequest
+	32, // 63: spillway.node.v1alpha1.NodeService.Drops:input_type -> spillway.node.v1alpha1.DropsRequest
+	35, // 64: spillway.node.v1alpha1.NodeService.Names:input_type -> spillway.node.v1alpha1.NamesRequest
+	40, // 65: spillway.node.v1alpha1.NodeService.Pods:input_type -> spillway.node.v1alpha1.PodsRequest
+	43, // 66: spillway.node.v1alpha1.NodeService.Findings:input_type -> spillway.node.v1alpha1.FindingsRequest
+	3,  // 67: spillway.node.v1alpha1.NodeService.Status:output_type -> spillway.node.v1alpha1.StatusResponse
+	14, // 68: spillway.node.v1alpha1.NodeService.ListServices:output_type -> spillway.node.v1alpha1.ListServicesResponse
+	16, // 69: spillway.node.v1alpha1.NodeService.GetService:output_type -> spillway.node.v1alpha1.GetServiceResponse
+	25, // 70: spillway.node.v1alpha1.NodeService.ListFlows:output_type -> spillway.node.v1alpha1.ListFlowsResponse
+	27, // 71: spillway.node.v1alpha1.NodeService.WatchFlows:output_type -> spillway.node.v1alpha1.WatchFlowsResponse
+	33, // 72: spillway.node.v1alpha1.NodeService.Drops:output_type -> spillway.node.v1alpha1.DropsResponse
+	37, // 73: spillway.node.v1alpha1.NodeService.Names:output_type -> spillway.node.v1alpha1.NamesResponse
+	41, // 74: spillway.node.v1alpha1.NodeService.Pods:output_type -> spillway.node.v1alpha1.PodsResponse
+	44, // 75: spillway.node.v1alpha1.NodeService.Findings:output_type -> spillway.node.v1alpha1.FindingsResponse
+	67, // [67:76] is the sub-list for method output_type
+	58, // [58:67] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_spillway_node_v1alpha1_node_proto_init() }
@@ -3848,7 +4047,7 @@ func file_spillway_node_v1alpha1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spillway_node_v1alpha1_node_proto_rawDesc), len(file_spillway_node_v1alpha1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   42,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

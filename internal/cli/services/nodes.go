@@ -20,7 +20,7 @@ import (
 func listAll(ctx context.Context, out, stderr io.Writer, nodes *reach.Nodes, namespace string, output cli.Output) error {
 	const does = "list Services"
 	answers, err := reach.Ask(ctx, nodes, does, stderr, func(ctx context.Context, d nodeclient.Dialer) ([]*nodev1alpha1.Service, error) {
-		return all(ctx, nodeclient.New(d), namespace)
+		return nodeclient.Services(ctx, nodeclient.New(d), namespace)
 	})
 	if err != nil {
 		return err

@@ -110,38 +110,11 @@ func requestOf(namespace, name string) (*nodev1alpha1.GetServiceRequest, error) 
 
 // list prints the Services of a namespace, "" for all.
 func list(ctx context.Context, out io.Writer, agent nodeclient.Dialer, namespace string, output cli.Output) error {
-	services, err := all(ctx, nodeclient.New(agent), namespace)
+	services, err := nodeclient.Services(ctx, nodeclient.New(agent), namespace)
 	if err != nil {
 		return nodeclient.Error("list Services", agent, err)
 	}
 	return output.Print(out, listResult{&nodev1alpha1.ListServicesResponse{Services: services}, namespace})
-}
-
-// all asks for all pages.
-func all(ctx context.Context, client nodev1alpha1connect.NodeServiceClient,
-	namespace string) (services []*nodev1alpha1.Service, err error) {
-	req := &nodev1alpha1.ListServicesRequest{Namespace: namespace}
-	for {
-		resp, err := onePage(ctx, client, req)
-		if err != nil {
-			return nil, err
-		}
-		services = append(services, resp.Services...)
-		if resp.NextPageToken == "" {
-			return services, nil
-		}
-		if resp.NextPageToken == req.PageToken {
-			return nil, fmt.Errorf("the agent repeats page %q", req.PageToken)
-		}
-		req.PageToken = resp.NextPageToken
-	}
-}
-
-func onePage(ctx context.Context, client nodev1alpha1connect.NodeServiceClient,
-	req *nodev1alpha1.ListServicesRequest) (*nodev1alpha1.ListServicesResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
-	defer cancel()
-	return client.ListServices(ctx, req)
 }
 
 // show prints one Service.

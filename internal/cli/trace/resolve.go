@@ -4,12 +4,17 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/pflag"
 
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/diagnosis/drops"
 	"spillway.dev/spillway/internal/diagnosis/trace"
 	"spillway.dev/spillway/internal/facts/kube"
@@ -22,8 +27,8 @@ import (
 type source struct{ manifests, kubeconfig, master string }
 
 func (s *source) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&s.manifests, "manifests", "", "Directory of Kubernetes YAML, to look up names, instead of an API server.")
-	f.StringVar(&s.master, "master", "", "Address of the API server, instead of the kubeconfig's.")
+	f.StringVar(&s.manifests, "manifests", "", "Directory of Kubernetes YAML, to look up names, instead of the agent.")
+	f.StringVar(&s.master, "master", "", "Address of the API server, to look up names, instead of the kubeconfig's.")
 }
 
 // given reports whether a flag names a source.
@@ -33,6 +38,7 @@ func (s *source) given() bool { return s.manifests != "" || s.kubeconfig != "" |
 type resolver struct {
 	ctx     context.Context
 	source  *source
+	agent   nodeclient.Dialer // is asked without a source
 	objects *model.Delta
 }
 
@@ -87,15 +93,96 @@ func (r *resolver) client(text string) ([]netip.Addr, error) {
 			return pod.Addresses, nil
 		}
 	}
-	d, err := r.load()
-	if err != nil {
-		return nil, err
-	}
-	pod := d.Pods[name]
-	if pod == nil || len(pod.IPs) == 0 {
+	addrs, err := r.podAddrs(name)
+	if err == nil && len(addrs) == 0 {
 		return nil, cli.UsageErrorf("--from %s: no such pod, or it has no address yet", text)
 	}
-	return pod.IPs, nil
+	return addrs, err
+}
+
+// podAddrs returns the addresses of a pod; none: it is not known.
+func (r *resolver) podAddrs(name model.Name) (addrs []netip.Addr, err error) {
+	d, err := r.objectsOr(func(ctx context.Context, agent nodev1alpha1connect.NodeServiceClient) error {
+		resp, err := agent.Pods(ctx, &nodev1alpha1.PodsRequest{Namespace: name.Namespace, Name: name.Name})
+		for _, p := range resp.GetPods() {
+			for _, text := range p.Addresses {
+				if a, err := netip.ParseAddr(text); err == nil {
+					addrs = append(addrs, a)
+				}
+			}
+		}
+		return err
+	})
+	if d != nil && d.Pods[name] != nil {
+		return d.Pods[name].IPs, nil
+	}
+	return addrs, err
+}
+
+// service returns a Service with its cluster IPs and ports; nil: it is not known.
+func (r *resolver) service(name model.Name) (s *model.Service, err error) {
+	d, err := r.objectsOr(func(ctx context.Context, agent nodev1alpha1connect.NodeServiceClient) error {
+		resp, err := agent.GetService(ctx, &nodev1alpha1.GetServiceRequest{Namespace: name.Namespace, Name: name.Name})
+		if connect.CodeOf(err) == connect.CodeNotFound {
+			return nil
+		}
+		if err == nil {
+			s = serviceOf(name, resp.Service)
+		}
+		return err
+	})
+	if d != nil {
+		return d.Services[name], nil
+	}
+	return s, err
+}
+
+// objectsOr returns the objects of the source that a flag names. Without one it asks the agent, and
+// where no agent is it returns those of the API server, if this is a Pod of a cluster.
+func (r *resolver) objectsOr(ask func(context.Context, nodev1alpha1connect.NodeServiceClient) error) (*model.Delta, error) {
+	if r.source.given() {
+		return r.load()
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, nodeclient.Timeout)
+	defer cancel()
+	err := ask(ctx, nodeclient.New(r.agent))
+	if err == nil {
+		return nil, nil
+	}
+	if nodeclient.Absent(err) {
+		if d, err := r.load(); err == nil {
+			return d, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: or give --kubeconfig or --manifests, or addresses instead of names",
+		nodeclient.Error("look up names", r.agent, err))
+}
+
+// serviceOf converts what an agent serves. Of each port and family it has an entry.
+func serviceOf(name model.Name, from *nodev1alpha1.Service) *model.Service {
+	s := &model.Service{Name: name}
+	for _, p := range from.GetPorts() {
+		proto, known := protocols[p.Protocol]
+		if !known {
+			continue
+		}
+		for _, f := range p.Frontends {
+			a, err := netip.ParseAddr(f.Address)
+			if f.Kind == "clusterIP" && err == nil && !slices.Contains(s.ClusterIPs, a) {
+				s.ClusterIPs = append(s.ClusterIPs, a)
+			}
+		}
+		port := model.ServicePort{Name: p.Name, Protocol: proto, Port: uint16(p.Port)}
+		if !slices.ContainsFunc(s.Ports, func(q model.ServicePort) bool { return q.Port == port.Port && q.Protocol == proto }) {
+			s.Ports = append(s.Ports, port)
+		}
+	}
+	return s
+}
+
+// protocols are those that trace knows.
+var protocols = map[nodev1alpha1.Protocol]model.Protocol{
+	nodev1alpha1.Protocol_PROTOCOL_TCP: model.TCP, nodev1alpha1.Protocol_PROTOCOL_UDP: model.UDP,
 }
 
 // server returns the address and port of --to.
@@ -108,11 +195,10 @@ func (r *resolver) server(text string, proto model.Protocol, clients []netip.Add
 	if !ok {
 		return peer, 0, cli.UsageErrorf("--to %q: use ADDRESS:PORT, or a Service as NAMESPACE/NAME[:PORT]", text)
 	}
-	d, err := r.load()
+	s, err := r.service(name)
 	if err != nil {
 		return peer, 0, err
 	}
-	s := d.Services[name]
 	if s == nil || len(s.ClusterIPs) == 0 {
 		return peer, 0, cli.UsageErrorf("--to %s: no such Service, or it has no cluster IP", text)
 	}

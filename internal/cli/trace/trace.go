@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
 	"spillway.dev/spillway/internal/diagnosis/trace"
 	"spillway.dev/spillway/internal/facts/model"
@@ -21,9 +22,10 @@ import (
 type config struct {
 	from, to, protocol string
 	sourcePort         uint16
-	noProbe            bool
+	noProbe, fail      bool
 	timeout            time.Duration
 	source             source
+	socket             nodeclient.Socket
 	pins               cli.Pins
 	output             cli.Output
 	cluster            reach.Flags
@@ -48,14 +50,16 @@ change nothing. The probe is a real connection, or one datagram. It runs in the 
 namespace and the cgroup of the client, so only clients on this node can be probed.
 
 POD is NAMESPACE/NAME of a pod of this node. SERVICE is ADDRESS:PORT, or
-NAMESPACE/NAME[:PORT], which is looked up with the API server or --manifests. The exit
-code is 0 whatever the decision is. Needs root.
+NAMESPACE/NAME[:PORT]. The agent of this node knows both by name, and so do --kubeconfig
+and --manifests. The exit code is 0 whatever the decision is, or with --fail 1 if the
+connection is refused or its probe fails. Needs root.
 
 With --node it runs in the container of that node's agent, by exec through the API server.
 That takes more than the rights of a viewer.`,
 		Example: `  spillway trace --from 10.244.1.7 --to 10.96.0.10:53 --protocol udp
   spillway trace --from 203.0.113.9 --to 192.0.2.10:30080
-  spillway trace --from shop/web-0 --to shop/cart --kubeconfig admin.conf`,
+  spillway trace --from shop/web-0 --to shop/cart
+  spillway trace --from shop/web-0 --to shop/cart:http --fail --kubeconfig admin.conf`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if request := os.Getenv(trace.ChildVariable); request != "" {
@@ -80,7 +84,14 @@ That takes more than the rights of a viewer.`,
 			if err != nil {
 				return fmt.Errorf("trace the connection: %w", err)
 			}
-			return c.output.Print(cmd.OutOrStdout(), report)
+			report.Service = c.serviceOf(ctx, &question)
+			if err := c.output.Print(cmd.OutOrStdout(), report); err != nil {
+				return err
+			}
+			if why := report.Failure(); c.fail && why != "" {
+				return fmt.Errorf("--fail: %s", why)
+			}
+			return nil
 		},
 	}
 	f := cmd.Flags()
@@ -91,6 +102,8 @@ That takes more than the rights of a viewer.`,
 	f.Uint16Var(&c.sourcePort, "source-port", 0, "Source `port` of the client (default: a free one).")
 	f.BoolVar(&c.noProbe, "no-probe", false, "Show the decision only, and open no connection.")
 	f.DurationVar(&c.timeout, "timeout", 2*time.Second, "Time to wait for the answer to the probe, 1m at most.")
+	f.BoolVar(&c.fail, "fail", false, "Exit with code 1 if the connection is refused, or if its probe fails.")
+	c.socket.AddFlag(f)
 	c.source.addFlags(f)
 	c.pins.AddFlag(f, "Directory of the agent's pins.")
 	c.output.AddFlag(cmd)
@@ -105,7 +118,7 @@ func (c *config) check(cmd *cobra.Command) error {
 	if err := c.output.Validate(); err != nil {
 		return err
 	}
-	if err := cli.NotEmpty(cmd.Flags(), "manifests", "kubeconfig", "master"); err != nil {
+	if err := cli.NotEmpty(cmd.Flags(), "manifests", "kubeconfig", "master", "api-socket"); err != nil {
 		return err
 	}
 	c.source.kubeconfig = c.cluster.Kubeconfig()
@@ -148,7 +161,7 @@ func (c *config) question(ctx context.Context) (trace.Config, error) {
 	if q.Protocol, err = c.proto(); err != nil {
 		return q, err
 	}
-	r := resolver{ctx: ctx, source: &c.source}
+	r := resolver{ctx: ctx, source: &c.source, agent: c.socket.Dialer()}
 	client, err := r.client(c.from)
 	if err != nil {
 		return q, err
@@ -160,6 +173,17 @@ func (c *config) question(ctx context.Context) (trace.Config, error) {
 		return q, err
 	}
 	return q, nil
+}
+
+// serviceOf returns the Service port that is served at the destination, by the agent, or the name that
+// the command line has; "": none is known.
+func (c *config) serviceOf(ctx context.Context, q *trace.Config) string {
+	at := nodeclient.Address{Protocol: strings.ToLower(c.protocol), AddrPort: netip.AddrPortFrom(q.To.Addr, q.Port)}
+	owners, _ := nodeclient.NewNames(c.socket.Dialer()).Of(ctx, []nodeclient.Address{at}) // trace needs no agent
+	if owners[0].Service != "" || q.To.Name == "" {
+		return owners[0].Service
+	}
+	return fmt.Sprintf("%s:%d", q.To.Name, q.Port)
 }
 
 // ofFamily chooses the client's address of the server's family.

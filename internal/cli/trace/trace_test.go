@@ -2,15 +2,21 @@ package trace
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
+	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/cli"
+	"spillway.dev/spillway/internal/cli/nodeclient/nodeclienttest"
 	"spillway.dev/spillway/internal/facts/model"
 )
 
@@ -105,12 +111,72 @@ func TestNamesAreLookedUp(t *testing.T) {
 		c := config{from: row.from, to: row.to, protocol: strings.ToLower(row.proto.String()), source: source{manifests: dir}}
 		cmd := NewCommand()
 		c.pins.AddFlag(cmd.InheritedFlags(), "")
+		c.socket.AddFlag(cmd.InheritedFlags())
 		q, err := c.question(t.Context())
 		got := q.From.Addr.String() + " > " + netip.AddrPortFrom(q.To.Addr, q.Port).String()
 		if err != nil {
 			got = err.Error()
 		}
 		if err == nil && got != row.want || err != nil && !strings.Contains(got, row.want) {
+			t.Errorf("%s to %s: %s, want %s", row.from, row.to, got, row.want)
+		}
+	}
+}
+
+// agent knows a pod and a Service of two families.
+type agent struct {
+	nodev1alpha1connect.UnimplementedNodeServiceHandler
+}
+
+func (agent) Pods(_ context.Context, req *nodev1alpha1.PodsRequest) (*nodev1alpha1.PodsResponse, error) {
+	resp := &nodev1alpha1.PodsResponse{}
+	if req.Namespace == "shop" && req.Name == "web-0" {
+		resp.Pods = append(resp.Pods, &nodev1alpha1.Pod{Namespace: "shop", Name: "web-0", Addresses: []string{"10.244.0.5", "fd44::5"}})
+	}
+	return resp, nil
+}
+
+func (agent) GetService(_ context.Context, req *nodev1alpha1.GetServiceRequest) (*nodev1alpha1.GetServiceResponse, error) {
+	if req.Name != "cart" {
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such Service"))
+	}
+	port := func(addr string) *nodev1alpha1.ServicePort {
+		return &nodev1alpha1.ServicePort{Name: "http", Port: 80, Protocol: nodev1alpha1.Protocol_PROTOCOL_TCP,
+			Frontends: []*nodev1alpha1.Frontend{{Kind: "nodePort"}, {Kind: "clusterIP", Address: addr}}}
+	}
+	return &nodev1alpha1.GetServiceResponse{Service: &nodev1alpha1.Service{Namespace: "shop", Name: "cart",
+		Ports: []*nodev1alpha1.ServicePort{port("10.96.0.1"), port("fd10::1")}}}, nil
+}
+
+func (agent) Names(_ context.Context, req *nodev1alpha1.NamesRequest) (*nodev1alpha1.NamesResponse, error) {
+	return &nodev1alpha1.NamesResponse{Names: []*nodev1alpha1.AddressNames{
+		{Service: &nodev1alpha1.ServicePortName{Namespace: "shop", Name: "cart", PortName: "at-" + req.Addresses[0].Address}}}}, nil
+}
+
+// Without a source, the agent knows the names, and which Service an address has.
+func TestTheAgentLooksUpNames(t *testing.T) {
+	path := nodeclienttest.Serve(t, agent{})
+	for _, row := range []struct{ from, to, want string }{
+		{"shop/web-0", "shop/cart", "10.244.0.5 > 10.96.0.1:80 shop/cart:at-10.96.0.1"},
+		{"fd44::9", "shop/cart:http", "fd44::9 > [fd10::1]:80 shop/cart:at-fd10::1"},
+		{"shop/web-0", "10.96.0.9:80", "10.244.0.5 > 10.96.0.9:80 shop/cart:at-10.96.0.9"},
+		{"shop/none", "shop/cart", "no such pod"},
+		{"shop/web-0", "shop/none", "no such Service"},
+	} {
+		c, cmd := config{from: row.from, to: row.to, protocol: "tcp"}, NewCommand()
+		c.pins.AddFlag(cmd.InheritedFlags(), "")
+		c.socket.AddFlag(cmd.InheritedFlags())
+		if err := cmd.InheritedFlags().Set("api-socket", path); err != nil {
+			t.Fatal(err)
+		}
+		q, err := c.question(t.Context())
+		got := ""
+		if err != nil {
+			got = err.Error()
+		} else {
+			got = q.From.Addr.String() + " > " + netip.AddrPortFrom(q.To.Addr, q.Port).String() + " " + c.serviceOf(t.Context(), &q)
+		}
+		if !strings.Contains(got, row.want) {
 			t.Errorf("%s to %s: %s, want %s", row.from, row.to, got, row.want)
 		}
 	}

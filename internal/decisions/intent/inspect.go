@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"cmp"
 	"container/heap"
 	"net/netip"
 	"slices"
@@ -159,6 +160,52 @@ func (t *Tracker) PodAt(addr netip.Addr) (pod model.Name, node string) {
 		}
 	}
 	return pod, node
+}
+
+// Pod is a pod with its addresses, as far as Pods and EndpointSlices name them.
+type Pod struct {
+	model.Name
+	Node  string // "": unknown
+	Addrs []netip.Addr
+}
+
+// PodsOf returns the pods of a namespace and of a name; "": of all. They are sorted. A slice names only
+// pods of its own namespace that no object is.
+func (t *Tracker) PodsOf(namespace, name string) []Pod {
+	selected := func(n model.Name) bool {
+		return (namespace == "" || n.Namespace == namespace) && (name == "" || n.Name == name)
+	}
+	found := map[model.Name]*Pod{}
+	for n, p := range t.facts.Pods() {
+		if selected(n) {
+			found[n] = &Pod{n, p.Node, slices.Clone(p.IPs)}
+		}
+	}
+	for s := range t.facts.Slices() {
+		for i := range s.Object.Endpoints {
+			e := &s.Object.Endpoints[i]
+			if e.Pod.Name == "" || e.Pod.Namespace != s.Object.Namespace || !selected(e.Pod) || t.facts.Pod(e.Pod) != nil {
+				continue
+			}
+			p := found[e.Pod]
+			if p == nil {
+				p = &Pod{Name: e.Pod, Node: e.Node}
+				found[e.Pod] = p
+			}
+			if !slices.Contains(p.Addrs, e.Addr) {
+				p.Addrs = append(p.Addrs, e.Addr)
+			}
+		}
+	}
+	pods := make([]Pod, 0, len(found))
+	for _, p := range found {
+		slices.SortFunc(p.Addrs, netip.Addr.Compare) // slices have no order
+		pods = append(pods, *p)
+	}
+	slices.SortFunc(pods, func(a, b Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
+	})
+	return pods
 }
 
 func endpointAt(s *store.Slice, addr netip.Addr) *model.Endpoint {

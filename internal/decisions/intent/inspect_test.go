@@ -157,4 +157,18 @@ func TestPodAt(t *testing.T) {
 			t.Errorf("%s: %s on %q, want %v", at, pod, node, want)
 		}
 	}
+	var got []string
+	for _, p := range tr.PodsOf("ns", "") {
+		got = append(got, fmt.Sprint(p.Name, p.Node == here, p.Addrs))
+	}
+	if want := []string{"ns/elsewhere false [10.1.0.6 10.1.0.9]", "ns/host-a true [192.0.2.1]", "ns/host-b true [192.0.2.1]",
+		"ns/one true [10.1.0.1]"}; !slices.Equal(got, want) {
+		t.Errorf("pods of ns: %q, want %q", got, want)
+	}
+	if pods := tr.PodsOf("", "mine"); len(pods) != 1 || pods[0].Namespace != "tenant" {
+		t.Errorf("the pod of tenant: %v", pods)
+	}
+	if pods := tr.PodsOf("", "coredns"); len(pods) != 0 {
+		t.Errorf("a pod that a foreign slice names: %v", pods)
+	}
 }

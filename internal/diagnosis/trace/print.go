@@ -32,6 +32,9 @@ func (r *Report) Write(w io.Writer) error {
 			fmt.Fprintln(out, p.Wrap(escape.Text(label+text), strings.Repeat(" ", labelWidth)))
 		}
 	}
+	if r.Service != "" {
+		line("Service", page.Strong, r.Service)
+	}
 	line("connection", page.Strong, fmt.Sprintf("%s, %s port %d, to %s port %d", r.Source, r.ProtocolName, r.ClientPort,
 		r.Destination, r.DestinationPort))
 	style := page.Good
@@ -64,6 +67,17 @@ func (r *Report) Write(w io.Writer) error {
 		return fmt.Errorf("write trace: %w", err)
 	}
 	return nil
+}
+
+// Failure says why the connection does not work; "": it does, as far as the steps and the probe tell.
+func (r *Report) Failure() string {
+	switch {
+	case r.Refused:
+		return r.Decision
+	case r.Probe != nil && r.Probe.failed():
+		return "the probe failed: " + r.Probe.text()
+	}
+	return ""
 }
 
 func (p *Probe) style() page.Style {

@@ -76,6 +76,7 @@ type Step struct {
 
 // Report is the answer.
 type Report struct {
+	Service         string `json:"service,omitempty"` // namespace/name:port that is served at the destination
 	Source          string `json:"from"`
 	Destination     string `json:"to"`
 	DestinationPort uint16 `json:"port"`

@@ -29,6 +29,7 @@ import (
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/dataplane"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/facts/model"
 	"spillway.dev/spillway/internal/node/kernel"
@@ -42,6 +43,7 @@ type State interface {
 	Services(ctx context.Context, namespace string, after model.Name, limit int) ([]reconcile.Service, error)
 	Service(ctx context.Context, name model.Name) (reconcile.Service, bool, error)
 	Names(ctx context.Context, addrs []reconcile.Address) error
+	Pods(ctx context.Context, namespace, name string) ([]intent.Pod, error)
 }
 
 // Events follows flows in the kernel. Any goroutine may call its methods.

@@ -38,6 +38,7 @@ import (
 // fakeState has Services of one port.
 type fakeState struct {
 	status   reconcile.Status
+	pods     []intent.Pod
 	services []reconcile.Service // sorted by name
 	busy     bool
 	asked    func() // before an answer; may be nil
@@ -92,6 +93,13 @@ func (f *fakeState) Names(ctx context.Context, addrs []reconcile.Address) error 
 		}
 	}
 	return f.answer(ctx)
+}
+
+func (f *fakeState) Pods(ctx context.Context, namespace, name string) ([]intent.Pod, error) {
+	pods := slices.DeleteFunc(slices.Clone(f.pods), func(p intent.Pod) bool {
+		return namespace != "" && p.Namespace != namespace || name != "" && p.Name.Name != name
+	})
+	return pods, f.answer(ctx)
 }
 
 // fakePlane is a dataplane that can be read.
@@ -632,6 +640,28 @@ func TestNames(t *testing.T) {
 	wantCode(t, "no address", err, connect.CodeInvalidArgument, `addresses[1]: not an address and a port: "web", 80`)
 	_, err = names(tcp("10.96.0.1", 70_000))
 	wantCode(t, "no port", err, connect.CodeInvalidArgument, "70000")
+}
+
+func TestPods(t *testing.T) {
+	state := &fakeState{pods: []intent.Pod{
+		{Name: model.Name{Namespace: "a", Name: "x"}, Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.1.1.1")}},
+		{Name: model.Name{Namespace: "b", Name: "x"}}, {Name: model.Name{Namespace: "b", Name: "y"}},
+	}}
+	h := start(t, func(c *Config) { c.State = state }).wait(t)
+	ask := func(req *nodev1alpha1.PodsRequest, more bool, want int) []*nodev1alpha1.Pod {
+		t.Helper()
+		resp, err := h.client.Pods(t.Context(), req)
+		if err != nil || len(resp.Pods) != want || resp.More != more {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		return resp.Pods
+	}
+	if p := ask(&nodev1alpha1.PodsRequest{Namespace: "a", Name: "x"}, false, 1)[0]; p.Node != "n1" || len(p.Addresses) != 1 ||
+		p.Addresses[0] != "10.1.1.1" {
+		t.Errorf("%v", p)
+	}
+	ask(&nodev1alpha1.PodsRequest{Namespace: "b"}, false, 2)
+	ask(&nodev1alpha1.PodsRequest{Limit: 2}, true, 2)
 }
 
 // TestFindingsAreExaminedOnceAtATime: an examination costs more than other requests. Its result

@@ -51,6 +51,8 @@ const (
 	NodeServiceDropsProcedure = "/spillway.node.v1alpha1.NodeService/Drops"
 	// NodeServiceNamesProcedure is the fully-qualified name of the NodeService's Names RPC.
 	NodeServiceNamesProcedure = "/spillway.node.v1alpha1.NodeService/Names"
+	// NodeServicePodsProcedure is the fully-qualified name of the NodeService's Pods RPC.
+	NodeServicePodsProcedure = "/spillway.node.v1alpha1.NodeService/Pods"
 	// NodeServiceFindingsProcedure is the fully-qualified name of the NodeService's Findings RPC.
 	NodeServiceFindingsProcedure = "/spillway.node.v1alpha1.NodeService/Findings"
 )
@@ -72,6 +74,8 @@ type NodeServiceClient interface {
 	Drops(context.Context, *v1alpha1.DropsRequest) (*v1alpha1.DropsResponse, error)
 	// Names tells what this node serves at addresses, and which pods have them.
 	Names(context.Context, *v1alpha1.NamesRequest) (*v1alpha1.NamesResponse, error)
+	// Pods returns the Pods that this node knows, with their addresses, sorted by namespace and name.
+	Pods(context.Context, *v1alpha1.PodsRequest) (*v1alpha1.PodsResponse, error)
 	// Findings runs the checks of `spillway doctor` in the agent's network namespace.
 	Findings(context.Context, *v1alpha1.FindingsRequest) (*v1alpha1.FindingsResponse, error)
 }
@@ -129,6 +133,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Names")),
 			connect.WithClientOptions(opts...),
 		),
+		pods: connect.NewClient[v1alpha1.PodsRequest, v1alpha1.PodsResponse](
+			httpClient,
+			baseURL+NodeServicePodsProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Pods")),
+			connect.WithClientOptions(opts...),
+		),
 		findings: connect.NewClient[v1alpha1.FindingsRequest, v1alpha1.FindingsResponse](
 			httpClient,
 			baseURL+NodeServiceFindingsProcedure,
@@ -147,6 +157,7 @@ type nodeServiceClient struct {
 	watchFlows   *connect.Client[v1alpha1.WatchFlowsRequest, v1alpha1.WatchFlowsResponse]
 	drops        *connect.Client[v1alpha1.DropsRequest, v1alpha1.DropsResponse]
 	names        *connect.Client[v1alpha1.NamesRequest, v1alpha1.NamesResponse]
+	pods         *connect.Client[v1alpha1.PodsRequest, v1alpha1.PodsResponse]
 	findings     *connect.Client[v1alpha1.FindingsRequest, v1alpha1.FindingsResponse]
 }
 
@@ -209,6 +220,15 @@ func (c *nodeServiceClient) Names(ctx context.Context, req *v1alpha1.NamesReques
 	return nil, err
 }
 
+// Pods calls spillway.node.v1alpha1.NodeService.Pods.
+func (c *nodeServiceClient) Pods(ctx context.Context, req *v1alpha1.PodsRequest) (*v1alpha1.PodsResponse, error) {
+	response, err := c.pods.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Findings calls spillway.node.v1alpha1.NodeService.Findings.
 func (c *nodeServiceClient) Findings(ctx context.Context, req *v1alpha1.FindingsRequest) (*v1alpha1.FindingsResponse, error) {
 	response, err := c.findings.CallUnary(ctx, connect.NewRequest(req))
@@ -235,6 +255,8 @@ type NodeServiceHandler interface {
 	Drops(context.Context, *v1alpha1.DropsRequest) (*v1alpha1.DropsResponse, error)
 	// Names tells what this node serves at addresses, and which pods have them.
 	Names(context.Context, *v1alpha1.NamesRequest) (*v1alpha1.NamesResponse, error)
+	// Pods returns the Pods that this node knows, with their addresses, sorted by namespace and name.
+	Pods(context.Context, *v1alpha1.PodsRequest) (*v1alpha1.PodsResponse, error)
 	// Findings runs the checks of `spillway doctor` in the agent's network namespace.
 	Findings(context.Context, *v1alpha1.FindingsRequest) (*v1alpha1.FindingsResponse, error)
 }
@@ -288,6 +310,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Names")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServicePodsHandler := connect.NewUnaryHandlerSimple(
+		NodeServicePodsProcedure,
+		svc.Pods,
+		connect.WithSchema(nodeServiceMethods.ByName("Pods")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceFindingsHandler := connect.NewUnaryHandlerSimple(
 		NodeServiceFindingsProcedure,
 		svc.Findings,
@@ -310,6 +338,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceDropsHandler.ServeHTTP(w, r)
 		case NodeServiceNamesProcedure:
 			nodeServiceNamesHandler.ServeHTTP(w, r)
+		case NodeServicePodsProcedure:
+			nodeServicePodsHandler.ServeHTTP(w, r)
 		case NodeServiceFindingsProcedure:
 			nodeServiceFindingsHandler.ServeHTTP(w, r)
 		default:
@@ -347,6 +377,10 @@ func (UnimplementedNodeServiceHandler) Drops(context.Context, *v1alpha1.DropsReq
 
 func (UnimplementedNodeServiceHandler) Names(context.Context, *v1alpha1.NamesRequest) (*v1alpha1.NamesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("spillway.node.v1alpha1.NodeService.Names is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Pods(context.Context, *v1alpha1.PodsRequest) (*v1alpha1.PodsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("spillway.node.v1alpha1.NodeService.Pods is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) Findings(context.Context, *v1alpha1.FindingsRequest) (*v1alpha1.FindingsResponse, error) {
