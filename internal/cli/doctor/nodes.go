@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -69,6 +70,17 @@ type nodeFinding struct {
 	Packets       string   `json:"packets"`
 	Remedy        string   `json:"remedy"`
 	Documentation string   `json:"documentation,omitempty"`
+	identity      string
+}
+
+// identity is what findings of different nodes about the same thing have in common: their titles may
+// have numbers. An earlier agent gives no object.
+func identity(f *nodev1alpha1.Finding) string {
+	o := f.Object
+	if o == nil {
+		return strings.Join([]string{f.Id, f.Title}, "\n")
+	}
+	return strings.Join([]string{f.Id, o.Kind, o.Namespace, o.Name, o.Port, o.Endpoint}, "\n")
 }
 
 type nodeProblem struct {
@@ -87,7 +99,7 @@ func rank(severity string) int {
 	return len(severities)
 }
 
-// merge joins findings of one id and title, the worst first.
+// merge joins findings of one identity, the worst first.
 func merge(answers *reach.Answers[*nodev1alpha1.FindingsResponse], only []string) *nodesReport {
 	r := &nodesReport{Nodes: answers.Nodes(), Complete: answers.Complete, Findings: []nodeFinding{}, Problems: []nodeProblem{}}
 	for _, one := range answers.List {
@@ -95,10 +107,10 @@ func merge(answers *reach.Answers[*nodev1alpha1.FindingsResponse], only []string
 			if len(only) > 0 && !slices.Contains(only, f.Id) {
 				continue
 			}
-			i := slices.IndexFunc(r.Findings, func(known nodeFinding) bool { return known.ID == f.Id && known.Title == f.Title })
+			i := slices.IndexFunc(r.Findings, func(known nodeFinding) bool { return known.identity == identity(f) })
 			if i < 0 {
 				i = len(r.Findings)
-				r.Findings = append(r.Findings, nodeFinding{ID: f.Id, Severity: f.Severity, Title: f.Title, Packets: f.Detail, Remedy: f.Fix,
+				r.Findings = append(r.Findings, nodeFinding{identity: identity(f), ID: f.Id, Severity: f.Severity, Title: f.Title, Packets: f.Detail, Remedy: f.Fix,
 					Documentation: f.Documentation})
 			}
 			if nodes := &r.Findings[i].Nodes; !slices.Contains(*nodes, one.Agent.Node) {

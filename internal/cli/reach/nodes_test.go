@@ -49,6 +49,7 @@ func (a many) Findings(context.Context, *nodev1alpha1.FindingsRequest) (*nodev1a
 	return &nodev1alpha1.FindingsResponse{Findings: []*nodev1alpha1.Finding{
 		{Id: "rules-many", Severity: "warning", Title: "many rules"},
 		{Id: "endpoint-unanswered", Severity: "critical", Title: "shop/web of " + a.node},
+		{Id: "flow-table-full", Severity: "critical", Title: "full by " + a.node, Object: &nodev1alpha1.FindingObject{Kind: "Node"}},
 	}}, nil
 }
 
@@ -87,13 +88,14 @@ const noAgent = "spillway: node n3: no agent runs on this node\n"
 func TestCommandsOfAllNodes(t *testing.T) {
 	file := threeNodes(t)
 	for line, want := range map[string][]string{
-		"services":               {"shop       web   80", "2  ebpf  -        n1", "3  ebpf  -        n2", "1 Service on 2 nodes"},
+		"services":               {"shop       web   80", "2  ebpf  -       -        n1", "3  ebpf  -       -        n2", "1 Service on 2 nodes"},
 		"services shop/web":      {"the kernel has another endpoint  n1", "1 Service: on 2 nodes, 1 with problems"},
 		"flows":                  {"NODE  PROTO", "n1", "shop/of-n1", "n2", "shop/of-n2", "2 in the table"},
 		"flows --since 1m":       {" n1 closed", " n2 closed", "of-n2"},
 		"observe --follow=false": {"NODE  PROTO", "shop/of-n1", "shop/of-n2"},
 		"doctor": {"warning   rules-many           many rules      all 2",
-			"critical  endpoint-unanswered  shop/web of n1  n1", "3 findings on 2 nodes"},
+			"critical  endpoint-unanswered  shop/web of n1  n1",
+			"critical  flow-table-full      full by n1      all 2", "4 findings on 2 nodes"},
 		"doctor --fail-on info":    {"rules-many"},
 		"doctor --finding no-such": nil,
 	} {
@@ -129,7 +131,7 @@ func TestCommandsOfChosenNodes(t *testing.T) {
 		"flows --node n1":                  "PROTO",
 		"flows --node n1 --node n2":        "NODE",
 		"observe --follow=false --node n1": "PROTO",
-		"doctor --node n1":                 "2 findings on 1 node",
+		"doctor --node n1":                 "3 findings on 1 node",
 		"doctor --node n1 --finding rules-many --fail-on critical": "1 finding on 1 node",
 	} {
 		out, errs, code := run(t, file, line)
@@ -140,7 +142,7 @@ func TestCommandsOfChosenNodes(t *testing.T) {
 	for line, want := range map[string]string{
 		"services --node n1 --node n9":        `node n9: the cluster has no node "n9"`,
 		"doctor --node n9":                    `node n9: the cluster has no node "n9"`,
-		"doctor --node n1 --fail-on critical": "--fail-on critical: 2 findings on 1 node",
+		"doctor --node n1 --fail-on critical": "--fail-on critical: 3 findings on 1 node",
 	} {
 		if _, errs, code := run(t, file, line); code != cli.ExitFailed || !strings.Contains(errs, want) {
 			t.Errorf("%s: exit code %d, %s", line, code, errs)
@@ -175,8 +177,8 @@ func TestJSONOfAllNodes(t *testing.T) {
 			Nodes []string
 		}
 	}
-	if err := json.Unmarshal([]byte(out), &report); err != nil || len(report.Nodes) != 2 || len(report.Findings) != 3 ||
-		report.Findings[2].ID != "rules-many" || len(report.Findings[2].Nodes) != 2 {
+	if err := json.Unmarshal([]byte(out), &report); err != nil || len(report.Nodes) != 2 || len(report.Findings) != 4 ||
+		report.Findings[3].ID != "rules-many" || len(report.Findings[3].Nodes) != 2 {
 		t.Errorf("%v: %s", err, out)
 	}
 }

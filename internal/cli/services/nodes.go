@@ -77,7 +77,7 @@ func (r nodesResult) MarshalJSON() ([]byte, error) {
 }
 
 // sameLine is what nodes have in common whose ports of Services are one line.
-type sameLine struct{ namespace, name, port, addresses, endpoints, by, problems string }
+type sameLine struct{ namespace, name, port, addresses, endpoints, by, health, problems string }
 
 func (l sameLine) compare(other sameLine) int {
 	return cmp.Or(strings.Compare(l.namespace, other.namespace), strings.Compare(l.name, other.name))
@@ -88,7 +88,7 @@ func (r nodesResult) Write(w io.Writer) error {
 	p := pages.Of(w)
 	t := pages.NewTable(pages.Column{Name: "NAMESPACE", Least: 8, Cut: true}, pages.Column{Name: "NAME", Least: 12, Cut: true},
 		pages.Text("PORT"), pages.Text("ADDRESS").Shrinks(16), pages.Number("ENDPOINTS"), pages.Text("BY").Shrinks(6),
-		pages.Text("PROBLEM").Shrinks(20), pages.Text("NODES").Shrinks(12))
+		pages.Text("HEALTH").Shrinks(10), pages.Text("PROBLEM").Shrinks(16), pages.Text("NODES").Shrinks(12))
 	on := map[sameLine][]string{}
 	var order []sameLine
 	services, troubled := map[string]bool{}, map[string]bool{}
@@ -96,8 +96,11 @@ func (r nodesResult) Write(w io.Writer) error {
 		for _, s := range one.Value {
 			name := s.Namespace + "/" + s.Name
 			services[name] = true
+			faults := nodeclient.Faults(s.Findings)
+			troubled[name] = troubled[name] || len(faults) > 0
 			for _, port := range s.Ports {
-				line := sameLine{s.Namespace, s.Name, portText(port), addresses(port), fmt.Sprint(port.EndpointCount), by(port), causes(s, port)}
+				line := sameLine{s.Namespace, s.Name, portText(port), addresses(port), fmt.Sprint(port.EndpointCount), by(port),
+					health(s, port, faults), causes(s, port)}
 				if on[line] == nil {
 					order = append(order, line)
 				}
@@ -108,7 +111,7 @@ func (r nodesResult) Write(w io.Writer) error {
 	}
 	slices.SortStableFunc(order, sameLine.compare)
 	for _, l := range order {
-		t.Row(l.namespace, l.name, l.port, l.addresses, l.endpoints, l.by, orNone(l.problems), reach.Names(on[l], len(r.List), p.Wide))
+		t.Row(l.namespace, l.name, l.port, l.addresses, l.endpoints, l.by, l.health, orNone(l.problems), reach.Names(on[l], len(r.List), p.Wide))
 	}
 	bad := 0
 	for _, is := range troubled {

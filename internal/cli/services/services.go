@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
-	"spillway.dev/spillway/api/node/v1alpha1/nodev1alpha1connect"
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
