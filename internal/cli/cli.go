@@ -165,13 +165,16 @@ func didYouMean(names []string) string {
 }
 
 // DidYouMean suggests the known names that are similar to an unknown one; "" if none is.
-func DidYouMean(name string, known []string) string {
+func DidYouMean(name string, known []string) string { return didYouMean(Similar(name, known)) }
+
+// Similar returns the known names that are similar to another one.
+func Similar(name string, known []string) []string {
 	// cobra compares names of commands.
 	parent := &cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, k := range known {
 		parent.AddCommand(&cobra.Command{Use: k, Run: func(*cobra.Command, []string) {}})
 	}
-	return didYouMean(parent.SuggestionsFor(name))
+	return parent.SuggestionsFor(name)
 }
 
 // flagError reports the kind of value that a flag expects, instead of the parser's text,

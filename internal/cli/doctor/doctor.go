@@ -90,6 +90,7 @@ Nodes with the same finding are one line. The exit code is 1 if one of them does
 	c.pins.AddFlag(f, "Directory of the agent's pins, to find pods with a mesh's sidecar and socket hooks.")
 	c.output.AddFlag(cmd)
 	c.cluster.AddNodes(f)
+	c.cluster.Complete(cmd, &c.socket)
 	cli.Choices(cmd, "fail-on", string(doctor.Critical), string(doctor.Warning), string(doctor.Info))
 	cli.CompleteNamespaces(cmd, "netns")
 	cli.Choices(cmd, "finding", findingIDs()...)

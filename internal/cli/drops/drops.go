@@ -99,6 +99,7 @@ namespaces. --rate and --count are of each node. The exit code is 1 if one of th
 	f.IntVar(&c.count, "count", 0, "Number of `drops` after which to end. 0: when interrupted.")
 	c.output.AddFlag(cmd)
 	c.cluster.AddNodes(f)
+	c.cluster.Complete(cmd, &c.socket)
 	cli.CompleteNamespaces(cmd, "netns")
 	cli.Choices(cmd, "protocol", "tcp", "udp", "sctp", "icmp", "icmpv6")
 	cli.GroupFlags(f, "Filter", "address", "port", "protocol", "pod", "netns", "reason", "all")

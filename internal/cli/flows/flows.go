@@ -45,6 +45,7 @@ nodes may come in another order than they happened in.`,
 	}
 	c.addFlags(cmd, false)
 	c.cluster.AddNodes(cmd.Flags())
+	c.cluster.Complete(cmd, &c.socket)
 	return cmd
 }
 
@@ -64,6 +65,7 @@ the agents have. The help of 'spillway flows' says more.`,
 	}
 	c.addFlags(cmd, true)
 	c.cluster.AddAllNodes(cmd.Flags())
+	c.cluster.Complete(cmd, &c.socket)
 	return cmd
 }
 

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"connectrpc.com/connect"
+
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
@@ -36,6 +38,9 @@ func showAll(ctx context.Context, out, stderr io.Writer, nodes *reach.Nodes, req
 	does := fmt.Sprintf("show Service %s/%s", req.Namespace, req.Name)
 	answers, err := reach.Ask(ctx, nodes, does, stderr, func(ctx context.Context, d nodeclient.Dialer) ([]*nodev1alpha1.Service, error) {
 		resp, err := nodeclient.New(d).GetService(ctx, req)
+		if connect.CodeOf(err) == connect.CodeNotFound {
+			return nil, nil
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -98,7 +103,7 @@ func (r nodesResult) Write(w io.Writer) error {
 			services[name] = true
 			faults := nodeclient.Faults(s.Findings)
 			troubled[name] = troubled[name] || len(faults) > 0
-			for _, port := range s.Ports {
+			for _, port := range ofBothFamilies(s.Ports) {
 				line := sameLine{s.Namespace, s.Name, portText(port), addresses(port), fmt.Sprint(port.EndpointCount), by(port),
 					health(s, port, faults), causes(s, port)}
 				if on[line] == nil {

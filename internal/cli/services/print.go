@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 	"spillway.dev/spillway/internal/cli/nodeclient"
@@ -46,7 +49,30 @@ func health(s *nodev1alpha1.Service, p *nodev1alpha1.ServicePort, faults []docto
 // MarshalJSON implements json.Marshaler.
 func (r listResult) MarshalJSON() ([]byte, error) { return nodeclient.JSON(r.ListServicesResponse) }
 
-// Write prints one line for each port and family.
+// ofBothFamilies joins the ports that both families have alike, but for their addresses.
+func ofBothFamilies(ports []*nodev1alpha1.ServicePort) (joined []*nodev1alpha1.ServicePort) {
+	for _, p := range ports {
+		i := slices.IndexFunc(joined, func(q *nodev1alpha1.ServicePort) bool {
+			return q.Family != p.Family && q.Name == p.Name && q.Port == p.Port && q.Protocol == p.Protocol && q.Dataplane == p.Dataplane &&
+				q.EndpointCount == p.EndpointCount && slices.Equal(q.Differences, p.Differences)
+		})
+		if i < 0 {
+			joined = append(joined, p)
+			continue
+		}
+		both := proto.CloneOf(joined[i])
+		for _, f := range p.Frontends {
+			// A NodePort has all addresses of both.
+			if !slices.ContainsFunc(both.Frontends, func(g *nodev1alpha1.Frontend) bool { return address(f) == address(g) }) {
+				both.Frontends = append(both.Frontends, f)
+			}
+		}
+		joined[i] = both
+	}
+	return joined
+}
+
+// Write prints one line for each port.
 func (r listResult) Write(w io.Writer) error {
 	t := pages.NewTable(pages.Column{Name: "NAMESPACE", Least: 8, Cut: true}, pages.Column{Name: "NAME", Least: 12, Cut: true},
 		pages.Text("TYPE").OnlyWide(), pages.Text("PORT"), pages.Text("ADDRESS").Shrinks(16), pages.Number("ENDPOINTS"),
@@ -59,7 +85,7 @@ func (r listResult) Write(w io.Writer) error {
 			troubled++
 		}
 		found = append(found, faults...)
-		for _, p := range s.Ports {
+		for _, p := range ofBothFamilies(s.Ports) {
 			t.Row(s.Namespace, s.Name, s.Type, portText(p), addresses(p), p.EndpointCount, by(p), health(s, p, faults),
 				len(s.Problems))
 		}

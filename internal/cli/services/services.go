@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
@@ -81,6 +83,13 @@ of them does not answer.`,
 	socket.AddFlag(f)
 	output.AddFlag(cmd)
 	cluster.AddNodes(f)
+	cluster.Complete(cmd, &socket)
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return cluster.Names(cmd, &socket, reach.Services), cobra.ShellCompDirectiveNoFileComp
+	}
 	return cmd
 }
 
@@ -120,7 +129,14 @@ func list(ctx context.Context, out io.Writer, agent nodeclient.Dialer, namespace
 func show(ctx context.Context, out io.Writer, agent nodeclient.Dialer, req *nodev1alpha1.GetServiceRequest, output cli.Output) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeclient.Timeout)
 	defer cancel()
-	resp, err := nodeclient.New(agent).GetService(ctx, req)
+	client := nodeclient.New(agent)
+	resp, err := client.GetService(ctx, req)
+	if connect.CodeOf(err) == connect.CodeNotFound {
+		known, _ := nodeclient.Services(ctx, client, "") // without them there is no suggestion
+		if similar := nearest(req, known); len(similar) > 0 {
+			return fmt.Errorf("no Service %s/%s: did you mean %s?", req.Namespace, req.Name, strings.Join(similar, " or "))
+		}
+	}
 	if err != nil {
 		return nodeclient.Error(fmt.Sprintf("show Service %s/%s", req.Namespace, req.Name), agent, err)
 	}
@@ -128,4 +144,35 @@ func show(ctx context.Context, out io.Writer, agent nodeclient.Dialer, req *node
 		return fmt.Errorf("show Service %s/%s: %s answers without it", req.Namespace, req.Name, agent.Where)
 	}
 	return output.Print(out, oneResult{resp})
+}
+
+// mostSimilar is how many Services an error suggests.
+const mostSimilar = 3
+
+// nearest returns the Services with the same name in another namespace, else those with similar names:
+// of the same namespace first.
+func nearest(req *nodev1alpha1.GetServiceRequest, known []*nodev1alpha1.Service) (list []string) {
+	in := map[string][]string{}
+	var names []string
+	for _, s := range known {
+		in[s.Name] = append(in[s.Name], s.Namespace)
+		names = append(names, s.Name)
+	}
+	similar := []string{req.Name}
+	if in[req.Name] == nil {
+		slices.Sort(names)
+		similar = cli.Similar(req.Name, slices.Compact(names))
+	}
+	var others []string
+	for _, name := range similar {
+		for _, namespace := range in[name] {
+			to := &others
+			if namespace == req.Namespace {
+				to = &list
+			}
+			*to = append(*to, namespace+"/"+name)
+		}
+	}
+	list = append(list, others...)
+	return list[:min(len(list), mostSimilar)]
 }

@@ -156,7 +156,7 @@ func (a agent) ListServices(_ context.Context, req *nodev1alpha1.ListServicesReq
 
 func (agent) GetService(_ context.Context, req *nodev1alpha1.GetServiceRequest) (*nodev1alpha1.GetServiceResponse, error) {
 	switch req.Name {
-	case "none":
+	case "none-of-these", "s2x":
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("this node serves no such Service"))
 	case "empty":
 		return &nodev1alpha1.GetServiceResponse{}, nil
@@ -193,8 +193,9 @@ func TestCommand(t *testing.T) {
 		{[]string{"--api-socket", socket, "a/pod/"}, cli.ExitUsage, "not a name"},
 		{[]string{"--api-socket", socket, "a/pod/b/c"}, cli.ExitUsage, "not a name"},
 		{[]string{"--api-socket", socket, "-n", ""}, cli.ExitUsage, "--namespace: a value is empty"},
-		{[]string{"--api-socket", socket, "none"}, cli.ExitFailed,
-			"show Service default/none: the agent at " + socket + ": this node serves no such Service"},
+		{[]string{"--api-socket", socket, "none-of-these"}, cli.ExitFailed,
+			"show Service default/none-of-these: the agent at " + socket + ": this node serves no such Service"},
+		{[]string{"--api-socket", socket, "s2x"}, cli.ExitFailed, "no Service default/s2x: did you mean /s"},
 		{[]string{"--api-socket", socket, "empty"}, cli.ExitFailed, "answers without it"},
 		{[]string{"--api-socket", repeats}, cli.ExitFailed, "repeats page"},
 		{[]string{"--api-socket", older}, cli.ExitFailed, "list Services: the agent at " + older + " does not offer this"},
@@ -219,6 +220,50 @@ func TestCommand(t *testing.T) {
 	if _, out, _ := command("--api-socket", socket, "-o", "json", "web"); json.Unmarshal([]byte(out), &one) != nil ||
 		len(one.Service.Ports) != 1 || !one.Service.Ports[0].Compared {
 		t.Errorf("JSON: %s", out)
+	}
+}
+
+func TestNearestServices(t *testing.T) {
+	known := []*nodev1alpha1.Service{{Namespace: "default", Name: "carts"}, {Namespace: "shop", Name: "cart"}, {Namespace: "shop", Name: "web"}}
+	for asked, want := range map[string]string{
+		"default/crat": "shop/cart",
+		"default/web":  "shop/web",
+		"default/cart": "shop/cart",
+		"default/car":  "default/carts shop/cart",
+		"default/none": "",
+	} {
+		req, err := requestOf("", asked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(nearest(req, known), " "); got != want {
+			t.Errorf("%s: %q, want %q", asked, got, want)
+		}
+	}
+}
+
+func TestCompletionOfServices(t *testing.T) {
+	socket := nodeclienttest.Serve(t, agent{})
+	program := func() cli.Program { return cli.Program{Name: "spillway", Commands: []*cobra.Command{NewCommand()}} }
+	if got := clitest.Completion(t, program, "services", "--api-socket", socket, ""); len(got) != 25 || got[24] != "/s24" {
+		t.Errorf("Services: %q", got)
+	}
+	if got := clitest.Completion(t, program, "services", "--api-socket", socket, "a/b", ""); len(got) != 0 {
+		t.Errorf("after a Service: %q", got)
+	}
+}
+
+func TestBothFamiliesAreOneLine(t *testing.T) {
+	one := func(family, addr string, endpoints uint32) *nodev1alpha1.ServicePort {
+		return &nodev1alpha1.ServicePort{Port: 80, Family: family, EndpointCount: endpoints,
+			Frontends: []*nodev1alpha1.Frontend{{Address: addr, Port: 80}, {Port: 30080}}}
+	}
+	got := ofBothFamilies([]*nodev1alpha1.ServicePort{one("IPv4", "10.96.0.1", 2), one("IPv6", "fd00::1", 2)})
+	if len(got) != 1 || addresses(got[0]) != "10.96.0.1:80, *:30080, [fd00::1]:80" {
+		t.Errorf("%v", got)
+	}
+	if got := ofBothFamilies([]*nodev1alpha1.ServicePort{one("IPv4", "10.96.0.1", 2), one("IPv6", "fd00::1", 1)}); len(got) != 2 {
+		t.Errorf("with endpoints of one family: %v", got)
 	}
 }
 

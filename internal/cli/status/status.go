@@ -65,6 +65,7 @@ rights of a kubeconfig. The exit code is 1 if one of them does not answer.`,
 	socket.AddFlag(cmd.Flags())
 	output.AddFlag(cmd)
 	cluster.AddNodes(cmd.Flags())
+	cluster.Complete(cmd, &socket)
 	return cmd
 }
 

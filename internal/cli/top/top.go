@@ -100,6 +100,7 @@ namespaces. The exit code is 1 if it fails on one of them.`,
 	pins.AddFlag(f, "Directory of the agent's pins, to tell whether the eBPF dataplane serves.")
 	output.AddFlag(cmd)
 	cluster.AddNodes(f)
+	cluster.Complete(cmd, &socket)
 	return cmd
 }
 

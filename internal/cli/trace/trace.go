@@ -109,6 +109,7 @@ That takes more than the rights of a viewer.`,
 	c.output.AddFlag(cmd)
 	c.cluster.AddOneNode(f, "Node to run on, that of the client, in its agent's container (default: this machine).")
 	cli.Choices(cmd, "protocol", "tcp", "udp")
+	c.cluster.Complete(cmd, &c.socket)
 	cli.GroupFlags(f, "Connection", "from", "to", "protocol", "source-port")
 	cli.GroupFlags(f, "Names", "manifests", "master")
 	return cmd
