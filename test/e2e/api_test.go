@@ -65,7 +65,7 @@ func (e *env) shown(t *testing.T, node, name string) (s shownService) {
 // not, and the differences of that port.
 func (s shownService) used() (yes, no, differences []string) {
 	for _, p := range s.Service.Ports {
-		if p.Family != "IPv4" || p.Protocol != "PROTOCOL_TCP" {
+		if p.Family != "IPv4" || p.Protocol != "tcp" {
 			continue
 		}
 		for _, e := range p.Endpoints {

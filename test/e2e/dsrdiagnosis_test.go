@@ -35,7 +35,7 @@ func (e *env) showDirect(t *testing.T, s *suite.File) {
 		}
 		direct := 0
 		for _, f := range list.Flows {
-			tcp := f.Protocol == "PROTOCOL_TCP"
+			tcp := f.Protocol == "tcp"
 			if f.DSR != tcp || f.OneWay != (tcp && node == "a") {
 				t.Errorf("node %s shows %+v", node, f)
 			}

@@ -162,11 +162,11 @@ func TestDropsNamesServicesAndEndpoints(t *testing.T) {
 		line, services, inJSON string
 	}{
 		{asked, "tcp", "10.1.0.9:4000", "10.96.0.1:80", "  from pod shop/client to Service shop/web:http\n", "shop/web:http",
-			`"services":["shop/web:http"],"source_name":{"pod":"shop/client"},"destination_name":{"service":"shop/web:http"}`},
+			`"services":["shop/web:http"],"sourceName":{"pod":"shop/client"},"destinationName":{"service":"shop/web:http"}`},
 		{asked, "tcp", "10.1.0.1:8080", "192.0.2.1:4000", "  from pod shop/web-1 on n2 (endpoint of shop/web:http, shop/api\\x1b:81)\n",
-			"shop/web:http shop/api\x1b:81", `"endpoint_of":["shop/web:http",`},
+			"shop/web:http shop/api\x1b:81", `"endpointOf":["shop/web:http",`},
 		{asked, "tcp", "192.0.2.1:4000", "10.1.0.1:8080", "  to pod shop/web-1 on n2 (endpoint of ", "shop/web:http shop/api\x1b:81",
-			`"destination_name":{"endpoint_of":`},
+			`"destinationName":{"endpointOf":`},
 		{asked, "icmp", "192.0.2.1:0", "10.96.0.1:0", "", "", ""},
 		{none, "tcp", "10.1.0.9:4000", "10.96.0.1:80", "", "", ""},
 	} {

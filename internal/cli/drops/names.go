@@ -14,8 +14,8 @@ import (
 type names struct {
 	// Services are the Service ports to which the packet belonged, as namespace/name:port.
 	Services    []string          `json:"services,omitempty"`
-	Source      *nodeclient.Owner `json:"source_name,omitempty"`
-	Destination *nodeclient.Owner `json:"destination_name,omitempty"`
+	Source      *nodeclient.Owner `json:"sourceName,omitempty"`
+	Destination *nodeclient.Owner `json:"destinationName,omitempty"`
 }
 
 // namesOf returns the names of a packet's ends; zero if the agent does not answer.

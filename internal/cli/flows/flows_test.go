@@ -191,7 +191,7 @@ func TestFollow(t *testing.T) {
 		Kind string
 		Flow struct{ Handshake string }
 	}
-	if err := json.Unmarshal([]byte(lines[2]), &last); err != nil || last.Kind != "EVENT_KIND_ANSWERED" ||
+	if err := json.Unmarshal([]byte(lines[2]), &last); err != nil || last.Kind != "answered" ||
 		last.Flow.Handshake != "0.001234567s" {
 		t.Errorf("the last line is %s: %v", lines[2], err)
 	}

@@ -24,7 +24,7 @@ type Owner struct {
 	// Service is the Service port that is served there, as namespace/name:port.
 	Service string `json:"service,omitempty"`
 	// EndpointOf are the Service ports that have it as an endpoint.
-	EndpointOf []string `json:"endpoint_of,omitempty"`
+	EndpointOf []string `json:"endpointOf,omitempty"`
 	Pod        string   `json:"pod,omitempty"` // namespace/name
 	Node       string   `json:"node,omitempty"`
 }

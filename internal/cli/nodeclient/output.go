@@ -5,18 +5,12 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1alpha1 "spillway.dev/spillway/api/node/v1alpha1"
 )
-
-// JSON encodes a message as the agent's API does, with all its fields.
-func JSON(m proto.Message) ([]byte, error) {
-	return protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
-}
 
 // NewerAgent is a line for people about an agent that sends more than this program knows; ""
 // if it does not.

@@ -107,8 +107,8 @@ type liveReport struct {
 	Entries   int     `json:"entries"`
 	Limit     int     `json:"limit"`
 	Namespace string  `json:"namespace"`
-	PerSecond float64 `json:"per_second"`        // by how much it grew
-	FullIn    string  `json:"full_in,omitempty"` // "" if it does not fill at this rate
+	PerSecond float64 `json:"perSecond"`        // by how much it grew
+	FullIn    string  `json:"fullIn,omitempty"` // "" if it does not fill at this rate
 }
 
 // validate checks single flags; given reports whether the command line has one.

@@ -99,7 +99,7 @@ func TestPlanSaysThatExpectationsDoNotFit(t *testing.T) {
 		out.Reset()
 		run(append(args, "-o", "json"), &out, &errs)
 		var got struct {
-			Fit *bool `json:"expect_fit"`
+			Fit *bool `json:"expectFit"`
 		}
 		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Fit == nil || *got.Fit != want {
 			t.Errorf("lost %s: %v: %s%s", lost, err, &out, &errs)

@@ -223,7 +223,7 @@ type addressObject struct {
 	Client   string `json:"client,omitempty"` // of egress: the address of Owner's pod
 	top.Owner
 	Entries int     `json:"entries"`
-	Rate    float64 `json:"entries_per_second"`
+	Rate    float64 `json:"entriesPerSecond"`
 }
 
 func addressObjects(rows []top.Row) []addressObject {
@@ -243,8 +243,8 @@ func addressObjects(rows []top.Row) []addressObject {
 type object struct {
 	Name string `json:"name"`
 	*conntrack.Report
-	Rate   float64 `json:"entries_per_second"`
-	PerSec float64 `json:"drops_per_second"`
+	Rate   float64 `json:"entriesPerSecond"`
+	PerSec float64 `json:"dropsPerSecond"`
 }
 
 func objects(rows []top.Row) []object {

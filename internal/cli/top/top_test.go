@@ -140,7 +140,7 @@ func TestTheKeysOfAJSONPage(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &page); err != nil || strings.Count(out.String(), "\n") != 1 {
 		t.Fatalf("%q: %v", &out, err)
 	}
-	want := []string{"counters", "drops_per_second", "entries", "entries_per_second", "expectations", "limits", "name", "namespace"}
+	want := []string{"counters", "dropsPerSecond", "entries", "entriesPerSecond", "expectations", "limits", "name", "namespace"}
 	if got := slices.Sorted(maps.Keys(page[0])); !slices.Equal(got, want) {
 		t.Errorf("keys %q, want %q", got, want)
 	}
@@ -221,7 +221,7 @@ func TestPagesOfServicesHaveNamesAndSpillwaysFlows(t *testing.T) {
 		}
 	}
 	text, _ := addressPages(t, top.Services, cli.JSON, socket)
-	if want := `{"protocol":"tcp","address":"10.96.0.1","port":80,"service":"shop/web:http","entries":2,"entries_per_second":0}`; !strings.
+	if want := `{"protocol":"tcp","address":"10.96.0.1","port":80,"service":"shop/web:http","entries":2,"entriesPerSecond":0}`; !strings.
 		HasPrefix(text, "["+want+",") {
 		t.Errorf("%s\nwant %s", text, want)
 	}
@@ -242,8 +242,8 @@ func TestPagesOfEgressHavePodsAndDestinations(t *testing.T) {
 	}
 	text, _ = addressPages(t, top.Egress, cli.JSON, socket)
 	to := `{"protocol":"tcp","address":"203.0.113.5","port":443,`
-	want := "[" + to + `"client":"10.1.0.7","pod":"shop/web-0","entries":2,"entries_per_second":0},` +
-		to + `"client":"10.1.0.8","entries":1,"entries_per_second":0}]`
+	want := "[" + to + `"client":"10.1.0.7","pod":"shop/web-0","entries":2,"entriesPerSecond":0},` +
+		to + `"client":"10.1.0.8","entries":1,"entriesPerSecond":0}]`
 	if strings.TrimSpace(text) != want {
 		t.Errorf("%s\nwant %s", text, want)
 	}

@@ -59,7 +59,7 @@ That takes more than the rights of a viewer.`,
 		Example: `  spillway trace --from 10.244.1.7 --to 10.96.0.10:53 --protocol udp
   spillway trace --from 203.0.113.9 --to 192.0.2.10:30080
   spillway trace --from shop/web-0 --to shop/cart
-  spillway trace --from shop/web-0 --to shop/cart:http --fail --kubeconfig admin.conf`,
+  spillway trace --from shop/web-0 --to shop/cart:http --fail`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if request := os.Getenv(trace.ChildVariable); request != "" {

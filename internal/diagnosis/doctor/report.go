@@ -15,7 +15,7 @@ import (
 type Report struct {
 	Kernel     string    `json:"kernel"`
 	Namespaces int       `json:"namespaces"` // examined ones
-	InUse      int       `json:"in_use"`     // examined ones with conntrack in use
+	InUse      int       `json:"inUse"`      // examined ones with conntrack in use
 	Findings   []Finding `json:"findings"`
 	Problems   []Problem `json:"problems"` // parts that could not be read
 	Fixed      []Fixed   `json:"fixed,omitempty"`

@@ -102,30 +102,30 @@ type Packet struct {
 	Source   netip.Addr `json:"source"`
 	// SourcePort and DestinationPort are 0 for protocols without ports and for
 	// fragments but the first.
-	SourcePort      uint16     `json:"source_port,omitempty"`
+	SourcePort      uint16     `json:"sourcePort,omitempty"`
 	Destination     netip.Addr `json:"destination"`
-	DestinationPort uint16     `json:"destination_port,omitempty"`
+	DestinationPort uint16     `json:"destinationPort,omitempty"`
 	// TCPFlags are as tcpdump writes them: "S", "S.", "P.".
-	TCPFlags string `json:"tcp_flags,omitempty"`
+	TCPFlags string `json:"tcpFlags,omitempty"`
 	// ICMP is "type/code".
 	ICMP     string `json:"icmp,omitempty"`
 	Fragment bool   `json:"fragment,omitempty"`
 	Length   int    `json:"length"` // bytes, as the kernel counted them there
 	// Invalid reports that conntrack had classified the packet as INVALID just before.
-	Invalid bool `json:"conntrack_invalid,omitempty"`
+	Invalid bool `json:"conntrackInvalid,omitempty"`
 }
 
 // Place is the hop at which a packet was dropped.
 type Place struct {
 	// Namespace is the network namespace by name or by its first process.
 	Namespace string `json:"namespace"`
-	Inode     uint64 `json:"namespace_inode"`
+	Inode     uint64 `json:"namespaceInode"`
 	// Pod is the host name of that process, if it has one of its own, as pods do.
 	Pod string `json:"pod,omitempty"`
 	// Interface is the device by which the packet arrived, Out the device by which it
 	// would have left.
 	Interface string `json:"interface,omitempty"`
-	Out       string `json:"out_interface,omitempty"`
+	Out       string `json:"outInterface,omitempty"`
 	Hook      string `json:"hook,omitempty"`  // of netfilter: PREROUTING, INPUT, ...
 	Table     string `json:"table,omitempty"` // of nft or iptables
 	Chain     string `json:"chain,omitempty"` // the base chain of nft

@@ -29,9 +29,9 @@ const ChildVariable = "SPILLWAY_TRACE_CONNECTION"
 type childRequest struct {
 	Protocol   model.Protocol `json:"protocol"`
 	Src        netip.Addr     `json:"src,omitzero"`
-	SourcePort uint16         `json:"source_port,omitempty"`
+	SourcePort uint16         `json:"sourcePort,omitempty"`
 	Dst        netip.AddrPort `json:"dst"`
-	TimeoutMS  int64          `json:"timeout_ms,omitempty"`
+	TimeoutMS  int64          `json:"timeoutMs,omitempty"`
 	Dry        bool           `json:"dry,omitempty"` // only call connect()
 }
 

@@ -81,7 +81,7 @@ type Report struct {
 	Destination     string `json:"to"`
 	DestinationPort uint16 `json:"port"`
 	ProtocolName    string `json:"protocol"`
-	ClientPort      uint16 `json:"source_port"`
+	ClientPort      uint16 `json:"sourcePort"`
 	Client          string `json:"client"` // pod, node or outside
 	Dataplane       string `json:"dataplane"`
 	// Decision is the outcome in one line, and Refused whether it ends the connection.

@@ -77,8 +77,8 @@ var tftpHelper = helper{Expectations: 1, ExpectTimeout: 300 * time.Second}
 // Load is a rate of new connections of one kind.
 type Load struct {
 	Kind Kind          `json:"kind"`
-	Rate float64       `json:"rate"`        // new connections a second
-	Life time.Duration `json:"lifetime_ns"` // from the first packet to the last
+	Rate float64       `json:"rate"`       // new connections a second
+	Life time.Duration `json:"lifetimeNs"` // from the first packet to the last
 }
 
 // Validate reports a value that is out of range.
@@ -210,13 +210,13 @@ func FullIn(entries, limit int, perSecond float64) (time.Duration, bool) {
 // Plan is the result of Make: the sizes that a load needs, and the ceilings of a table.
 type Plan struct {
 	Loads        []Load    `json:"loads"`
-	Timeouts     Timeouts  `json:"timeouts_ns"`
+	Timeouts     Timeouts  `json:"timeoutsNs"`
 	Entries      int       `json:"entries"`            // kept in the long run
 	Expectations int       `json:"expectations"`       // waiting at once
 	Table        int       `json:"table"`              // Entries plus headroom
 	Buckets      int       `json:"buckets"`            // one per entry
-	ExpectMax    int       `json:"expect_max"`         // limit that the kernel derives from Buckets
-	ExpectFit    bool      `json:"expect_fit"`         // Expectations <= ExpectMax
+	ExpectMax    int       `json:"expectMax"`          // limit that the kernel derives from Buckets
+	ExpectFit    bool      `json:"expectFit"`          // Expectations <= ExpectMax
 	Bytes        int64     `json:"bytes"`              // memory of a full table of size Table
 	Ceilings     []float64 `json:"ceilings,omitempty"` // per load: connections/s that the given table carries
 }

@@ -37,7 +37,7 @@ type LogCount struct {
 	Lines       int           `json:"lines"`
 	First, Last time.Duration // since the machine started
 	// ByNetns adds up the same lines by LogLine.Netns.
-	ByNetns map[uint64]LogCount `json:"by_netns,omitempty"`
+	ByNetns map[uint64]LogCount `json:"byNetns,omitempty"`
 }
 
 // with returns the count with one line more.

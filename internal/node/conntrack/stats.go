@@ -23,13 +23,13 @@ type Counters struct {
 	Invalid uint64 `json:"invalid"` // packets that could not be tracked
 	Insert  uint64 `json:"insert"`  // entries inserted; since Linux 5.10 only entries created over netlink
 	// entries that lost a race, had a bucket that is too long, or were dying; their packet is dropped unless the clash was resolved
-	InsertFailed  uint64 `json:"insert_failed"`
-	Drop          uint64 `json:"drop"`           // packets dropped: table full, or insert_failed
-	EarlyDrop     uint64 `json:"early_drop"`     // entries evicted early from a full table
-	Error         uint64 `json:"error"`          // malformed packets
-	SearchRestart uint64 `json:"search_restart"` // lookups restarted because the table was resized
-	ClashResolve  uint64 `json:"clash_resolve"`  // races resolved without a drop (UDP)
-	ChainTooLong  uint64 `json:"chaintoolong"`   // inserts refused because the bucket was too long
+	InsertFailed  uint64 `json:"insertFailed"`
+	Drop          uint64 `json:"drop"`          // packets dropped: table full, or insert_failed
+	EarlyDrop     uint64 `json:"earlyDrop"`     // entries evicted early from a full table
+	Error         uint64 `json:"error"`         // malformed packets
+	SearchRestart uint64 `json:"searchRestart"` // lookups restarted because the table was resized
+	ClashResolve  uint64 `json:"clashResolve"`  // races resolved without a drop (UDP)
+	ChainTooLong  uint64 `json:"chaintoolong"`  // inserts refused because the bucket was too long
 }
 
 // field returns the counter of an attribute (enum ctattr_stats_cpu); nil for others.
@@ -168,12 +168,12 @@ func eachAttr(b []byte, do func(kind uint16, value []byte)) {
 
 // Limits are the sizes and timeouts of a namespace.
 type Limits struct {
-	Max       int `json:"max"`        // nf_conntrack_max: entries per namespace
-	Buckets   int `json:"buckets"`    // of the hash table that all namespaces share
-	ExpectMax int `json:"expect_max"` // nf_conntrack_expect_max: expectations per namespace
+	Max       int `json:"max"`       // nf_conntrack_max: entries per namespace
+	Buckets   int `json:"buckets"`   // of the hash table that all namespaces share
+	ExpectMax int `json:"expectMax"` // nf_conntrack_expect_max: expectations per namespace
 	// Timeouts are the namespace's own, by the sysctl's name without
 	// "nf_conntrack_" and "_timeout" ("udp", "udp_stream", "tcp_established").
-	Timeouts map[string]time.Duration `json:"timeouts_ns"`
+	Timeouts map[string]time.Duration `json:"timeoutsNs"`
 }
 
 // Timeout returns the timeout of a sysctl by its full name, 0 for an unknown name.

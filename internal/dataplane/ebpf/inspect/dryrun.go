@@ -78,11 +78,11 @@ type DryRunResult struct {
 	// Flow is the entry that the program has created or found; nil for none.
 	Flow *FlowEntry `json:"flow,omitempty"`
 	// Found reports that the entry existed before.
-	Found bool `json:"flow_existed,omitempty"`
+	Found bool `json:"flowExisted,omitempty"`
 	// NextHop is the next hop that the program has found; nil for none.
-	NextHop *NextHop `json:"next_hop,omitempty"`
+	NextHop *NextHop `json:"nextHop,omitempty"`
 	// Tag is the kernel's hash of the program.
-	Tag string `json:"program_tag"`
+	Tag string `json:"programTag"`
 }
 
 // NextHop is the result of the programs' search for a next hop.
@@ -91,7 +91,7 @@ type NextHop struct {
 	Ifindex int        `json:"ifindex,omitempty"`
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Known reports that the kernel's neighbor table has the gateway's MAC address.
-	Known bool `json:"neighbor_known"`
+	Known bool `json:"neighborKnown"`
 }
 
 // OpenDryRun loads the programs for the instance with pins below bpffs. The calling thread

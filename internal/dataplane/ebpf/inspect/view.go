@@ -101,8 +101,8 @@ func lookup[K, V any](v *View, name string, key K) (value V, found bool) {
 type FrontendEntry struct {
 	Key           string   `json:"key"`
 	Service       uint32   `json:"service"`
-	ExternalRoute string   `json:"external_route"`
-	InternalRoute string   `json:"internal_route"`
+	ExternalRoute string   `json:"externalRoute"`
+	InternalRoute string   `json:"internalRoute"`
 	Flags         []string `json:"flags,omitempty"`
 }
 
@@ -303,13 +303,13 @@ type FlowEntry struct {
 	// From and To are the packet as it arrives, Src and Dst after translation.
 	From    netip.AddrPort `json:"from"`
 	To      netip.AddrPort `json:"to"`
-	Src     netip.AddrPort `json:"translated_from"`
-	Dst     netip.AddrPort `json:"translated_to"`
+	Src     netip.AddrPort `json:"translatedFrom"`
+	Dst     netip.AddrPort `json:"translatedTo"`
 	State   string         `json:"state"`
 	Flags   []string       `json:"flags,omitempty"`
 	Service uint32         `json:"service"`
 	Backend uint32         `json:"backend"`
-	Idle    uint32         `json:"idle_seconds"`
+	Idle    uint32         `json:"idleSeconds"`
 }
 
 // Has reports whether the entry has a flag, such as "snat".
