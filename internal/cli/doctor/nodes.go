@@ -110,7 +110,8 @@ func merge(answers *reach.Answers[*nodev1alpha1.FindingsResponse], only []string
 			i := slices.IndexFunc(r.Findings, func(known nodeFinding) bool { return known.identity == identity(f) })
 			if i < 0 {
 				i = len(r.Findings)
-				r.Findings = append(r.Findings, nodeFinding{identity: identity(f), ID: f.Id, Severity: f.Severity, Title: f.Title, Packets: f.Detail, Remedy: f.Fix,
+				r.Findings = append(r.Findings, nodeFinding{identity: identity(f), ID: f.Id, Severity: f.Severity, Title: f.Title,
+					Packets: f.Detail, Remedy: f.Fix,
 					Documentation: f.Documentation})
 			}
 			if nodes := &r.Findings[i].Nodes; !slices.Contains(*nodes, one.Agent.Node) {

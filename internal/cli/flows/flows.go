@@ -33,9 +33,9 @@ that are refused or dropped. By default an agent reports flows only while a prog
 follows them, and refusals and drops always. Needs root.
 
 With --node or --all-nodes it asks other nodes' agents through the API server, with the
-rights of a kubeconfig. With --follow, an agent that ends or does not answer is named and
-tried again; else the exit code is 1 if one of them does not answer. Events of several
-nodes may come in another order than they happened in.`,
+rights of a kubeconfig. The exit code is 1 if one of them does not answer. With --follow,
+such an agent is named and tried again instead. Events of several nodes may come in
+another order than they happened in.`,
 		Example: `  spillway flows -n shop --service web
   spillway flows --state new --all-nodes
   spillway flows -f --event refused,dropped

@@ -9,7 +9,8 @@ import (
 )
 
 // Services returns the Services of an agent, of a namespace or of all for "". It asks for all pages.
-func Services(ctx context.Context, client nodev1alpha1connect.NodeServiceClient, namespace string) (list []*nodev1alpha1.Service, err error) {
+func Services(ctx context.Context, client nodev1alpha1connect.NodeServiceClient,
+	namespace string) (list []*nodev1alpha1.Service, err error) {
 	req := &nodev1alpha1.ListServicesRequest{Namespace: namespace}
 	for {
 		resp, err := servicesPage(ctx, client, req)

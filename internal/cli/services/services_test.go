@@ -224,7 +224,9 @@ func TestCommand(t *testing.T) {
 }
 
 func TestNearestServices(t *testing.T) {
-	known := []*nodev1alpha1.Service{{Namespace: "default", Name: "carts"}, {Namespace: "shop", Name: "cart"}, {Namespace: "shop", Name: "web"}}
+	known := []*nodev1alpha1.Service{
+		{Namespace: "default", Name: "carts"}, {Namespace: "shop", Name: "cart"}, {Namespace: "shop", Name: "web"},
+	}
 	for asked, want := range map[string]string{
 		"default/crat": "shop/cart",
 		"default/web":  "shop/web",
