@@ -467,7 +467,7 @@ struct lost_socket {
 
 /*
  * socket_flows: the flow of a connected socket, if its events are stored in the ring events, or
- * its handshake is counted.
+ * until its handshake ends.
  */
 enum socket_flow_state {
 	SOCKET_FLOW_NONE = 0,	 /* not followed, or over */
@@ -493,7 +493,8 @@ struct socket_flow {
 	__u8 silent;  /* 1: it makes no events */
 	__u8 watched; /* 1: its endpoint has BACKEND_WATCHED */
 	__u8 counted; /* 1: its endpoint's load counts it while it is open */
-	__u8 pad[3];
+	__u8 calls;   /* BPF_SOCK_OPS_*_CB_FLAG: asked for by this program alone */
+	__u16 sent;   /* time of the last repeated SYN, as in struct fragment; 0: none */
 };
 
 /* xdp_devices: the devices with the program of xdp.bpf.c. Those with a higher index have none. */
@@ -601,7 +602,10 @@ enum event_end {
 
 struct event {
 	__u64 time;	  /* nanoseconds since boot */
-	__u64 handshake;  /* nanoseconds from the first packet to the answer; 0: unknown */
+	union {
+		__u64 handshake; /* nanoseconds from the first packet to the answer; 0: unknown */
+		__u64 cgroup;	 /* EVENT_REFUSED with by_socket: of the process; 0: unknown */
+	};
 	__u64 packets[2]; /* by direction; 0: not counted */
 	__u64 bytes[2];
 	struct addr client; /* zero: unknown */
@@ -650,12 +654,36 @@ struct handshake {
 	__u32 pad;
 };
 
-/* outcomes: the TCP handshakes with a watched endpoint since its last answer, by its id. */
+/* How the handshake of a socket that a connect hook has translated fails. */
+enum handshake_failure {
+	HANDSHAKE_REFUSED = 0,	  /* the endpoint has answered the SYN with an RST */
+	HANDSHAKE_UNANSWERED = 1, /* a SYN was repeated, or the process has given up */
+	HANDSHAKE_FAILURES,
+};
+
+/* Failures in a row: none is later than HANDSHAKE_*_SECONDS after the one before. */
+#define HANDSHAKE_REFUSED_SECONDS 10
+#define HANDSHAKE_UNANSWERED_SECONDS 30
+
+struct handshake_failures {
+	__u64 first; /* nanoseconds since boot of the first one */
+	__u64 last;
+	__u32 connections;
+	__u32 segments; /* SYNs: a connection may have several */
+};
+
+/*
+ * outcomes: the TCP handshakes with an endpoint since its last answer, by its id. The first four
+ * fields are of flows and sockets with a watched endpoint. The others are of sockets with any
+ * endpoint: an entry is made by the first failure.
+ */
 struct outcome {
 	__u64 since;	  /* nanoseconds since boot of the first one; 0: there is none */
 	__u64 answered;	  /* nanoseconds since boot of the last answer; 0: none yet */
 	__u32 unanswered; /* all of them */
 	__u32 refused;	  /* those that the endpoint answered with an RST */
+	struct handshake_failures failures[HANDSHAKE_FAILURES];
+	struct addr client; /* of the last failure */
 };
 
 /*

@@ -66,10 +66,10 @@ volatile const __u32 client_flows_max = 1024;
 volatile const __u8 count_bytes = 0;
 
 /*
- * Are the flows of TCP and UDP sockets reported, or the handshakes of TCP sockets counted? If
- * not, connect() costs nothing more.
+ * Are the handshakes of TCP sockets followed, and the flows of UDP sockets reported? If not,
+ * connect() costs nothing more.
  */
-volatile const __u8 report_tcp_sockets = 0;
+volatile const __u8 follow_tcp_sockets = 0;
 volatile const __u8 report_udp_sockets = 0;
 
 /* Is the endpoint of each connected socket stored, so that the agent can end the socket? */

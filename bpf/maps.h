@@ -137,7 +137,7 @@ ARRAY(event_counts, BPF_MAP_TYPE_PERCPU_ARRAY, __u64, EVENT_COUNTS);
 HASH(reported_services, __u32, __u8, 1 << 12);
 LRU(event_rates, struct event_rate_key, struct event_rate, 1 << 13);
 ARRAY(handshakes, BPF_MAP_TYPE_ARRAY, struct handshake, 1 << 16);
-LRU(outcomes, __u32, struct outcome, 1 << 14);
+LRU(outcomes, __u32, struct outcome, 1 << 13);
 LRU(dsr_paths, __u32, struct dsr_path, 1 << 14);
 ARRAY(syn_proofs, BPF_MAP_TYPE_ARRAY, __u32, SYN_PROOFS);
 ARRAY(syn_rates, BPF_MAP_TYPE_PERCPU_ARRAY, struct syn_rate, SYN_RATES);

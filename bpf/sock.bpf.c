@@ -7,9 +7,10 @@
  *           <- recvfrom() shows service           recvmsg4/6
  *           <- getpeername() shows service        getpeername4/6
  *
- * The last five programs are loaded if they are wanted: two report flows and count handshakes, and
- * the iterators list sockets whose endpoint was removed, those of the node that are in a handshake
- * with such an endpoint, and those that a load counts.
+ * sock_ops counts handshakes, and reports flows. The last four programs are loaded if they are
+ * wanted: sock_release reports the ends of UDP flows. The iterators list sockets whose endpoint was
+ * removed, those of the node that are in a handshake with such an endpoint, and those that a load
+ * counts.
  */
 #include "lib/sock/translate.h"
 

@@ -99,6 +99,7 @@ type EventFlow struct {
 	ServiceAddress netip.AddrPort
 	Endpoint       netip.AddrPort // invalid: none was chosen
 	BySocket       bool           // the socket hooks chose the endpoint
+	Cgroup         uint64         // id of that of the process, of a refused call with BySocket; 0: unknown
 	Opened         time.Time      // zero: unknown
 	LastSeen       time.Time
 	Handshake      time.Duration // from the first packet to the answer; 0: unknown
@@ -125,6 +126,52 @@ type HandshakeWatcher interface {
 	// Outcomes returns the outcomes of the watched endpoints (intent.Endpoint) that had a
 	// connection.
 	Outcomes() ([]outlier.Outcome, error)
+}
+
+// SocketWatcher is a Backend that counts the failed handshakes of the node's sockets that connect
+// to an endpoint directly: those of its Pods and of its own processes.
+type SocketWatcher interface {
+	// FailedSockets returns the endpoints that accepted no handshake after the failed ones.
+	FailedSockets() ([]FailedSockets, error)
+}
+
+// FailedSockets are failed TCP handshakes with an endpoint.
+type FailedSockets struct {
+	Port     intent.PortID
+	Endpoint netip.AddrPort
+	// Refused handshakes were answered with an RST, each less than 10 s after the one before.
+	// Unanswered ones waited for half a second or longer, each within 30 s of the one before.
+	Refused, Unanswered Failures
+	Accepted            time.Time  // the last connection since the first failure; zero: none
+	Client              netip.Addr // of the last failure
+}
+
+// Last returns the time of the last failure.
+func (f *FailedSockets) Last() time.Time {
+	if f.Refused.Last.After(f.Unanswered.Last) {
+		return f.Refused.Last
+	}
+	return f.Unanswered.Last
+}
+
+// Failures are failures in a row.
+type Failures struct {
+	Connections, Segments uint32 // a connection repeats its first segment
+	First, Last           time.Time
+}
+
+// Add adds the failures of another port.
+func (f *Failures) Add(o Failures) {
+	if o.Segments == 0 {
+		return
+	}
+	if f.Segments == 0 || o.First.Before(f.First) {
+		f.First = o.First
+	}
+	if o.Last.After(f.Last) {
+		f.Last = o.Last
+	}
+	f.Connections, f.Segments = f.Connections+o.Connections, f.Segments+o.Segments
 }
 
 // handshakeBuckets is the number of buckets of ServiceCounters.Handshakes.

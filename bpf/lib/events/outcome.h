@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /*
  * Counts the TCP handshakes of watched endpoints, so that the agent can leave out those that
- * do not answer. An answer restarts the count, so one working client keeps an endpoint in use.
- * Two CPUs may write at once, and lose one handshake of several.
+ * do not answer. Of all endpoints it counts the handshakes of sockets that fail, which the agent
+ * reports (docs/runbooks/endpoint-refuses.md). An answer restarts the counts, so one working
+ * client keeps an endpoint in use. Two CPUs may write at once, and lose one handshake of several.
  */
 #ifndef SPILLWAY_EVENTS_OUTCOME_H
 #define SPILLWAY_EVENTS_OUTCOME_H
@@ -23,13 +24,15 @@ __noinline int outcome_opened(__u32 backend)
 	return 0;
 }
 
-/* The endpoint has accepted a connection. */
+/* The endpoint has accepted a connection. An endpoint without failures has no entry. */
 __noinline int outcome_answered(__u32 backend)
 {
 	struct outcome *o = bpf_map_lookup_elem(&outcomes, &backend);
 
 	if (!o)
 		return 0;
+	for (int i = 0; i < HANDSHAKE_FAILURES; i++)
+		o->failures[i].connections = o->failures[i].segments = 0;
 	o->answered = bpf_ktime_get_ns();
 	o->unanswered = 0;
 	o->refused = 0;

@@ -9,9 +9,9 @@
  *   SYN-ACK  BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB: answered
  *   end      BPF_SOCK_OPS_STATE_CB: closed        sock_release: closed
  *
- * The agent loads the programs of the last three lines where there may be events of flows, and for
- * the load of endpoints. With counters by Service it loads that of TCP. A flow without events is
- * silent. If its handshake alone is counted, its state is deleted with the SYN-ACK.
+ * The agent always loads the program of TCP. It loads that of UDP where there may be events of
+ * flows, and for the load of endpoints. A flow without events is silent. If its handshake alone is
+ * counted, its state and its calls end with the handshake.
  */
 #ifndef SPILLWAY_SOCK_SOCKET_FLOW_H
 #define SPILLWAY_SOCK_SOCKET_FLOW_H
@@ -19,6 +19,7 @@
 #include "../events/events.h"
 #include "../flow/endpoint_select.h"
 #include "../events/outcome.h"
+#include "failed_handshake.h"
 #include "kernel_sock.h"
 
 /* Counts an open flow in the load of its endpoint. */
@@ -85,16 +86,14 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 				       __be16 service_port, const struct backend_choice *choice)
 {
 	const struct backend *b = choice->backend;
-	bool reported, watched, wanted;
+	bool reported, tcp = ctx->protocol == IPPROTO_TCP, wanted;
 	struct socket_flow *f;
 	struct event *e;
 
 	if (!ctx->sk)
 		return 0;
 	reported = flow_events_wanted() && event_take(b->service, false);
-	watched = b->flags & BACKEND_WATCHED && ctx->protocol == IPPROTO_TCP;
-	wanted = reported || watched || choice->counted ||
-		 (service_metrics && ctx->protocol == IPPROTO_TCP);
+	wanted = reported || tcp || choice->counted;
 	f = bpf_sk_storage_get(&socket_flows, ctx->sk, NULL,
 			       wanted ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 	if (!f)
@@ -118,7 +117,7 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 	f->service = b->service;
 	f->backend = choice->id;
 	f->silent = !reported;
-	f->watched = watched;
+	f->watched = tcp && b->flags & BACKEND_WATCHED;
 	f->counted = choice->counted;
 	f->state = SOCKET_FLOW_PLANNED;
 	if (f->proto != IPPROTO_UDP)
@@ -131,6 +130,9 @@ static __noinline int socket_flow_plan(struct bpf_sock_addr *ctx, const struct a
 		event_submit(e);
 	return 0;
 }
+
+/* The calls of the kernel that the flow of a socket needs. None of them is made for each packet. */
+#define SOCKET_CALLS (BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG)
 
 /* Reports the flow of a SYN that the kernel is about to send. */
 static __always_inline void socket_flow_syn(struct bpf_sock_ops *ctx, struct socket_flow *f)
@@ -162,9 +164,8 @@ static __always_inline void socket_flow_syn(struct bpf_sock_ops *ctx, struct soc
 	    f->endpoint_port != bpf_htons(bpf_ntohl(ctx->remote_port)))
 		return;
 	/* Other programs of the cgroup may have asked for calls, too. */
-	if ((!f->silent || f->watched || f->counted) &&
-	    bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG |
-						   BPF_SOCK_OPS_RTO_CB_FLAG))
+	f->calls = SOCKET_CALLS & ~ctx->bpf_sock_ops_cb_flags;
+	if (bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | SOCKET_CALLS))
 		return;
 	f->state = SOCKET_FLOW_OPEN;
 	f->opened = bpf_ktime_get_ns();
@@ -176,6 +177,17 @@ static __always_inline void socket_flow_syn(struct bpf_sock_ops *ctx, struct soc
 		event_submit(e);
 }
 
+/*
+ * A flow that is followed until its handshake ends needs no more calls. This call of the kernel
+ * comes before ACTIVE_ESTABLISHED_CB, in which other programs ask for theirs.
+ */
+static __always_inline void socket_flow_established(struct bpf_sock_ops *ctx,
+						    const struct socket_flow *f)
+{
+	if (f->silent && !f->counted && f->calls)
+		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags & ~f->calls);
+}
+
 static __always_inline void socket_flow_answered(struct bpf_sock_ops *ctx, struct bpf_sock *sk,
 						 struct socket_flow *f)
 {
@@ -184,8 +196,7 @@ static __always_inline void socket_flow_answered(struct bpf_sock_ops *ctx, struc
 	if (f->state != SOCKET_FLOW_OPEN)
 		return;
 	f->handshake = bpf_ktime_get_ns() - f->opened;
-	if (f->watched)
-		outcome_answered(f->backend);
+	outcome_answered(f->backend);
 	if (service_metrics)
 		service_count_handshake(f->service, f->handshake);
 	if (balance_by_load && f->counted)
@@ -222,6 +233,36 @@ static __always_inline enum event_end socket_end(const struct socket_flow *f, __
 	}
 }
 
+/*
+ * How long a SYN must have no answer to count, in units of struct fragment: half a second. Shorter
+ * ones are of a process that asks several servers at once, or of TCP_USER_TIMEOUT.
+ */
+#define SYN_PATIENCE (500000000 >> FRAGMENT_CLOCK_SHIFT)
+
+/* Counts the last SYN of a handshake if it had no answer for long. repeats: another SYN follows. */
+static __always_inline void socket_syn_unanswered(struct socket_flow *f, bool repeats)
+{
+	__u64 time = bpf_ktime_get_ns();
+	__u16 units = time >> FRAGMENT_CLOCK_SHIFT | 1; /* 0 is no time */
+	bool again = f->sent;
+	__u64 waited = again ? (__u16)(units - f->sent)
+			     : (time - f->opened) >> FRAGMENT_CLOCK_SHIFT;
+
+	if (waited < SYN_PATIENCE)
+		return;
+	outcome_failed(f->backend, &f->client, HANDSHAKE_UNANSWERED, again);
+	if (repeats)
+		f->sent = units;
+}
+
+/* The kernel's timer has expired, and it repeats the last segment unless it gives up. */
+static __always_inline void socket_flow_timeout(struct bpf_sock_ops *ctx, struct socket_flow *f)
+{
+	f->expired = ctx->args[2];
+	if (f->state == SOCKET_FLOW_OPEN && ctx->state == BPF_TCP_SYN_SENT)
+		socket_syn_unanswered(f, true);
+}
+
 static __always_inline void socket_flow_closed(struct bpf_sock_ops *ctx, struct socket_flow *f)
 {
 	enum event_end end = socket_end(f, ctx->args[0], ctx->segs_in);
@@ -230,8 +271,13 @@ static __always_inline void socket_flow_closed(struct bpf_sock_ops *ctx, struct 
 
 	if (f->state != SOCKET_FLOW_OPEN)
 		return;
-	if (f->watched && ctx->args[0] == BPF_TCP_SYN_SENT && end == EVENT_END_RST)
-		outcome_refused(f->backend);
+	if (ctx->args[0] == BPF_TCP_SYN_SENT && end == EVENT_END_RST) {
+		if (f->watched)
+			outcome_refused(f->backend);
+		outcome_failed(f->backend, &f->client, HANDSHAKE_REFUSED, false);
+	} else if (ctx->args[0] == BPF_TCP_SYN_SENT) {
+		socket_syn_unanswered(f, false);
+	}
 	socket_uncount(f);
 	e = socket_closed(f, end);
 	if (!e)
@@ -256,7 +302,7 @@ static __always_inline void socket_flow_call(struct bpf_sock_ops *ctx)
 	case BPF_SOCK_OPS_RTO_CB:
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
-		if (ctx->args[1] == BPF_TCP_CLOSE)
+		if (ctx->args[1] == BPF_TCP_CLOSE || ctx->args[1] == BPF_TCP_ESTABLISHED)
 			break;
 		return;
 	default:
@@ -275,10 +321,13 @@ static __always_inline void socket_flow_call(struct bpf_sock_ops *ctx)
 		socket_flow_answered(ctx, sk, f);
 		break;
 	case BPF_SOCK_OPS_RTO_CB:
-		f->expired = ctx->args[2];
+		socket_flow_timeout(ctx, f);
 		break;
 	default:
-		socket_flow_closed(ctx, f);
+		if (ctx->args[1] == BPF_TCP_ESTABLISHED)
+			socket_flow_established(ctx, f);
+		else
+			socket_flow_closed(ctx, f);
 	}
 }
 

@@ -250,7 +250,10 @@ static __always_inline int socket_follow(struct bpf_sock_addr *ctx, __u8 family,
 	return 1;
 }
 
-/* Reports a refused call. The client's address is unknown: a socket has none before connect(). */
+/*
+ * Reports a refused call. A socket has no address before connect(), so the process's cgroup tells
+ * which pod the client is. The helper is available as bpf_get_current_ancestor_cgroup_id is.
+ */
 static __noinline int refusal_store(const struct endpoint_addr *dst, __u32 service, __u8 proto,
 				    enum verdict verdict)
 {
@@ -271,6 +274,7 @@ static __noinline int refusal_store(const struct endpoint_addr *dst, __u32 servi
 	e->service = service;
 	e->verdict = verdict;
 	e->by_socket = 1;
+	e->cgroup = bpf_get_current_cgroup_id();
 	event_submit(e);
 	return 0;
 }
@@ -453,14 +457,14 @@ static __always_inline void connected_flow_plan(struct bpf_sock_addr *ctx,
 						const struct socket_request *r,
 						struct backend_choice *choice)
 {
-	bool reported = report_tcp_sockets || choice->backend->flags & BACKEND_WATCHED;
+	bool wanted = follow_tcp_sockets;
 
 	if (r->proto == IPPROTO_UDP) {
-		reported = report_udp_sockets;
 		if (!udp_ends_seen)
 			choice->counted = false;
+		wanted = report_udp_sockets || choice->counted;
 	}
-	if (reported || choice->counted)
+	if (wanted)
 		socket_flow_plan(ctx, &r->dst->addr, r->dst->port, choice);
 }
 

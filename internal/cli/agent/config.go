@@ -43,6 +43,7 @@ type Config struct {
 	NodePortAddresses  []string
 	LocalhostNodePorts bool
 	MasqueradeAll      bool
+	OutlierEjection    bool
 	AllowExternalIPs   bool
 	BindHardFail       bool
 	HealthzAddr        string
@@ -265,7 +266,7 @@ func (c *Config) intent() intent.Config {
 
 		IgnoreNetworkPolicies: c.EBPF.Bypass == "always",
 		Lingering:             c.EBPF.EndSockets && c.ProxyMode == "ebpf",
-		OutlierEjection:       c.EBPF.OutlierEjection && c.ProxyMode != "iptables",
+		OutlierEjection:       c.OutlierEjection && c.ProxyMode != "iptables",
 		BalanceByLoad:         c.EBPF.BalanceByLoad && c.ProxyMode == "ebpf",
 		MaglevSize:            c.maglevSize(),
 		Forwarding:            c.Forwarding,

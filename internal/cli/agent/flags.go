@@ -168,7 +168,7 @@ func (c *Config) serviceFlags() []flag {
 // endpointFlags returns the flags that say which endpoint a client gets, and how packets get there.
 func (c *Config) endpointFlags() []flag {
 	return []flag{
-		{name: "outlier-ejection", to: at(&c.EBPF.OutlierEjection, false), modes: onWatching,
+		{name: "outlier-ejection", to: at(&c.OutlierEjection, false), modes: onWatching,
 			usage: "Let the annotation spillway.dev/outlier-ejection of a Service leave out endpoints that do not accept connections. With " +
 				"--proxy-mode ebpf it attaches one more program to the TCP sockets of all processes; with nftables, rules count the handshakes of " +
 				"such Services."},

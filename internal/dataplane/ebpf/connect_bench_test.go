@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
 	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/test/must"
 )
@@ -22,7 +23,9 @@ type connectCase struct {
 	name    string
 	change  func(*Config) // nil: no hooks
 	balance intent.Balance
-	cgroup  string
+	// unfollowed leaves out the program sock_ops, and what the hooks do for it.
+	unfollowed bool
+	cgroup     string
 	*packetNode
 	to netip.AddrPort
 	ns [2][]float64 // of a call, UDP and TCP, by round
@@ -39,11 +42,11 @@ func BenchmarkConnect(b *testing.B) {
 	p := plans["IPv4"]
 	cases := []*connectCase{
 		{name: "no socket hooks, the endpoint's address"},
+		{name: "without counts of handshakes", change: func(*Config) {}, unfollowed: true},
 		{name: "defaults", change: func(*Config) {}},
 		{name: "the same again (A/A)", change: func(*Config) {}},
 		{name: "--end-sockets", change: func(c *Config) { c.EndSockets = true }},
 		{name: "--service-metrics all", change: func(c *Config) { c.ServiceMetrics = true }},
-		{name: "--outlier-ejection", change: func(c *Config) { c.OutlierEjection = true }},
 		{name: "--balance-by-load, random", change: func(c *Config) { c.BalanceByLoad = true }},
 		{name: "--balance-by-load, least", change: func(c *Config) { c.BalanceByLoad = true }, balance: intent.LeastConnections},
 		{name: "--flow-events all", change: func(c *Config) { c.FlowEvents = EventsAll }},
@@ -55,7 +58,12 @@ func BenchmarkConnect(b *testing.B) {
 		if c.change != nil {
 			changes = append(changes, c.change)
 		}
+		restore := func() {}
+		if c.unfollowed {
+			restore = withoutSockOps()
+		}
 		c.packetNode = newNode(b, ebpf.SchedCLS, changes...)
+		restore()
 		hooks := c.attachSockets(b, fmt.Sprint("connect-", i))
 		if c.change != nil {
 			ports := both(p, 8080)
@@ -86,6 +94,22 @@ func BenchmarkConnect(b *testing.B) {
 	}
 	b.Logf("ns a call, minimum and median of the rounds\n%-42s %8s %8s %8s %8s\n%s", "", "UDP min", "median", "TCP min",
 		"median", table.String())
+}
+
+// withoutSockOps has nodes follow no TCP socket, until restore is called.
+func withoutSockOps() (restore func()) {
+	was := objects.NewCollection
+	objects.NewCollection = func(spec *ebpf.CollectionSpec, opts ebpf.CollectionOptions) (*ebpf.Collection, error) {
+		spec = spec.Copy()
+		delete(spec.Programs, objects.SockProgSockOps)
+		if v := spec.Variables[objects.SockVarFollowTcpSockets]; v != nil {
+			if err := v.Set(uint8(0)); err != nil {
+				return nil, err
+			}
+		}
+		return was(spec, opts)
+	}
+	return func() { objects.NewCollection = was }
 }
 
 func median(list []float64) float64 {

@@ -20,6 +20,7 @@ var (
 	_ dataplane.FlowSwitch       = (*Backend)(nil)
 	_ dataplane.ServiceCounter   = (*Backend)(nil)
 	_ dataplane.HandshakeWatcher = (*Backend)(nil)
+	_ dataplane.SocketWatcher    = (*Backend)(nil)
 )
 
 // Tables returns the maps that can be full. The flow table is as at the last sweep.
@@ -125,6 +126,9 @@ func (b *Backend) ServiceCountersOf(ports []intent.PortID) (map[intent.PortID]*d
 
 // Outcomes implements dataplane.HandshakeWatcher.
 func (b *Backend) Outcomes() ([]outlier.Outcome, error) { return b.flows.Outcomes() }
+
+// FailedSockets implements dataplane.SocketWatcher.
+func (b *Backend) FailedSockets() ([]dataplane.FailedSockets, error) { return b.flows.FailedSockets() }
 
 // Differences compares the entries of a Service port with the maps. It reads the maps beside
 // writes, and then under the writers' lock only the entries that seemed to differ.

@@ -561,32 +561,32 @@ func (n *eventNode) handshakes(t *testing.T, family int, p *plan, want []string)
 	n.want(t)
 }
 
-// The programs of socket events are attached while events of flows, or handshakes of TCP, are
-// wanted, and only then.
+// The program that counts handshakes of TCP is always attached, and that of UDP while events of flows
+// are wanted.
 func TestSocketEventHooks(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)
 	state := intent.State{Ports: []*intent.ServicePort{objectstest.SimplePort(1, 1)}, Node: intent.Node{Name: "node"}}
-	want := func(tcp, udp int) {
+	want := func(udp int) {
 		t.Helper()
 		dir, err := os.Open(cfg.CgroupRoot)
 		must.Do(t, err)
 		defer dir.Close()
-		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupSockOps}, tcp)
+		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupSockOps}, 1)
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCgroupInetSockRelease}, udp)
 		wantAttached(t, link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupInet4Connect}, 1)
 	}
 	for _, step := range []struct {
-		events   string
-		metrics  bool
-		tcp, udp int
+		events  string
+		metrics bool
+		udp     int
 	}{
-		{EventsRefused, false, 0, 0}, {EventsAll, false, 1, 1}, {EventsAll, false, 1, 1}, {EventsOff, false, 0, 0},
-		{EventsRefused, true, 1, 0}, {EventsAll, true, 1, 1}, {EventsOnDemand, false, 1, 1},
+		{EventsRefused, false, 0}, {EventsAll, false, 1}, {EventsAll, false, 1}, {EventsOff, false, 0},
+		{EventsRefused, true, 0}, {EventsAll, true, 1}, {EventsOnDemand, false, 1},
 	} {
 		cfg.FlowEvents, cfg.ServiceMetrics = step.events, step.metrics
 		runBackend(t, cfg, state, nil)
-		want(step.tcp, step.udp)
+		want(step.udp)
 	}
 	must.Do(t, upgrade.Cleanup(cfg))
 	dir, err := os.Open(cfg.CgroupRoot)

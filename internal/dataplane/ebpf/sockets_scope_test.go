@@ -67,8 +67,8 @@ func TestScopeOfSocketHooks(t *testing.T) {
 		node, other, excluded bool // the kernel's socket is connected to the Service
 		links                 int
 	}{
-		{HooksAll, false, false, true, 8},
-		{HooksHost, false, true, true, 8},
+		{HooksAll, false, false, true, 9},
+		{HooksHost, false, true, true, 9},
 		{HooksOff, true, true, true, 0},
 	} {
 		cfg.SocketHooks = step.scope

@@ -20,7 +20,7 @@ func (endpointRefuses) Find(n *Node) (out []Finding) {
 			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s refuses them", u.Service, u.name()),
 			Evidence: []string{
 				fmt.Sprintf("%s of %s in the last %.0f s were answered with an RST, from %s", plural(u.Flows, "connection"), u.Protocol,
-					u.Window.Seconds(), mostClients(u.Clients)),
+					u.Window.Seconds(), u.from()),
 				fmt.Sprintf("the newest of them began about %.0f s ago; the endpoint has accepted no later one", u.Latest.Seconds()),
 			},
 			Packets: "The endpoint answers the first packet of each connection with an RST: no process listens on this port, or a firewall " +

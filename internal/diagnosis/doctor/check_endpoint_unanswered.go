@@ -29,8 +29,8 @@ func (endpointUnanswered) Find(n *Node) (out []Finding) {
 			ID: "endpoint-unanswered", Severity: Critical,
 			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s does not answer", u.Service, u.name()),
 			Evidence: []string{
-				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol, u.Window.Seconds(),
-					mostClients(u.Clients)),
+				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol,
+					u.Window.Seconds(), u.from()),
 				fmt.Sprintf("the oldest of them began about %.0f s ago, the newest %.0f s ago; the endpoint has answered no later one",
 					u.Longest.Seconds(), u.Latest.Seconds()),
 			},
@@ -52,10 +52,30 @@ func (u *FailingEndpoint) name() string {
 	return u.Endpoint
 }
 
+// from names the clients.
+func (u *FailingEndpoint) from() string {
+	var texts []string
+	if len(u.Clients) > 0 {
+		texts = append(texts, mostClients(u.Clients))
+	}
+	if u.Sockets > 0 {
+		texts = append(texts, fmt.Sprintf("sockets of this node and its pods (%d, the last one of %s)", u.Sockets, u.Socket))
+	}
+	return strings.Join(texts, " and ")
+}
+
+// clients is how many clients are known.
+func (u *FailingEndpoint) clients() int {
+	if u.Sockets > 0 {
+		return len(u.Clients) + 1
+	}
+	return len(u.Clients)
+}
+
 // finding completes a finding about the endpoint.
 func (u *FailingEndpoint) finding(f Finding) Finding {
 	f.Object = serviceObject(u.Service, u.Endpoint)
-	f.Numbers = map[string]float64{"connections": float64(u.Flows), "clients": float64(len(u.Clients)), "longest_seconds": u.Longest.Seconds(),
+	f.Numbers = map[string]float64{"connections": float64(u.Flows), "clients": float64(u.clients()), "longest_seconds": u.Longest.Seconds(),
 		"latest_seconds": u.Latest.Seconds()}
 	if u.Node != "" {
 		f.Evidence = append(f.Evidence, "the endpoint is on node "+u.Node)

@@ -91,8 +91,9 @@ var nodeChecks = []Check{
 
 // agentChecks are the Checks that read Node.Traffic: only a running agent knows it.
 var agentChecks = []Check{
-	endpointUnanswered{}, endpointRefuses{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{}, nodePortTaken{},
-	flowTableFull{}, egressPortsExhausted{}, egressBypassesRules{}, dsrRepliesMissing{}, dsrEncapsulations{}, rpFilterStrict{},
+	endpointUnanswered{}, endpointRefuses{}, serviceWithoutEndpoints{}, sourceRangeRefuses{}, serviceSNATPortsExhausted{}, policyDenies{},
+	nodePortTaken{}, flowTableFull{}, egressPortsExhausted{}, egressBypassesRules{}, dsrRepliesMissing{}, dsrEncapsulations{},
+	rpFilterStrict{},
 }
 
 // NeedAgent returns those of the ids whose findings only a running agent can report.

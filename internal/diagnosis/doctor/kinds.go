@@ -86,13 +86,16 @@ var Kinds = []Kind{
 		"NFS mounts of the node hang after the server's Pod was replaced, if the server is a Service.",
 		"Run Linux 6.6, or name a server that is no Service.", false},
 	{"endpoint-unanswered", endpointUnanswered{},
-		"critical, from 3 connections within 30 s on that wait for 1.5 s or longer, if the endpoint has answered no later one",
+		"critical, from 3 connections or SYNs of sockets on that have no answer, if the endpoint has answered no later one",
 		"Connections to a Service fail: an endpoint does not answer. TCP with eBPF only.",
 		"Look at the pod and its node. A readiness probe takes such a pod out of the Service.", false},
-	{"endpoint-refuses", endpointRefuses{}, "critical, from 3 connections within 10 s on that an RST answers, if the endpoint has " +
+	{"endpoint-refuses", endpointRefuses{}, "critical, from 3 connections in a row on that an RST answers, if the endpoint has " +
 		"accepted no later one",
 		"Connections to a Service fail at once: an endpoint refuses them. TCP; eBPF only.",
 		"Look at the process in the pod. A readiness probe takes such a pod out of the Service.", false},
+	{"service-without-endpoints", serviceWithoutEndpoints{}, "critical, if a client was refused within the last minute",
+		"Connections to a Service fail at once: it has no endpoint. eBPF only.",
+		"Compare the selector of the Service with the labels of its Pods, and see why no Pod is ready.", false},
 	{"source-range-refuses", sourceRangeRefuses{}, "info, if packets were refused within the last minute",
 		"Clients outside `loadBalancerSourceRanges` of a Service are refused. eBPF only.",
 		"Add the clients to the ranges, if they should be served.", false},

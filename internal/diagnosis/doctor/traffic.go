@@ -112,7 +112,11 @@ type FailingEndpoint struct {
 	Window   time.Duration
 	Longest  time.Duration  // since the first of them began
 	Latest   time.Duration  // since the last of them began
-	Clients  map[string]int // connections by client
+	Clients  map[string]int // connections by client, without those of Sockets
+	// Sockets are those of this node's sockets, which connect to the endpoint directly, and Socket is
+	// the client of the last of them: "pod shop/cart (10.1.2.3)"; "": there are none.
+	Sockets int
+	Socket  string
 }
 
 // Refusal counts packets that were refused or dropped for one reason.
@@ -126,7 +130,9 @@ type Refusal struct {
 	Window   time.Duration
 	Ago      time.Duration  // since the last packet
 	Clients  map[string]int // packets by client
+	Client   string         // of the last packet
 	Allowed  []string       // source ranges of the Service
+	Cause    string         // of ReasonNoEndpoint: "its selector matches no ready Pod"
 }
 
 // Denial counts packets that a DoNotTrackPolicy with deny: others dropped.
@@ -150,6 +156,11 @@ type Table struct{ Used, Size int }
 const (
 	ReasonSourceRange = "drop_source_range"
 	ReasonSNATPorts   = "drop_snat_ports"
+	// ReasonNoEndpoint is that of a TCP packet. An agent writes it for those of datagrams and of
+	// sockets, too: ReasonNoEndpointUDP and ReasonSocketRefused.
+	ReasonNoEndpoint    = "rejected_rst"
+	ReasonNoEndpointUDP = "rejected_icmp"
+	ReasonSocketRefused = "socket_refused"
 	// ReasonSocketTimedOut is that of a socket of this node which a source range or a Local
 	// policy excludes; an agent writes ReasonSourceRange for the former.
 	ReasonSocketTimedOut = "socket_timed_out"

@@ -14,7 +14,7 @@ func TestFindingsOfTrafficSayWhatIsKnown(t *testing.T) {
 		Longest: 7 * time.Second, Clients: clients}
 	ports := Refusal{Reason: ReasonSNATPorts, Service: "shop/web", Packets: 1, Window: time.Minute, Clients: map[string]int{"pod shop/a": 1}}
 	n := &Node{Traffic: &Traffic{Unanswered: []FailingEndpoint{silent},
-		Refusals: []Refusal{ports, {Reason: "rejected_rst", Service: "shop/web"}}}}
+		Refusals: []Refusal{ports, {Reason: "drop_no_route", Service: "shop/web"}}}}
 	found := Examine(n)
 	if len(found) != 2 {
 		t.Fatalf("found %+v", found)

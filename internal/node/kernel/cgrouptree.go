@@ -108,3 +108,18 @@ func (c *CgroupTree) ByID(id uint64) (found string) {
 	})
 	return found
 }
+
+// minUID is the length of the shortest UID: that of a static Pod is a hash in hexadecimal.
+const minUID = 32
+
+// PodUID returns the UID of the Pod whose cgroup has this name. The kubelet names them "podUID", or,
+// with systemd, "kubepods-burstable-podUID.slice" with "_" for "-".
+func PodUID(cgroup string) (uid string, ok bool) {
+	if uid, ok = strings.CutSuffix(cgroup, ".slice"); ok {
+		_, uid, ok = strings.Cut(uid, "-pod")
+		uid = strings.ReplaceAll(uid, "_", "-")
+	} else {
+		uid, ok = strings.CutPrefix(cgroup, "pod")
+	}
+	return uid, ok && len(uid) >= minUID
+}

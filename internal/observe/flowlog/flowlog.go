@@ -63,6 +63,7 @@ type Flow struct {
 	PortName               string
 	Endpoint               Peer // its address is invalid if none was chosen
 	BySocket               bool
+	Cgroup                 uint64    // as in dataplane.EventFlow
 	Opened, LastSeen       time.Time // zero: unknown
 	State                  string
 	BytesToEndpoint        uint64
@@ -149,7 +150,7 @@ func (l *Log) write(to *Event, e *dataplane.FlowEvent, client, endpoint Owner) {
 		Node: l.cfg.Node, Protocol: f.Protocol,
 		Client: Peer{f.Client, client}, ServiceAddress: Peer{Address: f.ServiceAddress}, Endpoint: Peer{f.Endpoint, endpoint},
 		Namespace: f.Port.Service.Namespace, Service: f.Port.Service.Name, PortName: f.Port.Port,
-		BySocket: f.BySocket, Opened: f.Opened, LastSeen: f.LastSeen,
+		BySocket: f.BySocket, Cgroup: f.Cgroup, Opened: f.Opened, LastSeen: f.LastSeen,
 		BytesToEndpoint: f.BytesToEndpoint, BytesToClient: f.BytesToClient,
 		PacketsToEndpoint: f.PacketsToEndpoint, PacketsToClient: f.PacketsToClient,
 		Handshake: f.Handshake, SmoothedRTT: f.SmoothedRTT,

@@ -35,7 +35,8 @@ const (
 	watchShare   = 100
 )
 
-// examination is the last examination of the node.
+// examination is the last examination of the node. What it reads of the namespace costs more than
+// what the agent knows about traffic, which is therefore more recent.
 type examination struct {
 	ended time.Time
 	cost  time.Duration // without the pause of sample
@@ -201,7 +202,11 @@ func (s *Server) evaluate(ctx context.Context, least time.Duration, share int) (
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		s.read = trafficReading{time.Now(), time.Since(began), traffic, err}
+		cost := time.Since(began)
+		if s.walk.ended.After(began) { // a reading of the flow table has a share of its own
+			cost -= s.walk.took
+		}
+		s.read = trafficReading{time.Now(), cost, traffic, err}
 	}
 	node := doctor.Node{}
 	if s.examined.node != nil {

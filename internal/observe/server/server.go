@@ -119,10 +119,11 @@ type Server struct {
 	counting chan struct{} // who has the one place may read the whole flow table for one client
 
 	examining  singleflight.Group // one examination at a time
-	evaluating chan struct{}      // who has the one place may use the next three
+	evaluating chan struct{}      // who has the one place may use the next four
 	examined   examination
 	read       trafficReading
 	walk       flowWalk
+	clients    cgroupClients
 	findings   *Findings
 	netns      uint64 // see StatusResponse.network_namespace
 	denials    recent // by policy

@@ -25,6 +25,7 @@ const (
 	// if it has refused so many and accepted none opened since.
 	// A TCP client repeats its first segment after 1 s (RFC 6298), so two were lost. The
 	// window is shorter than the timeout of a flow without an answer (ebpf.Timeouts.TCPNew).
+	// Of sockets of this node, each SYN counts that had no answer for half a second.
 	leastUnanswered = 3
 	answerPatience  = 1500 * time.Millisecond
 	answerWindow    = 30 * time.Second
@@ -64,10 +65,10 @@ func (s *Server) traffic(ctx context.Context) (*doctor.Traffic, error) {
 	if err != nil {
 		return t, err
 	}
-	if t.Unanswered, err = s.nameFailing(ctx, failing, (*recentFlows).silent, answerWindow); err != nil {
+	if t.Unanswered, err = s.nameFailing(ctx, failing, (*recentFlows).silent); err != nil {
 		return t, err
 	}
-	if t.Refusing, err = s.nameFailing(ctx, failing, (*recentFlows).refusing, refusedWindow); err != nil {
+	if t.Refusing, err = s.nameFailing(ctx, failing, (*recentFlows).refusing); err != nil {
 		return t, err
 	}
 	if t.Denials, err = s.denied(ctx); err != nil {
@@ -98,6 +99,7 @@ type endpointKey struct {
 type recentFlows struct {
 	answered, accepted time.Time // when the last such one was opened; zero: none was
 	waiting, refused   []failedFlow
+	sockets            dataplane.FailedSockets // of the node, whose connections are no flows
 }
 
 // failedFlow has waited for its answer for answerPatience or longer, or was refused.
@@ -107,15 +109,33 @@ type failedFlow struct {
 	service netip.AddrPort
 }
 
-// silent and refusing return the connections that make the endpoint a finding; nil: too few.
-func (r *recentFlows) silent() []failedFlow   { return enough(r.waiting) }
-func (r *recentFlows) refusing() []failedFlow { return enough(r.refused) }
+// failures are the failed connections that make an endpoint a finding.
+type failures struct {
+	flows   []failedFlow
+	sockets dataplane.Failures // zero: none
+	window  time.Duration      // in which all of them began
+}
 
-func enough(list []failedFlow) []failedFlow {
-	if len(list) < leastUnanswered {
+func (f *failures) connections() int { return len(f.flows) + int(f.sockets.Connections) }
+
+// silent and refusing return the connections that make the endpoint a finding; nil: too few.
+func (r *recentFlows) silent(now time.Time) *failures {
+	return enough(r.waiting, r.answered, r.sockets.Unanswered, answerWindow, now)
+}
+
+func (r *recentFlows) refusing(now time.Time) *failures {
+	return enough(r.refused, r.accepted, r.sockets.Refused, refusedWindow, now)
+}
+
+func enough(flows []failedFlow, success time.Time, sockets dataplane.Failures, window time.Duration, now time.Time) *failures {
+	f := &failures{flows: flows, window: window}
+	if sockets.Last.After(success) && now.Sub(sockets.Last) <= window {
+		f.sockets, f.window = sockets, max(window, now.Sub(sockets.First))
+	}
+	if len(flows)+int(f.sockets.Segments) < leastUnanswered {
 		return nil
 	}
-	return list
+	return f
 }
 
 func (r *recentFlows) answer(opened time.Time) { endsBefore(&r.answered, &r.waiting, opened) }
@@ -125,8 +145,33 @@ func (r *recentFlows) accept(opened time.Time) { endsBefore(&r.accepted, &r.refu
 func endsBefore(last *time.Time, failed *[]failedFlow, opened time.Time) {
 	if opened.After(*last) {
 		*last = opened
-		*failed = slices.DeleteFunc(*failed, func(w failedFlow) bool { return !w.opened.After(opened) })
+		*failed = slices.DeleteFunc(slices.Clone(*failed), func(w failedFlow) bool { return !w.opened.After(opened) })
 	}
+}
+
+// clone returns a copy, also of nil.
+func (r *recentFlows) clone() *recentFlows {
+	if r == nil {
+		return &recentFlows{}
+	}
+	own := *r
+	return &own
+}
+
+// addSockets adds failed connections of sockets. Several Service ports may have the endpoint.
+func (r *recentFlows) addSockets(f *dataplane.FailedSockets) {
+	s := &r.sockets
+	if f.Refused.Connections+f.Unanswered.Connections > s.Refused.Connections+s.Unanswered.Connections {
+		s.Port = f.Port
+	}
+	if f.Last().After(s.Last()) {
+		s.Client = f.Client
+	}
+	s.Refused.Add(f.Refused)
+	s.Unanswered.Add(f.Unanswered)
+	r.answer(f.Refused.Last)
+	r.answer(f.Accepted)
+	r.accept(f.Accepted)
 }
 
 // fail remembers a failure after the last success. Of more than mostClients it keeps the ones
@@ -137,30 +182,63 @@ func fail(failed *[]failedFlow, last time.Time, f *dataplane.Flow) {
 	}
 }
 
-// clientsOf counts failures by client, and returns how long ago the first and the last one
-// began.
-func clientsOf(failed []failedFlow, now time.Time) (clients map[string]int, longest, latest time.Duration) {
+// clientsOf counts the failures of flows by client, and returns how long ago the first and the last
+// failure began.
+func clientsOf(failed *failures, now time.Time) (clients map[string]int, longest, latest time.Duration) {
 	clients, latest = map[string]int{}, answerWindow
-	for _, w := range failed {
+	for _, w := range failed.flows {
 		clients[w.client.String()]++
 		longest, latest = max(longest, now.Sub(w.opened)), min(latest, now.Sub(w.opened))
+	}
+	if s := failed.sockets; s.Connections > 0 {
+		longest, latest = max(longest, now.Sub(s.First)), min(latest, now.Sub(s.Last))
 	}
 	return clients, longest, latest
 }
 
 // flowWalk is the last reading of the flow table.
 type flowWalk struct {
-	ended   time.Time
-	took    time.Duration
-	failing map[endpointKey]*recentFlows
+	ended  time.Time
+	took   time.Duration
+	recent map[endpointKey]*recentFlows
 }
 
-// failingEndpoints returns the endpoints that answer or accept no connection. The result may
-// be from the last reading of the flow table: see readingShare.
+// failingEndpoints returns the endpoints that answer or accept no connection. What it knows of flows
+// may be from the last reading of the flow table: see readingShare.
 func (s *Server) failingEndpoints(ctx context.Context) (map[endpointKey]*recentFlows, error) {
+	walked, err := s.recentFlows(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := maps.Clone(walked)
+	for _, b := range s.cfg.Backends {
+		watcher, ok := b.(dataplane.SocketWatcher)
+		if !ok {
+			continue
+		}
+		list, err := watcher.FailedSockets()
+		if err != nil {
+			return nil, fmt.Errorf("read failed connections of sockets: %w", err)
+		}
+		merged := map[endpointKey]bool{}
+		for i := range list {
+			key := endpointKey{list[i].Port.Protocol, list[i].Endpoint}
+			if !merged[key] { // what was walked stays as it is
+				merged[key], found[key] = true, found[key].clone()
+			}
+			found[key].addSockets(&list[i])
+		}
+	}
+	now := time.Now()
+	maps.DeleteFunc(found, func(_ endpointKey, r *recentFlows) bool { return r.silent(now) == nil && r.refusing(now) == nil })
+	return found, nil
+}
+
+// recentFlows returns the connections in the flow table.
+func (s *Server) recentFlows(ctx context.Context) (map[endpointKey]*recentFlows, error) {
 	last := &s.walk
 	if !last.ended.IsZero() && time.Since(last.ended) < readingShare*last.took {
-		return last.failing, nil
+		return last.recent, nil
 	}
 	began, found := time.Now(), map[endpointKey]*recentFlows{}
 	for _, in := range s.inspectors() {
@@ -168,8 +246,7 @@ func (s *Server) failingEndpoints(ctx context.Context) (map[endpointKey]*recentF
 			return nil, fmt.Errorf("read the flow table: %w", err)
 		}
 	}
-	maps.DeleteFunc(found, func(_ endpointKey, r *recentFlows) bool { return r.silent() == nil && r.refusing() == nil })
-	s.walk = flowWalk{ended: time.Now(), took: time.Since(began), failing: found}
+	s.walk = flowWalk{ended: time.Now(), took: time.Since(began), recent: found}
 	return found, nil
 }
 
@@ -201,31 +278,45 @@ func addRecent(found map[endpointKey]*recentFlows, f *dataplane.Flow, now time.T
 }
 
 // nameFailing names the endpoints with failures that their Service still has: connections to a
-// removed endpoint end by themselves. The flow table has the failures of the window.
-func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlows, failures func(*recentFlows) []failedFlow,
-	window time.Duration) ([]doctor.FailingEndpoint, error) {
-	failing := map[endpointKey][]failedFlow{}
+// removed endpoint end by themselves.
+func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlows,
+	choose func(*recentFlows, time.Time) *failures) ([]doctor.FailingEndpoint, error) {
+	failing, now := map[endpointKey]*failures{}, time.Now()
 	for k, r := range all {
-		if list := failures(r); list != nil {
+		if list := choose(r, now); list != nil {
 			failing[k] = list
 		}
 	}
 	keys := slices.SortedFunc(maps.Keys(failing), func(a, b endpointKey) int {
-		return cmp.Or(cmp.Compare(len(failing[b]), len(failing[a])), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
+		return cmp.Or(cmp.Compare(failing[b].connections(), failing[a].connections()), a.at.Compare(b.at), cmp.Compare(a.protocol, b.protocol))
 	})
-	keys = model.RoundRobin(keys, func(k endpointKey) netip.AddrPort { return failing[k][0].service })
+	keys = model.RoundRobin(keys, func(k endpointKey) string {
+		if list := failing[k].flows; len(list) > 0 {
+			return list[0].service.String()
+		}
+		return all[k].sockets.Port.Service.String()
+	})
 	var named []namedEndpoint
 	for some := range slices.Chunk(keys[:min(len(keys), mostFailing)], maxNames/2) {
 		names := make([]reconcile.Address, 0, 2*len(some))
 		for _, k := range some {
-			names = append(names, reconcile.Address{Protocol: k.protocol, AddrPort: k.at, EndpointOfMax: maxEndpointOf},
-				reconcile.Address{Protocol: k.protocol, AddrPort: failing[k][0].service})
+			names = append(names, reconcile.Address{Protocol: k.protocol, AddrPort: k.at, EndpointOfMax: maxEndpointOf})
+		}
+		for _, k := range some {
+			if list := failing[k].flows; len(list) > 0 {
+				names = append(names, reconcile.Address{Protocol: k.protocol, AddrPort: list[0].service})
+			}
 		}
 		if err := s.cfg.State.Names(ctx, names); err != nil {
 			return nil, fmt.Errorf("name endpoints: %w", err)
 		}
+		services := names[len(some):]
 		for i, k := range some {
-			if e := (namedEndpoint{k, names[2*i], names[2*i+1].Service}); slices.Contains(e.EndpointOf, e.of) {
+			e := namedEndpoint{k, names[i], all[k].sockets.Port}
+			if len(failing[k].flows) > 0 {
+				e.of, services = services[0].Service, services[1:]
+			}
+			if slices.Contains(e.EndpointOf, e.of) {
 				named = append(named, e)
 			}
 		}
@@ -233,17 +324,41 @@ func (s *Server) nameFailing(ctx context.Context, all map[endpointKey]*recentFlo
 	named = model.RoundRobin(named, func(e namedEndpoint) string { return e.of.Service.Namespace })
 	var list []doctor.FailingEndpoint
 	for _, e := range named[:min(len(named), mostTraffic)] {
-		u := doctor.FailingEndpoint{
-			Service: servicePort(e.of.Service, e.of.Port, e.of.Number), Protocol: e.key.protocol.String(), Endpoint: e.key.at.String(), Node: e.Node,
-			Flows: len(failing[e.key]), Window: window,
-		}
-		u.Clients, u.Longest, u.Latest = clientsOf(failing[e.key], time.Now())
-		if e.Pod != (model.Name{}) {
-			u.Pod = e.Pod.String()
+		u := e.failing(failing[e.key])
+		if u.Sockets > 0 {
+			var err error
+			if u.Socket, err = s.nameOfClient(ctx, all[e.key].sockets.Client); err != nil {
+				return nil, err
+			}
 		}
 		list = append(list, u)
 	}
 	return list, nil
+}
+
+// failing describes the failures of an endpoint.
+func (e *namedEndpoint) failing(f *failures) doctor.FailingEndpoint {
+	u := doctor.FailingEndpoint{
+		Service: servicePort(e.of.Service, e.of.Port, e.of.Number), Protocol: e.key.protocol.String(), Endpoint: e.key.at.String(), Node: e.Node,
+		Flows: f.connections(), Sockets: int(f.sockets.Connections), Window: f.window,
+	}
+	u.Clients, u.Longest, u.Latest = clientsOf(f, time.Now())
+	if e.Pod != (model.Name{}) {
+		u.Pod = e.Pod.String()
+	}
+	return u
+}
+
+// nameOfClient names a client for people.
+func (s *Server) nameOfClient(ctx context.Context, client netip.Addr) (string, error) {
+	names := []reconcile.Address{{AddrPort: netip.AddrPortFrom(client, 0)}}
+	if err := s.cfg.State.Names(ctx, names); err != nil {
+		return "", fmt.Errorf("name a client: %w", err)
+	}
+	if pod := names[0].Pod; pod != (model.Name{}) {
+		return fmt.Sprintf("pod %s (%s)", pod, client), nil
+	}
+	return client.String(), nil
 }
 
 // namedEndpoint is a failing endpoint with its names, and the Service port whose clients fail.
@@ -272,13 +387,19 @@ type refusalKey struct {
 	reason   string
 }
 
+// refusal is a Refusal in the making.
+type refusal struct {
+	doctor.Refusal
+	cgroup uint64 // of the last client, if it is a socket; 0: unknown
+}
+
 // refusals counts the refusals and drops of the last minute that the flow events in memory
 // have. Events are limited by rate, so there may have been more packets.
 func (s *Server) refusals(ctx context.Context) ([]doctor.Refusal, error) {
 	if s.cfg.Events == nil {
 		return nil, nil
 	}
-	now, found := time.Now(), map[refusalKey]*doctor.Refusal{}
+	now, found := time.Now(), map[refusalKey]*refusal{}
 	err := s.cfg.Events.Visit(
 		flowlog.Filter{Kinds: []dataplane.FlowEventKind{dataplane.FlowRefused, dataplane.FlowDropped}},
 		now.Add(-refusalWindow), func(e *flowlog.Event) { addRefusal(found, e, now) })
@@ -296,53 +417,106 @@ func (s *Server) refusals(ctx context.Context) ([]doctor.Refusal, error) {
 		if err != nil {
 			return nil, fmt.Errorf("look up Service %s: %w", k.service, err)
 		}
-		if !exists { // it was deleted meanwhile
-			continue
+		if r := found[k]; exists && s.explain(r, k, &service) { // else it was deleted or changed meanwhile
+			list = append(list, r.Refusal)
 		}
-		r := found[k]
-		r.Allowed = sourceRanges(&service, k, r.Address)
-		if k.reason == doctor.ReasonSocketTimedOut {
-			if len(r.Allowed) == 0 { // policy Local
-				continue
-			}
-			r.Reason = doctor.ReasonSourceRange
-		}
-		list = append(list, *r)
 	}
 	return list, nil
 }
 
-// explained are the reasons of refusals and drops that a check explains.
-var explained = []string{doctor.ReasonSourceRange, doctor.ReasonSNATPorts, doctor.ReasonSocketTimedOut}
+// explain completes a refusal by what the Service is now. It reports false if that is no longer
+// the reason.
+func (s *Server) explain(r *refusal, k refusalKey, service *reconcile.Service) bool {
+	switch k.reason {
+	case doctor.ReasonNoEndpoint:
+		r.Cause = noEndpointCause(service, k, r.Address)
+		if r.cgroup != 0 {
+			r.Client = s.clients.name(r.cgroup)
+		}
+		return r.Cause != ""
+	case doctor.ReasonSocketTimedOut:
+		r.Reason = doctor.ReasonSourceRange
+	}
+	r.Allowed = sourceRanges(service, k, r.Address)
+	return k.reason != doctor.ReasonSocketTimedOut || len(r.Allowed) > 0 // else by policy Local
+}
+
+// noEndpointCause says why a Service port has no endpoint; "": it has one by now.
+func noEndpointCause(service *reconcile.Service, k refusalKey, at netip.AddrPort) string {
+	refuses, family := false, model.IPv4
+	for _, p := range service.Ports {
+		for _, f := range p.Frontends {
+			if p.ID.Port == k.port && p.ID.Protocol == k.protocol && isAt(&f, at) &&
+				(f.InternalRoute == intent.Reject || f.ExternalRoute == intent.Reject) {
+				refuses, family = true, p.ID.Family
+			}
+		}
+	}
+	if !refuses {
+		return ""
+	}
+	all, ready, ofPort := 0, 0, 0
+	for _, slice := range service.Slices {
+		if slice.Family != family {
+			continue
+		}
+		has := slices.ContainsFunc(slice.Ports, func(p model.EndpointPort) bool { return p.Name == k.port && p.Protocol == k.protocol })
+		for i := range slice.Endpoints {
+			all++
+			if slice.Endpoints[i].Ready {
+				ready++
+			}
+			if has {
+				ofPort++
+			}
+		}
+	}
+	switch {
+	case all == 0:
+		return "its selector matches no ready Pod"
+	case ready == 0:
+		return fmt.Sprintf("none of its endpoints (%d) is ready", all)
+	case ofPort == 0:
+		return "its ready endpoints have no such port: compare targetPort with the ports of the Pods"
+	}
+	return "none of its endpoints can be used"
+}
+
+// reasons are those of refusals and drops that a check explains, with the reason that it knows.
+var reasons = map[string]string{
+	doctor.ReasonSourceRange: doctor.ReasonSourceRange, doctor.ReasonSocketTimedOut: doctor.ReasonSocketTimedOut,
+	doctor.ReasonSNATPorts: doctor.ReasonSNATPorts, doctor.ReasonNoEndpoint: doctor.ReasonNoEndpoint,
+	doctor.ReasonNoEndpointUDP: doctor.ReasonNoEndpoint, doctor.ReasonSocketRefused: doctor.ReasonNoEndpoint,
+}
 
 // addRefusal counts an event, if there is a check of its reason and a Service to name.
-func addRefusal(found map[refusalKey]*doctor.Refusal, e *flowlog.Event, now time.Time) {
-	f := &e.Flow
-	if f.Service == "" || !slices.Contains(explained, e.Reason) {
+func addRefusal(found map[refusalKey]*refusal, e *flowlog.Event, now time.Time) {
+	f, reason := &e.Flow, reasons[e.Reason]
+	if f.Service == "" || reason == "" {
 		return
 	}
-	key := refusalKey{model.Name{Namespace: f.Namespace, Name: f.Service}, f.PortName, f.Protocol, e.Reason}
+	key := refusalKey{model.Name{Namespace: f.Namespace, Name: f.Service}, f.PortName, f.Protocol, reason}
 	r := found[key]
 	if r == nil {
-		r = &doctor.Refusal{
-			Reason: e.Reason, Service: servicePort(key.service, f.PortName, 0), Protocol: f.Protocol.String(),
+		r = &refusal{Refusal: doctor.Refusal{
+			Reason: reason, Service: servicePort(key.service, f.PortName, 0), Protocol: f.Protocol.String(),
 			Window: refusalWindow, Ago: refusalWindow, Clients: map[string]int{},
-		}
+		}}
 		found[key] = r
 	}
 	r.Packets++
-	if ago := max(now.Sub(e.Time), 0); ago <= r.Ago {
-		r.Ago, r.Address, r.Endpoint = ago, f.ServiceAddress.Address, ""
-		if at := f.Endpoint.Address; at.IsValid() && !at.Addr().IsUnspecified() {
-			r.Endpoint = at.String()
-		}
-	}
 	client := f.Client.Address.Addr().String()
 	switch {
-	case e.Reason == doctor.ReasonSocketTimedOut: // a socket has no address before connect()
+	case f.BySocket || e.Reason == doctor.ReasonSocketTimedOut: // a socket has no address before connect()
 		client = "sockets of this node and its pods"
 	case f.Client.Pod != "":
 		client = "pod " + f.Client.Pod
+	}
+	if ago := max(now.Sub(e.Time), 0); ago <= r.Ago {
+		r.Ago, r.Address, r.Endpoint, r.Client, r.cgroup = ago, f.ServiceAddress.Address, "", client, f.Cgroup
+		if at := f.Endpoint.Address; at.IsValid() && !at.Addr().IsUnspecified() {
+			r.Endpoint = at.String()
+		}
 	}
 	if r.Clients[client] > 0 || len(r.Clients) < mostClients {
 		r.Clients[client]++

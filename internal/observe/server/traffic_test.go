@@ -161,6 +161,120 @@ func TestARefusingEndpointIsFound(t *testing.T) {
 	}
 }
 
+// socketsPlane is a dataplane whose sockets have failed.
+type socketsPlane struct {
+	fakePlane
+	failed []dataplane.FailedSockets
+}
+
+func (p *socketsPlane) FailedSockets() ([]dataplane.FailedSockets, error) { return p.failed, nil }
+
+// failedSockets are connections of a pod to the endpoint 10.1.1.1:8080 of default/web.
+func failedSockets(change func(*dataplane.FailedSockets)) dataplane.FailedSockets {
+	f := dataplane.FailedSockets{Port: serviceOf("default", "web", 1).Ports[0].ID, Endpoint: netip.MustParseAddrPort("10.1.1.1:8080"),
+		Client: netip.MustParseAddr("10.1.1.7")}
+	change(&f)
+	return f
+}
+
+// failuresOf returns failures that began some time ago.
+func failuresOf(connections, segments uint32, first, last time.Duration) dataplane.Failures {
+	now := time.Now()
+	return dataplane.Failures{Connections: connections, Segments: segments, First: now.Add(-first), Last: now.Add(-last)}
+}
+
+func TestFailedSocketsAreFound(t *testing.T) {
+	refused := func(connections uint32, first, last time.Duration) func(*dataplane.FailedSockets) {
+		return func(f *dataplane.FailedSockets) { f.Refused = failuresOf(connections, connections, first, last) }
+	}
+	unanswered := func(connections, segments uint32, first, last time.Duration) func(*dataplane.FailedSockets) {
+		return func(f *dataplane.FailedSockets) { f.Unanswered = failuresOf(connections, segments, first, last) }
+	}
+	both := func(changes ...func(*dataplane.FailedSockets)) func(*dataplane.FailedSockets) {
+		return func(f *dataplane.FailedSockets) {
+			for _, change := range changes {
+				change(f)
+			}
+		}
+	}
+	acceptedAgo := func(ago time.Duration) func(*dataplane.FailedSockets) {
+		return func(f *dataplane.FailedSockets) { f.Accepted = time.Now().Add(-ago) }
+	}
+	const sec = time.Second
+	refusedFlow := trafficFlow(1, "closed", 3*sec)
+	refusedFlow.Refused = true
+	for _, row := range []struct {
+		what   string
+		failed []dataplane.FailedSockets
+		flows  []dataplane.Flow
+		found  string // id; "": none
+		text   string
+	}{
+		{"three are refused", []dataplane.FailedSockets{failedSockets(refused(3, 2*sec, sec))}, nil, "endpoint-refuses",
+			"3 connections of TCP in the last 10 s were answered with an RST, from sockets of this node and its pods (3, the last one of pod " +
+				"default/pod-10.1.1.7 (10.1.1.7))"},
+		{"two are refused", []dataplane.FailedSockets{failedSockets(refused(2, 2*sec, sec))}, nil, "", ""},
+		{"two are refused, and a flow", []dataplane.FailedSockets{failedSockets(refused(2, 2*sec, sec))}, []dataplane.Flow{refusedFlow},
+			"endpoint-refuses", "192.0.2.1 (1) and sockets of this node and its pods (2, the last one of"},
+		{"the Service has two ports with the endpoint", []dataplane.FailedSockets{failedSockets(refused(1, 2*sec, sec)),
+			failedSockets(refused(2, 4*sec, 2*sec))}, nil, "endpoint-refuses", "3 connections"},
+		{"long ago", []dataplane.FailedSockets{failedSockets(refused(9, time.Minute, 11*sec))}, nil, "", ""},
+		{"for long", []dataplane.FailedSockets{failedSockets(refused(9, time.Minute, sec))}, nil, "endpoint-refuses",
+			"9 connections of TCP in the last 60 s"},
+		{"another port accepts", []dataplane.FailedSockets{failedSockets(refused(9, 3*sec, 2*sec)), failedSockets(acceptedAgo(sec))}, nil,
+			"", ""},
+		{"a flow is accepted", []dataplane.FailedSockets{failedSockets(refused(9, 3*sec, 2*sec))},
+			[]dataplane.Flow{trafficFlow(1, "established", sec)}, "", ""},
+		{"a flow was accepted before", []dataplane.FailedSockets{failedSockets(refused(9, 3*sec, 2*sec))},
+			[]dataplane.Flow{trafficFlow(1, "established", 5*sec)}, "endpoint-refuses", ""},
+		{"one connection repeats its SYN", []dataplane.FailedSockets{failedSockets(unanswered(1, 3, 3*sec, sec))}, nil, "endpoint-unanswered",
+			"1 connection of TCP in the last 30 s without an answer, from sockets of this node"},
+		{"two SYNs", []dataplane.FailedSockets{failedSockets(unanswered(2, 2, 3*sec, sec))}, nil, "", ""},
+		{"silence and then refusals", []dataplane.FailedSockets{failedSockets(both(unanswered(3, 3, 9*sec, 8*sec), refused(3, 3*sec, sec)))}, nil,
+			"endpoint-refuses", ""},
+		{"waiting flows, and then a refused socket", []dataplane.FailedSockets{failedSockets(refused(1, sec, sec))},
+			[]dataplane.Flow{trafficFlow(1, "new", 5*sec), trafficFlow(2, "new", 5*sec), trafficFlow(3, "new", 5*sec)}, "", ""},
+		{"the endpoint was removed", []dataplane.FailedSockets{failedSockets(both(refused(3, 2*sec, sec), func(f *dataplane.FailedSockets) {
+			f.Endpoint = netip.MustParseAddrPort("10.1.1.9:8080")
+		}))}, nil, "", ""},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			_, found := findingsOf(t, &socketsPlane{fakePlane{flows: row.flows}, row.failed})
+			if len(found) != min(len(row.found), 1) || row.found != "" && found[0].Id != row.found {
+				t.Fatalf("found %v, want %q", found, row.found)
+			}
+			if row.found == "" {
+				return
+			}
+			for _, want := range []string{row.text, "default/web:http", "pod default/pod-10.1.1.1 (10.1.1.1:8080)"} {
+				if text := strings.Join(append(found[0].Evidence, found[0].Title), "\n"); !strings.Contains(text, want) {
+					t.Errorf("%q is not in %s", want, text)
+				}
+			}
+		})
+	}
+}
+
+// Failures of sockets are as recent as the question, while the flow table is read seldom.
+func TestFailedSocketsAreFoundAtOnce(t *testing.T) {
+	plane := &socketsPlane{}
+	h, found := findingsOf(t, plane)
+	if len(found) > 0 {
+		t.Fatalf("found %v", found)
+	}
+	h.examined.cost, h.walk.took, h.read.cost = time.Hour, time.Hour, 0
+	plane.failed = []dataplane.FailedSockets{failedSockets(func(f *dataplane.FailedSockets) { f.Refused = failuresOf(3, 3, time.Second, 0) })}
+	resp, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{})
+	if err != nil || len(resp.Findings) != 1 {
+		t.Errorf("found %v, %v", resp, err)
+	}
+	h.read.cost = time.Hour
+	plane.failed = nil
+	if resp, err := h.client.Findings(t.Context(), &nodev1alpha1.FindingsRequest{}); err != nil || len(resp.Findings) != 1 {
+		t.Errorf("soon after an expensive question: found %v, %v", resp, err)
+	}
+}
+
 // TestTheFlowTableIsReadSeldom: a reading of a full table takes long, so the next one waits.
 func TestTheFlowTableIsReadSeldom(t *testing.T) {
 	plane := &fakePlane{}

@@ -176,6 +176,9 @@ func (t *Table) flowEvent(e *objects.TCEvent, clock eventClock) dataplane.FlowEv
 			f.Opened = out.Time.Add(-time.Duration(e.Lasted) * time.Millisecond)
 		}
 	default:
+		if f.BySocket { // a union: struct event of bpf/abi.h
+			f.Cgroup, f.Handshake = e.Handshake, 0
+		}
 		if int(e.Verdict) < len(t.objects.Verdicts) {
 			out.Reason = t.objects.Verdicts[e.Verdict]
 		}

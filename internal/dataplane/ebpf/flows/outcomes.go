@@ -12,7 +12,10 @@ import (
 	"spillway.dev/spillway/internal/decisions/outlier"
 )
 
-var _ dataplane.HandshakeWatcher = (*Table)(nil)
+var (
+	_ dataplane.HandshakeWatcher = (*Table)(nil)
+	_ dataplane.SocketWatcher    = (*Table)(nil)
+)
 
 // Outcomes implements dataplane.HandshakeWatcher. Its cost follows the number of watched
 // endpoints that had a connection.
@@ -51,6 +54,49 @@ func (t *Table) Outcomes() ([]outlier.Outcome, error) {
 		}
 	}
 	return out, nil
+}
+
+// FailedSockets implements dataplane.SocketWatcher. Its cost follows the number of endpoints whose
+// handshakes have failed.
+func (t *Table) FailedSockets() (list []dataplane.FailedSockets, err error) {
+	m, backends, clock := t.m(objects.TCMapOutcomes), t.m(objects.TCMapBackends), newEventClock()
+	failed := map[uint32]objects.TCOutcome{}
+	err = objects.Each(m, func(id uint32, o objects.TCOutcome) {
+		if o.Failures[objects.SockHandshakeFailureHANDSHAKE_REFUSED].Segments > 0 ||
+			o.Failures[objects.SockHandshakeFailureHANDSHAKE_UNANSWERED].Segments > 0 {
+			failed[id] = o
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for id, o := range failed {
+		var of objects.TCBackend
+		switch err := backends.Lookup(id, &of); {
+		case errors.Is(err, ebpf.ErrKeyNotExist):
+			if err := objects.Remove(m, id); err != nil {
+				return nil, err
+			}
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("read eBPF map %s: %w", backends, err)
+		}
+		if port, known := t.services.Port(of.Service); known {
+			list = append(list, dataplane.FailedSockets{
+				Port: port, Endpoint: objects.EndpointOf(of), Client: objects.FromAddr(o.Client, of.Family), Accepted: clock.wallOf(o.Answered),
+				Refused:    clock.failures(&o.Failures[objects.SockHandshakeFailureHANDSHAKE_REFUSED]),
+				Unanswered: clock.failures(&o.Failures[objects.SockHandshakeFailureHANDSHAKE_UNANSWERED]),
+			})
+		}
+	}
+	return list, nil
+}
+
+func (c eventClock) failures(f *objects.TCHandshakeFailures) dataplane.Failures {
+	if f.Segments == 0 { // the endpoint has answered since
+		return dataplane.Failures{}
+	}
+	return dataplane.Failures{Connections: f.Connections, Segments: f.Segments, First: c.wallOf(f.First), Last: c.wallOf(f.Last)}
 }
 
 // wallOf is wall, with the zero time for 0.

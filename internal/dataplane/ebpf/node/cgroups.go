@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/node/kernel"
 )
 
 // The socket hooks recognize a pod without hooks by its cgroup (pod_unhooked in
@@ -86,17 +86,15 @@ func (w *Writer) writeUnhooked() (missing []string, err error) {
 	return missing, nil
 }
 
-// podCgroups returns the ids of the cgroups of pods, by UID. The kubelet names them
-// "podUID", or, with systemd, "kubepods-burstable-podUID.slice" with "_" for "-". An id is
-// the inode of the directory.
+// podCgroups returns the ids of the cgroups of pods, by UID. An id is the inode of the directory.
 func podCgroups(root string, uids []string) (map[string]uint64, error) {
 	found := map[string]uint64{}
 	if len(uids) == 0 {
 		return found, nil
 	}
-	names := make(map[string]string, 2*len(uids))
+	wanted := make(map[string]bool, len(uids))
 	for _, uid := range uids {
-		names[uid], names[strings.ReplaceAll(uid, "-", "_")] = uid, uid
+		wanted[uid] = true
 	}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -105,12 +103,12 @@ func podCgroups(root string, uids []string) (map[string]uint64, error) {
 		case err != nil || !d.IsDir():
 			return err
 		}
-		name, ok := cgroupUID(d.Name())
+		uid, ok := kernel.PodUID(d.Name())
 		if !ok {
 			return nil
 		}
 		// A pod has no pods: what a container names its own cgroups does not count.
-		if uid, wanted := names[name]; wanted {
+		if wanted[uid] {
 			if info, err := d.Info(); err == nil {
 				if st, ok := info.Sys().(*syscall.Stat_t); ok {
 					found[uid] = st.Ino
@@ -120,17 +118,4 @@ func podCgroups(root string, uids []string) (map[string]uint64, error) {
 		return fs.SkipDir
 	})
 	return found, err
-}
-
-// minUID is the length of the shortest UID: that of a static Pod is a hash in hexadecimal.
-const minUID = 32
-
-// cgroupUID returns the part of a cgroup's name that is the UID of its pod.
-func cgroupUID(name string) (uid string, ok bool) {
-	if name, ok = strings.CutSuffix(name, ".slice"); ok {
-		_, uid, ok = strings.Cut(name, "-pod")
-	} else {
-		uid, ok = strings.CutPrefix(name, "pod")
-	}
-	return uid, ok && len(uid) >= minUID
 }

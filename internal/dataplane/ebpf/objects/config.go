@@ -109,8 +109,6 @@ type Config struct {
 	// their endpoint neither serves nor terminates any more. The decisions must have
 	// Lingering endpoints (intent.Config).
 	EndSockets bool
-	// OutlierEjection counts handshakes of sockets with watched endpoints (intent.Endpoint).
-	OutlierEjection bool
 	// BalanceByLoad counts the active flows of endpoints and measures handshakes, for Services
 	// that choose by them (intent.ServicePort.Balance).
 	BalanceByLoad bool

@@ -74,8 +74,8 @@ func (c *Config) eventConstants() map[string]any {
 	return constants
 }
 
-// SocketEventPrograms report the flows that the connect hooks translate. The first one counts
-// their handshakes, too.
+// SocketEventPrograms follow the flows that the connect hooks translate. The first one counts the
+// handshakes of TCP, always.
 var SocketEventPrograms = map[ebpf.AttachType]string{
 	ebpf.AttachCGroupSockOps:         SockProgSockOps,
 	ebpf.AttachCgroupInetSockRelease: SockProgSockRelease,
@@ -85,13 +85,13 @@ var SocketEventPrograms = map[ebpf.AttachType]string{
 // configured part needs. UDP needs the offsets of fields of the kernel's socket, from BTF.
 func (c *Config) selectSocketPrograms(sock *ebpf.CollectionSpec, f kernel.Features) error {
 	events, ends := c.ReportsFlows(), c.EndSockets && f.SocketIterators
+	tcp := c.SocketHooks != HooksOff && features.HaveProgramHelper(ebpf.SockOps, asm.FnSkStorageGet) == nil
 	udp := (events || c.BalanceByLoad) && f.BTF && features.HaveProgramHelper(ebpf.CGroupSock, asm.FnProbeReadKernel) == nil
 	for _, p := range []struct {
 		wanted, always    bool // always: for all Services
 		program, constant string
 	}{
-		{events || c.ServiceMetrics || c.OutlierEjection || c.BalanceByLoad, events || c.ServiceMetrics, SockProgSockOps,
-			SockVarReportTcpSockets},
+		{tcp, tcp, SockProgSockOps, SockVarFollowTcpSockets},
 		{udp, udp && events, SockProgSockRelease, SockVarReportUdpSockets},
 		{udp, udp && c.BalanceByLoad, SockProgSockRelease, SockVarUdpEndsSeen},
 		{c.BalanceByLoad && f.SocketIterators, false, SockProgCountedSockets, ""},

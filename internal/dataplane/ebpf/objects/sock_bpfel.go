@@ -13,6 +13,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type SockHandshakeFailure uint32
+
+const (
+	SockHandshakeFailureHANDSHAKE_REFUSED    SockHandshakeFailure = 0
+	SockHandshakeFailureHANDSHAKE_UNANSWERED SockHandshakeFailure = 1
+	SockHandshakeFailureHANDSHAKE_FAILURES   SockHandshakeFailure = 2
+)
+
 type SockLostSocket struct {
 	_           structs.HostLayout
 	Cookie      uint64
@@ -116,6 +124,7 @@ const (
 	SockVarEventInterval     = "event_interval"
 	SockVarEventSample       = "event_sample"
 	SockVarEventsWakeup      = "events_wakeup"
+	SockVarFollowTcpSockets  = "follow_tcp_sockets"
 	SockVarHasCsumIpv6       = "has_csum_ipv6"
 	SockVarHasCtLookup       = "has_ct_lookup"
 	SockVarHasSetRetval      = "has_set_retval"
@@ -124,7 +133,6 @@ const (
 	SockVarLoadsMask         = "loads_mask"
 	SockVarMaglevSeed        = "maglev_seed"
 	SockVarPortFilterMask    = "port_filter_mask"
-	SockVarReportTcpSockets  = "report_tcp_sockets"
 	SockVarReportUdpSockets  = "report_udp_sockets"
 	SockVarServiceMetrics    = "service_metrics"
 	SockVarServicePackets    = "service_packets"
@@ -266,6 +274,7 @@ type SockVariableSpecs struct {
 	EventInterval    *ebpf.VariableSpec `ebpf:"event_interval"`
 	EventSample      *ebpf.VariableSpec `ebpf:"event_sample"`
 	EventsWakeup     *ebpf.VariableSpec `ebpf:"events_wakeup"`
+	FollowTcpSockets *ebpf.VariableSpec `ebpf:"follow_tcp_sockets"`
 	HasCsumIpv6      *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup      *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval     *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -274,7 +283,6 @@ type SockVariableSpecs struct {
 	LoadsMask        *ebpf.VariableSpec `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.VariableSpec `ebpf:"maglev_seed"`
 	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
-	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.VariableSpec `ebpf:"service_metrics"`
 	ServicePackets   *ebpf.VariableSpec `ebpf:"service_packets"`
@@ -430,6 +438,7 @@ type SockVariables struct {
 	EventInterval    *ebpf.Variable `ebpf:"event_interval"`
 	EventSample      *ebpf.Variable `ebpf:"event_sample"`
 	EventsWakeup     *ebpf.Variable `ebpf:"events_wakeup"`
+	FollowTcpSockets *ebpf.Variable `ebpf:"follow_tcp_sockets"`
 	HasCsumIpv6      *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup      *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval     *ebpf.Variable `ebpf:"has_set_retval"`
@@ -438,7 +447,6 @@ type SockVariables struct {
 	LoadsMask        *ebpf.Variable `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.Variable `ebpf:"maglev_seed"`
 	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
-	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.Variable `ebpf:"service_metrics"`
 	ServicePackets   *ebpf.Variable `ebpf:"service_packets"`

@@ -277,6 +277,14 @@ type TCFrontendKey struct {
 	Family uint8
 }
 
+type TCHandshakeFailures struct {
+	_           structs.HostLayout
+	First       uint64
+	Last        uint64
+	Connections uint32
+	Segments    uint32
+}
+
 type TCIcmpRate struct {
 	_      structs.HostLayout
 	Time   uint64
@@ -305,6 +313,8 @@ type TCOutcome struct {
 	Answered   uint64
 	Unanswered uint32
 	Refused    uint32
+	Failures   [2]TCHandshakeFailures
+	Client     TCAddr
 }
 
 type TCPod struct {
@@ -665,6 +675,7 @@ const (
 	TCVarEventSample                = "event_sample"
 	TCVarEventsWakeup               = "events_wakeup"
 	TCVarFlowKeysType               = "flow_keys_type"
+	TCVarFollowTcpSockets           = "follow_tcp_sockets"
 	TCVarHasCsumIpv6                = "has_csum_ipv6"
 	TCVarHasCtLookup                = "has_ct_lookup"
 	TCVarHasSetRetval               = "has_set_retval"
@@ -673,7 +684,6 @@ const (
 	TCVarLoadsMask                  = "loads_mask"
 	TCVarMaglevSeed                 = "maglev_seed"
 	TCVarPortFilterMask             = "port_filter_mask"
-	TCVarReportTcpSockets           = "report_tcp_sockets"
 	TCVarReportUdpSockets           = "report_udp_sockets"
 	TCVarServiceMetrics             = "service_metrics"
 	TCVarServicePackets             = "service_packets"
@@ -832,6 +842,7 @@ type TCVariableSpecs struct {
 	EventSample                *ebpf.VariableSpec `ebpf:"event_sample"`
 	EventsWakeup               *ebpf.VariableSpec `ebpf:"events_wakeup"`
 	FlowKeysType               *ebpf.VariableSpec `ebpf:"flow_keys_type"`
+	FollowTcpSockets           *ebpf.VariableSpec `ebpf:"follow_tcp_sockets"`
 	HasCsumIpv6                *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup                *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval               *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -840,7 +851,6 @@ type TCVariableSpecs struct {
 	LoadsMask                  *ebpf.VariableSpec `ebpf:"loads_mask"`
 	MaglevSeed                 *ebpf.VariableSpec `ebpf:"maglev_seed"`
 	PortFilterMask             *ebpf.VariableSpec `ebpf:"port_filter_mask"`
-	ReportTcpSockets           *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets           *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics             *ebpf.VariableSpec `ebpf:"service_metrics"`
 	ServicePackets             *ebpf.VariableSpec `ebpf:"service_packets"`
@@ -1022,6 +1032,7 @@ type TCVariables struct {
 	EventSample                *ebpf.Variable `ebpf:"event_sample"`
 	EventsWakeup               *ebpf.Variable `ebpf:"events_wakeup"`
 	FlowKeysType               *ebpf.Variable `ebpf:"flow_keys_type"`
+	FollowTcpSockets           *ebpf.Variable `ebpf:"follow_tcp_sockets"`
 	HasCsumIpv6                *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup                *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval               *ebpf.Variable `ebpf:"has_set_retval"`
@@ -1030,7 +1041,6 @@ type TCVariables struct {
 	LoadsMask                  *ebpf.Variable `ebpf:"loads_mask"`
 	MaglevSeed                 *ebpf.Variable `ebpf:"maglev_seed"`
 	PortFilterMask             *ebpf.Variable `ebpf:"port_filter_mask"`
-	ReportTcpSockets           *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets           *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics             *ebpf.Variable `ebpf:"service_metrics"`
 	ServicePackets             *ebpf.Variable `ebpf:"service_packets"`

@@ -83,6 +83,7 @@ const (
 	XDPVarEventSample       = "event_sample"
 	XDPVarEventsWakeup      = "events_wakeup"
 	XDPVarFlowKeysType      = "flow_keys_type"
+	XDPVarFollowTcpSockets  = "follow_tcp_sockets"
 	XDPVarHasCsumIpv6       = "has_csum_ipv6"
 	XDPVarHasCtLookup       = "has_ct_lookup"
 	XDPVarHasSetRetval      = "has_set_retval"
@@ -91,7 +92,6 @@ const (
 	XDPVarLoadsMask         = "loads_mask"
 	XDPVarMaglevSeed        = "maglev_seed"
 	XDPVarPortFilterMask    = "port_filter_mask"
-	XDPVarReportTcpSockets  = "report_tcp_sockets"
 	XDPVarReportUdpSockets  = "report_udp_sockets"
 	XDPVarServiceMetrics    = "service_metrics"
 	XDPVarServicePackets    = "service_packets"
@@ -222,6 +222,7 @@ type XDPVariableSpecs struct {
 	EventSample      *ebpf.VariableSpec `ebpf:"event_sample"`
 	EventsWakeup     *ebpf.VariableSpec `ebpf:"events_wakeup"`
 	FlowKeysType     *ebpf.VariableSpec `ebpf:"flow_keys_type"`
+	FollowTcpSockets *ebpf.VariableSpec `ebpf:"follow_tcp_sockets"`
 	HasCsumIpv6      *ebpf.VariableSpec `ebpf:"has_csum_ipv6"`
 	HasCtLookup      *ebpf.VariableSpec `ebpf:"has_ct_lookup"`
 	HasSetRetval     *ebpf.VariableSpec `ebpf:"has_set_retval"`
@@ -230,7 +231,6 @@ type XDPVariableSpecs struct {
 	LoadsMask        *ebpf.VariableSpec `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.VariableSpec `ebpf:"maglev_seed"`
 	PortFilterMask   *ebpf.VariableSpec `ebpf:"port_filter_mask"`
-	ReportTcpSockets *ebpf.VariableSpec `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.VariableSpec `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.VariableSpec `ebpf:"service_metrics"`
 	ServicePackets   *ebpf.VariableSpec `ebpf:"service_packets"`
@@ -388,6 +388,7 @@ type XDPVariables struct {
 	EventSample      *ebpf.Variable `ebpf:"event_sample"`
 	EventsWakeup     *ebpf.Variable `ebpf:"events_wakeup"`
 	FlowKeysType     *ebpf.Variable `ebpf:"flow_keys_type"`
+	FollowTcpSockets *ebpf.Variable `ebpf:"follow_tcp_sockets"`
 	HasCsumIpv6      *ebpf.Variable `ebpf:"has_csum_ipv6"`
 	HasCtLookup      *ebpf.Variable `ebpf:"has_ct_lookup"`
 	HasSetRetval     *ebpf.Variable `ebpf:"has_set_retval"`
@@ -396,7 +397,6 @@ type XDPVariables struct {
 	LoadsMask        *ebpf.Variable `ebpf:"loads_mask"`
 	MaglevSeed       *ebpf.Variable `ebpf:"maglev_seed"`
 	PortFilterMask   *ebpf.Variable `ebpf:"port_filter_mask"`
-	ReportTcpSockets *ebpf.Variable `ebpf:"report_tcp_sockets"`
 	ReportUdpSockets *ebpf.Variable `ebpf:"report_udp_sockets"`
 	ServiceMetrics   *ebpf.Variable `ebpf:"service_metrics"`
 	ServicePackets   *ebpf.Variable `ebpf:"service_packets"`

@@ -108,11 +108,11 @@ func unpinIncompatible(spec *ebpf.CollectionSpec, dir string, cfg *objects.Confi
 }
 
 // replaceable reports whether a map may lose its entries: earlier flows end by their
-// timeouts, loads are counted again, and the rest is of events.
+// timeouts, loads and outcomes are counted again, and the rest is of events.
 func replaceable(name string) bool {
 	switch name {
 	case objects.TCMapUnconfirmed, objects.TCMapEvents, objects.TCMapHandshakes, objects.TCMapFlowBytes,
-		objects.TCMapLoads, objects.TCMapSynProofs:
+		objects.TCMapLoads, objects.TCMapOutcomes, objects.TCMapSynProofs:
 		return true
 	}
 	return false
