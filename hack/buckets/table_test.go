@@ -187,8 +187,7 @@ func TestReadersSeeWholeEntries(t *testing.T) {
 				reader := &packets{program: program, run: run{Flows: flows, Flags: flags | runCheck | runRandom}, repeat: 200_000}
 				l.atOnce(t, cpus(t, 2), writer, reader)
 				if reader.run.Torn != 0 {
-					t.Errorf("flags %d: %s saw parts of two flows: %+v", flags, program, reader.run)
-					break
+					t.Fatalf("flags %d: %s saw parts of two flows: %+v", flags, program, reader.run)
 				}
 				found += reader.run.Done
 				replaced += writer.run.Replaced

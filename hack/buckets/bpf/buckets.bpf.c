@@ -15,7 +15,7 @@
 
 #define WAYS 8
 #define LOCK_TRIES 4096
-#define LOCK_TRIES_SECOND 64 /* two CPUs may wait for each other: the client repeats its packet */
+#define LOCK_TRIES_SECOND 256
 #define READ_TRIES 4
 
 enum class {
@@ -38,14 +38,21 @@ struct side {
 #define THERE 0
 #define BACK 1
 
+/* The end of a struct tuple, which is compared as one word. */
+struct tuple_end {
+	__be16 sport;
+	__be16 dport;
+	__u8 proto;
+	__u8 family;
+	__u16 other; /* not a part of the tuple */
+};
+
 struct entry {
 	struct addr client;
 	struct addr service;
 	struct addr endpoint;
-	__be16 client_port;
-	__be16 service_port;
-	__be16 endpoint_port;
-	__be16 snat_port; /* 0: no SNAT */
+	struct tuple_end there; /* other: source port of SNAT; 0: none */
+	struct tuple_end back;	/* other: four window scales of 4 bits */
 	__u32 backend;
 	__u32 service_id;
 	__u32 seen;
@@ -54,15 +61,10 @@ struct entry {
 	__u32 in_ifindex;
 	__u16 next_hop[2]; /* indices of next_hops */
 	__u8 state;
-	__u8 proto;
-	__u8 family;
 	__u8 end_and_helper;
-	struct side side[2];
-	__u8 scale[2];
-	__u8 first_scale[2];
 	__u16 snat_addr; /* index of the node's addresses */
-	__u16 pad;
-};
+	struct side side[2];
+} __attribute__((aligned(8)));
 
 struct bucket {
 	__u32 version;
@@ -118,7 +120,7 @@ struct next_hop {
 	__u16 mtu;
 	__u8 kind;
 	__u8 pad;
-	__u8 macs[12];
+	__u8 macs[12]; /* at a multiple of 4: read as words */
 	__u32 pad2[2];
 };
 
@@ -199,22 +201,6 @@ static __always_inline __u64 client_hash(const struct addr *client, __be16 port,
 	return sip_end(v);
 }
 
-static __always_inline __u64 port_hash(const struct addr *endpoint, __be16 port, __be16 snat_port,
-				       __u8 proto, __u8 family)
-{
-	__u64 v[4];
-
-	sip_begin(v);
-	if (family != FAMILY_V4) {
-		sip_word(v, endpoint->w[0] | (__u64)endpoint->w[1] << 32);
-		sip_word(v, endpoint->w[2]);
-	}
-	sip_word(v, (family == FAMILY_V4 ? endpoint->w[0] : endpoint->w[3]) | (__u64)port << 32 |
-			    (__u64)snat_port << 48);
-	sip_word(v, proto | 9ULL << 56);
-	return sip_end(v);
-}
-
 /* Returns a number below n. */
 static __always_inline __u32 reduce(__u32 hash, __u32 n)
 {
@@ -256,12 +242,10 @@ static __always_inline __u64 tags_equal(__u64 tags, __u16 tag)
 	return (x - 0x0001000100010001ULL) & ~x & 0x8000800080008000ULL;
 }
 
-/* Returns the number of the lowest of these bits. */
+/* Returns the number of the lowest of these bits without a branch: the top bits of a product. */
 static __always_inline __u32 lowest_tag(__u64 bits)
 {
-	if (bits & 0x80008000)
-		return bits & 0x8000 ? 0 : 1;
-	return bits & 0x800000000000 ? 2 : 3;
+	return ((bits & -bits) >> 15) * (1ULL << 46 | 2ULL << 30 | 3ULL << 14) >> 62;
 }
 
 /* Returns the slot so that the verifier knows its bounds, which the compiler would not repeat. */
@@ -283,16 +267,37 @@ static __always_inline int free_slot(const __u64 *tags)
 	return -1;
 }
 
+static __always_inline __u64 word_of(const void *p, __u32 n)
+{
+	return ((const __u64 *)p)[n];
+}
+
+/* Returns 0 if the addresses are equal. */
+static __always_inline __u64 addr_differ(const struct addr *a, const struct addr *b)
+{
+	return (word_of(a, 0) ^ word_of(b, 0)) | (word_of(a, 1) ^ word_of(b, 1));
+}
+
+static __always_inline void addr_copy(struct addr *to, const struct addr *from)
+{
+	((__u64 *)to)[0] = word_of(from, 0);
+	((__u64 *)to)[1] = word_of(from, 1);
+}
+
+/* Returns 0 if the tuple has these ports, protocol and family. */
+static __always_inline __u64 end_differs(const struct tuple_end *end, const struct tuple *t)
+{
+	return (word_of(end, 0) ^ word_of(&t->sport, 0)) << 16;
+}
+
 /* Is this the entry of a packet that goes there, or back? */
 static __always_inline bool entry_is(const struct entry *e, const struct tuple *t, int way)
 {
 	if (way == THERE)
-		return addr_equal(&e->client, &t->saddr) && addr_equal(&e->service, &t->daddr) &&
-		       e->client_port == t->sport && e->service_port == t->dport &&
-		       e->proto == t->proto && e->family == t->family;
-	return addr_equal(&e->client, &t->daddr) && addr_equal(&e->endpoint, &t->saddr) &&
-	       e->client_port == t->dport && e->endpoint_port == t->sport && !e->snat_port &&
-	       e->proto == t->proto && e->family == t->family;
+		return !(addr_differ(&e->client, &t->saddr) | addr_differ(&e->service, &t->daddr) |
+			 end_differs(&e->there, t));
+	return !(addr_differ(&e->client, &t->daddr) | addr_differ(&e->endpoint, &t->saddr) |
+		 end_differs(&e->back, t) | e->there.other);
 }
 
 /* Returns the slot of the packet's flow in the bucket, or -1. */
@@ -338,8 +343,8 @@ static long wait_even(__u64 i, struct wait *w)
 }
 
 /*
- * Returns 0 if this CPU may write. No program may be interrupted by another one meanwhile. A loop in
- * the program may not be so long: the verifier follows each of its jumps.
+ * Returns 0 if this CPU may write. No program may be interrupted by another one meanwhile. A loop
+ * in the program may not be so long: the verifier follows each of its jumps.
  */
 static __always_inline int version_lock(__u32 *version, int tries)
 {
@@ -357,48 +362,49 @@ static __always_inline void version_unlock(__u32 *version)
 	__sync_lock_test_and_set(version, READ_ONCE(*version) + 1);
 }
 
-/* What the rewrite of a packet needs. */
+/*
+ * What the rewrite of a packet needs. Where SNAT replaces the other address too, it is the node's
+ * or the client's.
+ */
 struct view {
-	struct addr saddr;
-	struct addr daddr;
-	__be16 sport;
-	__be16 dport;
+	struct addr addr; /* the endpoint's there, the Service's back */
+	struct addr client;
+	__be16 port;
+	__be16 other_port;
 	__u16 next_hop;
 	__u8 state;
+	__u8 pad;
 	__u32 in_ifindex;
 	__u32 service_id;
-};
+	__u32 flags;
+	__u32 pad2;
+} __attribute__((aligned(8)));
 
 static __always_inline void view_fill(struct view *v, const struct entry *e, int way)
 {
 	if (way == THERE) {
-		v->saddr = e->client;
-		v->daddr = e->endpoint;
-		v->sport = e->client_port;
-		v->dport = e->endpoint_port;
+		addr_copy(&v->addr, &e->endpoint);
+		v->port = e->back.sport;
+		v->other_port = e->there.other;
 		v->next_hop = e->next_hop[THERE];
-		if (e->snat_port) {
-			addr_fill(&v->saddr, NODE, e->family == FAMILY_V6);
-			v->sport = e->snat_port;
-		}
 	} else {
-		v->saddr = e->service;
-		v->daddr = e->client;
-		v->sport = e->service_port;
-		v->dport = e->client_port;
+		addr_copy(&v->addr, &e->service);
+		v->port = e->there.dport;
+		v->other_port = e->there.sport;
 		v->next_hop = e->next_hop[BACK];
 	}
 	v->state = e->state;
 	v->in_ifindex = e->in_ifindex;
 	v->service_id = e->service_id;
+	v->flags = e->flags;
 }
 
 #define NOT_HERE (-1)
 #define BUSY (-2)
 
 /*
- * Reads the packet's flow. Returns its slot, NOT_HERE or BUSY. A global function: the verifier checks
- * it once.
+ * Reads the packet's flow. Returns its slot, NOT_HERE or BUSY. A global function: the verifier
+ * checks it once.
  */
 __noinline int bucket_read(struct bucket *b, __u16 tag, const struct tuple *t, int way,
 			   struct view *v)
@@ -424,19 +430,21 @@ __noinline int bucket_read(struct bucket *b, __u16 tag, const struct tuple *t, i
 	return BUSY;
 }
 
-static __always_inline bool port_entry_is(const struct entry *e, const struct addr *endpoint,
-					  __be16 endpoint_port, __be16 snat_port, __u8 proto,
-					  __u8 family)
+/* Is this the entry of a reply to the node's address? */
+static __always_inline bool port_entry_is(const struct entry *e, const struct tuple *t)
 {
-	return addr_equal(&e->endpoint, endpoint) && e->endpoint_port == endpoint_port &&
-	       e->snat_port == snat_port && e->proto == proto && e->family == family;
+	return !(addr_differ(&e->endpoint, &t->saddr) | (e->there.other ^ t->dport) |
+		 (e->back.sport ^ t->sport) | (e->back.proto ^ t->proto) |
+		 (e->back.family ^ t->family));
 }
 
-static __always_inline struct port_bucket *port_bucket_of(const struct addr *endpoint,
-							  __be16 endpoint_port, __be16 snat_port,
-							  __u8 proto, __u8 family, __u16 *tag)
+/*
+ * The hash is of the endpoint's address and the node's port, as that of a client. Flows to several
+ * ports of an endpoint may share a port and then a bucket.
+ */
+static __always_inline struct port_bucket *port_bucket_of(const struct tuple *t, __u16 *tag)
 {
-	__u64 hash = port_hash(endpoint, endpoint_port, snat_port, proto, family);
+	__u64 hash = client_hash(&t->saddr, t->dport, t->proto, t->family);
 	__u32 index = reduce(hash, port_bucket_count);
 
 	*tag = tag_of(hash);
@@ -449,7 +457,7 @@ static __always_inline struct entry *port_read(const struct tuple *t, struct vie
 	struct port_bucket *p;
 	__u16 tag;
 
-	p = port_bucket_of(&t->saddr, t->sport, t->dport, t->proto, t->family, &tag);
+	p = port_bucket_of(t, &tag);
 	if (!p)
 		return NULL;
 	for (__u32 word = 0; word < WAYS / 4; word++) {
@@ -467,8 +475,9 @@ static __always_inline struct entry *port_read(const struct tuple *t, struct vie
 			e = &b->entry[bounded(at)];
 			version = READ_ONCE(b->version);
 			barrier();
-			view_fill(v, e, BACK);
-			if (port_entry_is(e, &t->saddr, t->sport, t->dport, t->proto, t->family)) {
+			if (port_entry_is(e, t)) {
+				view_fill(v, e, BACK);
+				addr_copy(&v->client, &e->client);
 				barrier();
 				if (!(version & 1) && READ_ONCE(b->version) == version)
 					return e;
@@ -479,8 +488,8 @@ static __always_inline struct entry *port_read(const struct tuple *t, struct vie
 	return NULL;
 }
 
-/* Returns the slot in which the second index has this entry, or, to add it, another one with its port. */
-static __always_inline int port_find(const struct port_bucket *p, __u16 tag, const struct entry *e,
+/* Returns the slot of the second index with this entry, or, to add it, another with its port. */
+static __always_inline int port_find(const struct port_bucket *p, __u16 tag, const struct tuple *t,
 				     __u32 at, bool add)
 {
 	for (__u32 word = 0; word < WAYS / 4; word++) {
@@ -497,8 +506,7 @@ static __always_inline int port_find(const struct port_bucket *p, __u16 tag, con
 			if (!add)
 				continue;
 			b = bpf_map_lookup_elem(&buckets, &index);
-			if (b && port_entry_is(&b->entry[bounded(found)], &e->endpoint,
-					       e->endpoint_port, e->snat_port, e->proto, e->family))
+			if (b && port_entry_is(&b->entry[bounded(found)], t))
 				return slot;
 		}
 	}
@@ -510,14 +518,20 @@ __noinline int port_change(const struct entry *e, __u32 at, bool add)
 {
 	struct port_bucket *p;
 	int slot, free, result = -1;
+	struct tuple t = {};
 	__u16 tag;
 
 	if (!e)
 		return -1;
-	p = port_bucket_of(&e->endpoint, e->endpoint_port, e->snat_port, e->proto, e->family, &tag);
+	addr_copy(&t.saddr, &e->endpoint);
+	t.sport = e->back.sport;
+	t.dport = e->there.other;
+	t.proto = e->there.proto;
+	t.family = e->there.family;
+	p = port_bucket_of(&t, &tag);
 	if (!p || version_lock(&p->version, LOCK_TRIES))
 		return -1;
-	slot = port_find(p, tag, e, at, add);
+	slot = port_find(p, tag, &t, at, add);
 	free = free_slot(p->tags);
 	if (!add && slot >= 0) {
 		p->tag[bounded(slot)] = 0;
@@ -562,10 +576,15 @@ static __always_inline void entry_fill(struct entry *e, const struct facts *a, c
 	e->client = a->client;
 	e->service = a->service;
 	e->endpoint = a->endpoint;
-	e->client_port = a->client_port;
-	e->service_port = a->service_port;
-	e->endpoint_port = a->endpoint_port;
-	e->snat_port = a->snat_port;
+	e->there.sport = a->client_port;
+	e->there.dport = a->service_port;
+	e->there.proto = IPPROTO_TCP;
+	e->there.family = family_of(r);
+	e->there.other = a->snat_port;
+	e->back = e->there;
+	e->back.sport = a->endpoint_port;
+	e->back.dport = a->client_port;
+	e->back.other = 0;
 	e->backend = a->backend;
 	e->service_id = a->service.w[0];
 	e->seen = r->time;
@@ -574,8 +593,6 @@ static __always_inline void entry_fill(struct entry *e, const struct facts *a, c
 	e->next_hop[THERE] = a->backend % NEXT_HOPS;
 	e->next_hop[BACK] = a->client.w[0] % NEXT_HOPS;
 	e->state = FLOW_NEW;
-	e->proto = IPPROTO_TCP;
-	e->family = r->flags & RUN_IPV6 ? FAMILY_V6 : FAMILY_V4;
 	e->side[THERE].end = 1;
 	e->side[THERE].isn = 1;
 	e->side[THERE].window = 65535;
@@ -595,15 +612,15 @@ __noinline int bucket_has(const struct bucket *b, __u16 tag, const struct facts 
 
 			bits &= bits - 1;
 			if (!addr_equal(&e->client, &a->client) ||
-			    e->client_port != a->client_port || e->family != family ||
-			    e->proto != IPPROTO_TCP)
+			    e->there.sport != a->client_port || e->there.family != family ||
+			    e->there.proto != IPPROTO_TCP)
 				continue;
 			if (addr_equal(&e->service, &a->service) &&
-			    e->service_port == a->service_port)
+			    e->there.dport == a->service_port)
 				return true;
-			if (!e->snat_port && !a->snat_port &&
+			if (!e->there.other && !a->snat_port &&
 			    addr_equal(&e->endpoint, &a->endpoint) &&
-			    e->endpoint_port == a->endpoint_port)
+			    e->back.sport == a->endpoint_port)
 				return true;
 		}
 	}
@@ -645,7 +662,7 @@ __noinline int bucket_store(struct run *r, struct bucket *b, __u32 index, __u16 
 			return false;
 		}
 		e = &b->entry[bounded(slot)];
-		if (e->snat_port)
+		if (e->there.other)
 			port_change(e, index * WAYS + slot, false);
 		r->replaced++;
 	}
@@ -683,12 +700,10 @@ static __always_inline bool flow_store(struct run *r, const struct place *at, co
 		r->missed++;
 		goto unlock;
 	}
-	second = one != two && bucket_choose(one, two);
+	/* Two CPUs may wait for each other. Then the first bucket is good enough. */
+	second = one != two && bucket_choose(one, two) &&
+		 !version_lock(&two->version, LOCK_TRIES_SECOND);
 	if (second) {
-		if (version_lock(&two->version, LOCK_TRIES_SECOND)) {
-			r->busy++;
-			goto unlock;
-		}
 		into = two;
 		index = at->index[1];
 	}
@@ -700,22 +715,52 @@ unlock:
 	return stored;
 }
 
-/* Finds the flow of a client's packet in either bucket. Returns the bucket's number, or -1. */
+/*
+ * Finds the flow of a client's packet in either bucket. Returns the bucket's number, or -1. In
+ * nearly all cases the first tag that is equal is the flow's, and no CPU writes: then there is
+ * neither a call nor a loop.
+ */
 static __always_inline int flow_read(const struct place *at, const struct tuple *t, int way,
 				     struct view *v, int *slot)
 {
-	*slot = bucket_read(at->bucket[0], at->tag, t, way, v);
-	if (*slot >= 0)
-		return 0;
-	*slot = bucket_read(at->bucket[1], at->tag, t, way, v);
-	return *slot >= 0 ? 1 : -1;
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		struct bucket *b = at->bucket[i];
+		__u32 version = READ_ONCE(b->version), found = 0;
+		__u64 bits;
+		int result;
+
+		barrier();
+		bits = tags_equal(READ_ONCE(b->tags[0]), at->tag);
+		if (!bits) {
+			bits = tags_equal(READ_ONCE(b->tags[1]), at->tag);
+			found = 4;
+		}
+		if (!bits && likely(READ_ONCE(b->version) == version && !(version & 1)))
+			continue;
+		found = bounded(found + lowest_tag(bits));
+		if (likely(entry_is(&b->entry[found], t, way))) {
+			view_fill(v, &b->entry[found], way);
+			barrier();
+			if (likely(READ_ONCE(b->version) == version && !(version & 1))) {
+				*slot = found;
+				return i;
+			}
+		}
+		result = bucket_read(b, at->tag, t, way, v);
+		if (result >= 0) {
+			*slot = result;
+			return i;
+		}
+	}
+	return -1;
 }
 
 SEC("tc")
 int first(struct __sk_buff *skb)
 {
 	struct run *r = run_of_cpu();
-	struct view v = {};
+	struct view v;
 	struct place at;
 	struct facts a;
 	struct tuple t;
@@ -738,20 +783,15 @@ int first(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-static __always_inline bool view_is(const struct view *v, const struct facts *a, int way,
-				    const struct run *r)
+static __always_inline bool view_is(const struct view *v, const struct facts *a, int way)
 {
-	struct addr node;
-
+	if (v->service_id != a->service.w[0])
+		return false;
 	if (way == BACK)
-		return addr_equal(&v->saddr, &a->service) && addr_equal(&v->daddr, &a->client) &&
-		       v->sport == a->service_port && v->dport == a->client_port &&
-		       v->service_id == a->service.w[0];
-	addr_fill(&node, NODE, r->flags & RUN_IPV6);
-	return addr_equal(&v->saddr, a->snat_port ? &node : &a->client) &&
-	       addr_equal(&v->daddr, &a->endpoint) &&
-	       v->sport == (a->snat_port ? a->snat_port : a->client_port) &&
-	       v->dport == a->endpoint_port && v->service_id == a->service.w[0];
+		return addr_equal(&v->addr, &a->service) && v->port == a->service_port &&
+		       v->other_port == a->client_port;
+	return addr_equal(&v->addr, &a->endpoint) && v->port == a->endpoint_port &&
+	       v->other_port == a->snat_port;
 }
 
 /* Applies a packet to its flow. */
@@ -765,12 +805,12 @@ static __always_inline int packet(struct run *r, struct entry *e, const struct v
 	if (!hop)
 		return TC_ACT_SHOT;
 	if (r->flags & RUN_CHECK) {
-		if (!view_is(v, a, way, r))
+		if (!view_is(v, a, way))
 			r->torn++;
 		r->done++;
 		return TC_ACT_OK;
 	}
-	if (v->in_ifindex || v->state != FLOW_ESTABLISHED || !(e->flags & FLOW_TRACKED)) {
+	if (v->in_ifindex || v->state != FLOW_ESTABLISHED || !(v->flags & FLOW_TRACKED)) {
 		r->refused++;
 		return TC_ACT_SHOT;
 	}
@@ -780,8 +820,8 @@ static __always_inline int packet(struct run *r, struct entry *e, const struct v
 	if (r->flags & RUN_TICK)
 		e->seen = r->time + (__u32)r->next;
 	/* What the rewrite reads. */
-	r->sum += addr_sum(&v->saddr) + addr_sum(&v->daddr) + v->sport + v->dport + hop->ifindex +
-		  hop->seen + hop->mtu + *(__u32 *)hop->macs + v->service_id;
+	r->sum += addr_sum(&v->addr) + v->port + v->other_port + hop->ifindex + hop->seen +
+		  hop->mtu + *(__u32 *)hop->macs + v->service_id;
 	r->done++;
 	return TC_ACT_OK;
 }
@@ -790,7 +830,7 @@ SEC("tc")
 int known(struct __sk_buff *skb)
 {
 	struct run *r = run_of_cpu();
-	struct view v = {};
+	struct view v;
 	struct place at;
 	struct facts a;
 	struct tuple t;
@@ -814,7 +854,7 @@ SEC("tc")
 int reply(struct __sk_buff *skb)
 {
 	struct run *r = run_of_cpu();
-	struct view v = {};
+	struct view v;
 	struct entry *e;
 	struct place at;
 	struct facts a;
@@ -872,7 +912,7 @@ static __always_inline int change(bool forget)
 			slot = bounded(slot);
 			e = &b->entry[slot];
 			if (forget) {
-				if (e->snat_port)
+				if (e->there.other)
 					port_change(e, at.index[i] * WAYS + slot, false);
 				b->tag[slot] = 0;
 				b->class[slot] = CLASS_FREE;
