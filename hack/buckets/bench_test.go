@@ -2,6 +2,7 @@ package buckets
 
 import (
 	"cmp"
+	"flag"
 	"fmt"
 	"math"
 	"runtime/debug"
@@ -37,18 +38,22 @@ var benchCases = []benchCase{
 	{name: "first packet in a flood", program: "first", flood: true},
 }
 
-// BenchmarkFlows prints what the operations of both layouts take, in ns a packet, without what an
-// empty program takes. Each iteration is a round: LRU, buckets, buckets, LRU. A figure is the median
-// of the rounds, with the least and the greatest. The last column has the medians of the rounds'
-// ratios: above 1, the buckets are faster.
+// tableSlots is the size of the tables with one entry a flow.
+var tableSlots = flag.Int("slots", slots, "slots of the tables with one entry a flow")
+
+// BenchmarkFlows prints what the operations of the layouts take, in ns a packet, without what an
+// empty program takes. The layout with buckets stands there with two hashes. Each iteration is a
+// round: A B C C B A. A figure is the median of the rounds, with the least and the greatest. Ratios
+// are those of the LRU's time and the other's, in the same round: above 1, the buckets are faster.
 //
-//	go -C hack test ./buckets -run '^$' -bench Flows -benchtime 20x
+//	go -C hack test ./buckets -run '^$' -bench Flows -benchtime 20x -v
 func BenchmarkFlows(b *testing.B) {
 	debug.SetGCPercent(-1) // a signal would repeat a run
 	lruSpec, bucketSpec := compile(b, "lru"), compile(b, "buckets")
 	for _, percent := range []uint32{1, 50, 95} {
 		flows := confirmedMax * percent / 100 / 2 * 2
-		tables := []*layout{newLRU(b, lruSpec, slots), newBuckets(b, bucketSpec, slots/ways)}
+		tables := []*layout{newLRU(b, lruSpec, slots), newBuckets(b, bucketSpec, uint32(*tableSlots/ways), false),
+			newBuckets(b, bucketSpec, uint32(*tableSlots/ways), true)}
 		for _, l := range tables {
 			l.populate(b, flows)
 		}
@@ -103,8 +108,16 @@ func bytesOf(b *testing.B, tables []*layout) string {
 	return strings.Join(all, ", ")
 }
 
-// figures are the rounds of a case: ns of each table and the ratio.
-type figures struct{ lru, buckets, ratio []float64 }
+// figures are the rounds of a case: ns a packet of each table.
+type figures [3][]float64
+
+// ratios returns those of the first table's time and another's.
+func (f *figures) ratios(other int) (r []float64) {
+	for i, ns := range f[other] {
+		r = append(r, f[0][i]/ns)
+	}
+	return r
+}
 
 func benchTables(b *testing.B, tables []*layout, flows uint32, numbers []int) {
 	b.Helper()
@@ -137,13 +150,15 @@ func benchTables(b *testing.B, tables []*layout, flows uint32, numbers []int) {
 	var table strings.Builder
 	for _, name := range order {
 		f := rows[name]
-		fmt.Fprintf(&table, "%-42s %-22s %-22s %s\n", name, spread(f.lru, "%.0f"), spread(f.buckets, "%.0f"), spread(f.ratio, "%.2f"))
+		fmt.Fprintf(&table, "%-42s %-20s %-19s %-19s %-20s %s\n", name, spread(f[0], "%.0f"), spread(f[1], "%.0f"), spread(f[2], "%.0f"),
+			spread(f.ratios(1), "%.2f"), spread(f.ratios(2), "%.2f"))
 	}
 	b.ReportMetric(0, "ns/op")
-	b.Logf("ns a packet: median (least to greatest)\n%-42s %-22s %-22s %s\n%s", "", "lru", "buckets", "lru / buckets", table.String())
+	b.Logf("ns a packet: median (least to greatest)\n%-42s %-20s %-19s %-19s %-20s %s\n%s",
+		"", "lru", "siphash", "multiply", "lru / siphash", "lru / multiply", table.String())
 }
 
-// benchRound measures one case once with each table, twice: A B B A.
+// benchRound measures one case twice with each table: A B C C B A.
 func benchRound(b *testing.B, c benchCase, apart bool, tables []*layout, flows uint32, numbers []int, round *uint32,
 	rows map[string]*figures, order []string) []string {
 	b.Helper()
@@ -152,14 +167,15 @@ func benchRound(b *testing.B, c benchCase, apart bool, tables []*layout, flows u
 		rows[name] = &figures{}
 		order = append(order, name)
 	}
-	var ns [2]float64
-	for _, which := range []int{0, 1, 1, 0} {
+	var ns [3]float64
+	for _, which := range []int{0, 1, 2, 2, 1, 0} {
 		l := tables[which]
 		*round++
 		ns[which] += (l.measure(b, c, apart, flows, numbers, *round) - l.empty(b, c, apart, flows, numbers)) / 2
 	}
-	f := rows[name]
-	f.lru, f.buckets, f.ratio = append(f.lru, ns[0]), append(f.buckets, ns[1]), append(f.ratio, ns[0]/ns[1])
+	for which := range ns {
+		rows[name][which] = append(rows[name][which], ns[which])
+	}
 	return order
 }
 
@@ -228,7 +244,7 @@ func (l *layout) empty(b *testing.B, c benchCase, apart bool, flows uint32, numb
 // flood fills the table with unconfirmed flows.
 func (l *layout) flood(b *testing.B, cpu int) {
 	b.Helper()
-	for i := range uint32(3 * slots / batch) {
+	for i := range uint32(3 * max(slots, *tableSlots) / batch) {
 		p := &packets{program: "first", run: run{First: 2*fresh + i*batch, Flows: batch, Time: 1000}, repeat: batch}
 		l.atOnce(b, []int{cpu}, p)
 	}
@@ -237,7 +253,7 @@ func (l *layout) flood(b *testing.B, cpu int) {
 // endFlood deletes unconfirmed flows: those of the flood, and of the measurement in it.
 func (l *layout) endFlood(b *testing.B) {
 	b.Helper()
-	for first := uint32(fresh); first < 2*fresh+3*slots; first += batch {
+	for first := uint32(fresh); first < uint32(2*fresh+3*max(slots, *tableSlots)); first += batch {
 		l.atOnce(b, cpus(b, 1), &packets{program: "forget", run: run{First: first, Flows: batch}, repeat: batch})
 	}
 }
@@ -245,5 +261,5 @@ func (l *layout) endFlood(b *testing.B) {
 // spread returns the median of numbers, with the least and the greatest.
 func spread(numbers []float64, format string) string {
 	sorted := slices.SortedFunc(slices.Values(numbers), cmp.Compare)
-	return fmt.Sprintf(format+" ("+format+" to "+format+")", sorted[len(sorted)/2], sorted[0], sorted[len(sorted)-1])
+	return fmt.Sprintf(format+" ("+format+"–"+format+")", sorted[len(sorted)/2], sorted[0], sorted[len(sorted)-1])
 }

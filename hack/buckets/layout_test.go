@@ -91,8 +91,8 @@ func newLRU(t testing.TB, spec *ebpf.CollectionSpec, flows uint32) *layout {
 	return load(t, "lru", spec)
 }
 
-// newBuckets loads the layout with one entry a flow.
-func newBuckets(t testing.TB, spec *ebpf.CollectionSpec, buckets uint32) *layout {
+// newBuckets loads the layout with one entry a flow, and one of two hashes.
+func newBuckets(t testing.TB, spec *ebpf.CollectionSpec, buckets uint32, multiply bool) *layout {
 	t.Helper()
 	spec = spec.Copy()
 	spec.Maps["buckets"].MaxEntries = buckets
@@ -101,7 +101,8 @@ func newBuckets(t testing.TB, spec *ebpf.CollectionSpec, buckets uint32) *layout
 	setConstant(t, spec, "port_bucket_count", 2*buckets)
 	setConstant(t, spec, "key0", rand.Uint64())
 	setConstant(t, spec, "key1", rand.Uint64())
-	return load(t, "buckets", spec)
+	setConstant(t, spec, "multiply", multiply)
+	return load(t, map[bool]string{false: "siphash", true: "multiply"}[multiply], spec)
 }
 
 // cpus returns the first n CPUs of this process, or skips the test.

@@ -137,6 +137,7 @@ const volatile __u32 bucket_count = 1;
 const volatile __u32 port_bucket_count = 1;
 const volatile __u64 key0 = 1;
 const volatile __u64 key1 = 2;
+const volatile bool multiply = false; /* the hash: keyed_mix instead of SipHash */
 
 static __always_inline __u64 rotate(__u64 x, int n)
 {
@@ -181,6 +182,30 @@ static __always_inline __u64 sip_end(__u64 v[4])
 	return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
+/* A round of keyed_mix, as in the finalizer of MurmurHash3. */
+static __always_inline __u64 mix_word(__u64 h, __u64 word, __u64 factor)
+{
+	h = (h ^ word) * factor;
+	return h ^ h >> 32;
+}
+
+/*
+ * The faster hash: the words and the key are mixed between multiplications. It has no proof, as
+ * SipHash has.
+ */
+static __always_inline __u64 keyed_mix(const struct addr *client, __u64 last, __u8 family)
+{
+	__u64 h = key0;
+
+	if (family != FAMILY_V4) {
+		h = mix_word(h, client->w[1] | (__u64)client->w[2] << 32, 0xff51afd7ed558ccdULL);
+		h = mix_word(h, client->w[3], 0xff51afd7ed558ccdULL);
+	}
+	h = mix_word(h, client->w[0] | last, 0xff51afd7ed558ccdULL);
+	h = mix_word(h, key1, 0xc4ceb9fe1a85ec53ULL);
+	return mix_word(h, key0, 0xff51afd7ed558ccdULL);
+}
+
 /*
  * SipHash-1-3 (Aumasson and Bernstein, 2012), which the kernel's hash tables use (hsiphash). IPv4
  * is one word: address, port, protocol and length.
@@ -190,6 +215,8 @@ static __always_inline __u64 client_hash(const struct addr *client, __be16 port,
 {
 	__u64 v[4], last = (__u64)port << 32 | (__u64)proto << 48;
 
+	if (multiply)
+		return keyed_mix(client, last, family);
 	sip_begin(v);
 	if (family == FAMILY_V4) {
 		sip_word(v, client->w[0] | last | 7ULL << 56);
