@@ -141,7 +141,7 @@ func (l *layout) on(cpu int, p *packets) error {
 	if err := l.Maps["runs"].Put(key, &p.run); err != nil {
 		return err
 	}
-	_, perPacket, err := prog.Benchmark(make([]byte, 64), p.repeat, func() { err := l.Maps["runs"].Put(key, &p.run); _ = err })
+	_, perPacket, err := prog.Benchmark(make([]byte, 64), p.repeat, func() { _ = l.Maps["runs"].Put(key, &p.run) })
 	if err != nil {
 		return err
 	}

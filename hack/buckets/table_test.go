@@ -47,11 +47,10 @@ func TestOneCPUStoresAFlow(t *testing.T) {
 			both++
 		}
 		l.do(t, "forget", 0, flows, 0)
-		if again := (&packets{program: "forget", run: work, repeat: flows}); true {
-			l.atOnce(t, cpus(t, 1), again)
-			if again.run.Done != 0 {
-				t.Fatalf("round %d: %d flows were stored twice", round, again.run.Done)
-			}
+		again := &packets{program: "forget", run: work, repeat: flows}
+		l.atOnce(t, cpus(t, 1), again)
+		if again.run.Done != 0 {
+			t.Fatalf("round %d: %d flows were stored twice", round, again.run.Done)
 		}
 	}
 	if both == 0 {
@@ -160,7 +159,8 @@ func TestRandomFlowsFit(t *testing.T) {
 		for range 20 {
 			paper = max(paper, refusedOnPaper(int(flows), buckets))
 		}
-		t.Logf("%s, %d %% of %d slots: %d of %d flows refused; on paper %d at most in 20 trials", l.name, percent, buckets*ways, refused, flows, paper)
+		t.Logf("%s, %d %% of %d slots: %d of %d flows refused; on paper %d at most in 20 trials", l.name, percent,
+			buckets*ways, refused, flows, paper)
 		if refused > uint32(2*paper+5) {
 			t.Errorf("%d %%: %d flows refused, on paper %d at most: is the hash uneven?", percent, refused, paper)
 		}
