@@ -128,6 +128,7 @@ type packets struct {
 	program string
 	run     run
 	repeat  int
+	others  []byte // memory to write to before the run, so that the caches hold nothing else
 
 	perPacket time.Duration
 }
@@ -161,6 +162,9 @@ func (l *layout) atOnce(t testing.TB, numbers []int, all ...*packets) {
 			var set unix.CPUSet
 			set.Set(numbers[i])
 			errs[i] = unix.SchedSetaffinity(0, &set)
+			for at := 0; at < len(p.others); at += 64 {
+				p.others[at]++
+			}
 			started.Done()
 			started.Wait()
 			if errs[i] == nil {
