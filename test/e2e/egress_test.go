@@ -93,7 +93,9 @@ func (e *env) wantEgressAddresses(t *testing.T) {
 		}
 	}
 	for _, mode := range []string{"iptables", "nftables", "ebpf"} {
-		e.Mode, e.Flags = mode, map[string][]string{"": {"--egress", "auto", "--egress-addresses", "172.30.0.240/32,172.30.0.241/32,fd30::f0/128,fd30::f1/128"}}
+		e.Mode, e.Flags = mode, map[string][]string{"": {
+			"--egress", "auto", "--egress-addresses", "172.30.0.240/32,172.30.0.241/32,fd30::f0/128,fd30::f1/128",
+		}}
 		e.restartAfter(t, "a", syscall.SIGTERM, func() {})
 		e.waitReady(t)
 		wantAs(mode, 2)

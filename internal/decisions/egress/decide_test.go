@@ -117,7 +117,9 @@ func TestAddresses(t *testing.T) {
 		{"too many", prefixes("203.0.114.0/24"), lasting[6:22], "has 20 addresses in 203.0.114.0/24"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			plan, wrong := Decide(Auto, Facts{Rules: flannel, Addresses: tt.ranges, Lasting: lasting, Deprecated: deprecated, AddressesOf: "--egress-addresses"}, n)
+			plan, wrong := Decide(Auto, Facts{
+				Rules: flannel, Addresses: tt.ranges, Lasting: lasting, Deprecated: deprecated, AddressesOf: "--egress-addresses",
+			}, n)
 			if !slices.Equal(plan.Addresses, tt.want) {
 				t.Errorf("addresses %v, want %v", plan.Addresses, tt.want)
 			}
