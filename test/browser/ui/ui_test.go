@@ -246,8 +246,9 @@ func TestFaultsAreShown(t *testing.T) {
 	tab.Text("Endpoint 10.244.2.66:9090 does not answer")
 	tab.Click("button", "more")
 	for _, want := range []string{
-		"packets/s are dropped (snat_ports)", "Connections are refused: 2 packets/s (source_range)", "Service payments/ledger", "Service shop/web",
-		"The conntrack table of the node is 97 % full", "Table flows is 90 % full", "no endpoint is on this node", "connections to Service shop/cart:http fail",
+		"packets/s are dropped (snat_ports)", "Connections are refused: 2 packets/s (source_range)",
+		"Service payments/ledger", "Service shop/web", "The conntrack table of the node is 97 % full", "Table flows is 90 % full",
+		"no endpoint is on this node", "connections to Service shop/cart:http fail",
 	} {
 		tab.Text(want)
 	}
