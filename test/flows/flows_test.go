@@ -31,6 +31,7 @@ func start(t *testing.T, cfg cluster.Config) *suite.Suite {
 	if !testing.Short() { // only all suites at once are so slow: a later socket of a node may have an entry's port
 		cfg.ConntrackIdleUDP = cfg.IdleUDP
 	}
+	cfg.FollowDrops = true
 	return suite.New(harness.Start(t, cfg).Cluster)
 }
 

@@ -48,6 +48,8 @@ type Config struct {
 	FromAPI bool
 	// NoAgents starts none.
 	NoAgents bool
+	// FollowDrops writes down what the kernel drops, for Trail. It is not for floods.
+	FollowDrops bool
 	// Routes are ranges that outside clients route to node a.
 	Routes []netip.Prefix
 	// IdleUDP is how long agents' flow tables remember an idle UDP flow, and ConntrackIdleUDP how long
