@@ -114,7 +114,7 @@ status: {podIP: %s}
 		flag  string
 		node  connection
 		links int
-	}{{"off", refused, 0}, {"host", toEndpoint, 9}} {
+	}{{"off", refused, 0}, {"host", toEndpoint, 10}} {
 		e.Flags = map[string][]string{"": {"--socket-hooks", step.flag}}
 		e.restart(t, "a", syscall.SIGTERM)
 		must.Do(t, e.Agent("a").WaitReady(t.Context()))
