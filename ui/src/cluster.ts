@@ -64,10 +64,14 @@ export class Cluster extends Source {
   private ahead = new Map<string, number>();
   private counted = new Map<string, { packets: bigint; at: number }>();
 
-  /** start loads the nodes and follows their flows. */
+  /** start loads the nodes, and then follows their flows. */
   start() {
     this.statuses.subscribe(() => {});
-    this.watch.start(this.api.all, {}, 60_000);
+  }
+
+  /** follow follows flows, once the clock of a node is known: events have its times. */
+  private follow() {
+    if (this.watch.from === 0) this.watch.start(this.api.all, {}, 60_000);
   }
 
   /** select shows one node, or all (-1). */
@@ -151,9 +155,11 @@ export class Cluster extends Source {
         r.node.status = r.value;
         r.node.seen = Date.now();
         if (r.value.time) this.ahead.set(nodeName(r.node), r.node.seen - timestampMs(r.value.time));
+        this.follow();
       }
       this.changed();
     });
+    this.follow(); // it says why there are no events
     return this.nodes;
   }
 

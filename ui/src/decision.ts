@@ -2,7 +2,7 @@ import { inPrefix, isAddressOrPrefix } from "./address";
 import { EventKind, Protocol } from "./gen/spillway/node/v1alpha1/node_pb";
 import type { Endpoint, Flow, FlowEvent, Frontend, Service, ServicePort } from "./gen/spillway/node/v1alpha1/node_pb";
 import { reasonOf } from "./reasons";
-import { bytes, count, duration, flowService, hostPort, milliseconds, peer, plural, portName, protocol } from "./text";
+import { bytes, count, countsBytes, duration, flowService, hostPort, milliseconds, peer, plural, portName, protocol } from "./text";
 import { failure } from "./traffic";
 
 /** Step is one part of the decision about a flow, in words. */
@@ -141,7 +141,7 @@ function outcome(event: FlowEvent, meaning: string): Step {
   const flow = event.flow!;
   const reason = reasonOf(event.reason, meaning);
   const named = event.reason ? `${reason.words} (${event.reason})`.trim() : "";
-  const moved = `${bytes(flow.bytesToEndpoint)} to the endpoint, ${bytes(flow.bytesToClient)} to the client`;
+  const moved = countsBytes(flow) ? `${bytes(flow.bytesToEndpoint)} to the endpoint, ${bytes(flow.bytesToClient)} to the client` : "How many bytes is not known";
   const answered = flow.handshake ? `It answered after ${duration(milliseconds(flow.handshake))}.` : "";
   switch (event.kind) {
     case EventKind.REFUSED:

@@ -13,8 +13,8 @@ export interface Row {
   ports: string;
   endpoints: number;
   problems: Problem[];
-  /** faults are the ids of findings about it, on any of the nodes. */
-  faults: string[];
+  /** faults are the findings about it on any of the nodes, the worst first; each is there once. */
+  faults: Finding[];
   served: boolean;
   counted: boolean;
   connections: number;
@@ -28,7 +28,7 @@ export interface Row {
   search: string;
 }
 
-export type Column = "name" | "type" | "endpoints" | "rate" | "handshake" | "active" | "refused" | "dropped";
+export type Column = "name" | "health" | "type" | "endpoints" | "rate" | "handshake" | "active" | "refused" | "dropped";
 
 /** ServiceTable has the Services of the selected nodes. */
 export class ServiceTable {
@@ -93,9 +93,25 @@ function newRow(key: string, service: Service): Row {
   return row;
 }
 
+function identity(f: Finding): string {
+  return JSON.stringify([f.id, f.object?.port, f.object?.endpoint]);
+}
+
+/** wrong is how many findings and problems a Service has; a critical finding counts more than all others. */
+export function wrong(row: Row): number {
+  return row.faults.reduce((sum, f) => sum + (f.severity === "critical" ? 1000 : 1), row.problems.length + (row.served ? 0 : 1000));
+}
+
+/** healthText is the worst that is known of a Service, as the API's health. */
+export function healthText(row: Row): string {
+  if (!row.served) return "not served";
+  return row.faults[0]?.id ?? (row.problems.length > 0 ? "problem" : "ok");
+}
+
 function addCounters(row: Row, service: Service) {
   row.problems.push(...service.problems);
-  for (const f of faults(service.findings)) if (!row.faults.includes(f.id)) row.faults.push(f.id);
+  for (const f of faults(service.findings)) if (!row.faults.some((o) => identity(o) === identity(f))) row.faults.push(f);
+  row.faults.sort((a, b) => Number(a.severity !== "critical") - Number(b.severity !== "critical"));
   for (const { counters } of service.ports) {
     if (!counters) continue;
     row.counted = true;
@@ -134,6 +150,18 @@ export function failingEndpoints(traffic: Traffic, key: string, findings: Findin
   for (const f of traffic.failing.values()) if (f.service === key && f.fails(second)) found.set(f.endpoint, endpointWords[f.how]!);
   for (const f of faults(findings)) if (f.object?.endpoint) found.set(f.object.endpoint, endpointWords[f.id] ?? f.id);
   return found;
+}
+
+/** failingCounts is how many endpoints of each Service fail, of those with some. */
+export function failingCounts(rows: Row[], traffic: Traffic, second: number): Map<string, number> {
+  const counts = new Map<string, number>();
+  const some = new Set([...traffic.failing.values()].map((f) => f.service));
+  for (const r of rows) {
+    if (!some.has(r.key) && r.faults.length === 0) continue;
+    const n = failingEndpoints(traffic, r.key, r.faults, second).size;
+    if (n > 0) counts.set(r.key, n);
+  }
+  return counts;
 }
 
 /** select returns the rows that contain every word of a search, sorted. */

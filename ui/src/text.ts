@@ -66,6 +66,11 @@ export function span(d: Duration | undefined): string {
   return d ? duration(milliseconds(d)) : "–";
 }
 
+/** countsBytes reports that the numbers of a flow are counted, not just 0. */
+export function countsBytes(f: Flow): boolean {
+  return f.packetsToEndpoint + f.packetsToClient + f.bytesToEndpoint + f.bytesToClient > 0n;
+}
+
 export function ms(t: Timestamp | undefined): number {
   return t ? timestampMs(t) : 0;
 }

@@ -294,12 +294,11 @@ function weakest<T>(map: Map<string, T>, weight: (item: T) => number) {
 
 /**
  * eventSecond is the second of an event by the page's clock, which is ahead of the node's clock
- * by some ms. A page that opens gets the events of the last minute at once. Events of the last
- * seconds count as of now: they have been on the way.
+ * by some ms. A page that opens gets the events of the last minute at once.
  */
 export function eventSecond(event: FlowEvent, now: number, ahead = 0): number {
   const age = event.time ? now - ahead - timestampMs(event.time) : 0;
-  return Math.floor((age > 3_000 ? now - age : now) / 1000);
+  return Math.floor((now - Math.max(age, 0)) / 1000);
 }
 
 /** Reported is since which second of the page all flows have events (Infinity: not yet), or why that is not so. */

@@ -299,6 +299,49 @@ func TestFaultsAreByService(t *testing.T) {
 	tab.Until("both numbers", `["connections refused/s", "packets dropped/s"].every(w => [...document.querySelectorAll(".numbers dt")].some(e => e.textContent === w))`)
 }
 
+// A page that opens shows the last minute as it was: without a gap, and without a spike of what came at once.
+func TestChartsBeginWithoutSpike(t *testing.T) {
+	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 400, Healthy: true}), 1280)
+	show(tab, "services")
+	// The points of a line are 0 to 20 high, the highest 2 from the top.
+	const heights = `(document.querySelector(".services .rows .spark polyline")?.getAttribute("points") ?? "").split(" ").filter(Boolean).map(p => 19 - Number(p.split(",")[1]))`
+	tab.Until("a line of the whole minute, without a gap or a spike",
+		`(h => h.length === 60 && h.slice(1).filter(n => n > 3).length >= 57)(`+heights+`)`)
+}
+
+// The health of each Service, the choice of those with findings, and an order by the numbers that are shown.
+func TestServicesShowHealth(t *testing.T) {
+	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Services: 40, Rate: 200}), 1280)
+	show(tab, "services")
+	const rows = `[...document.querySelectorAll(".services .rows .row")]`
+	cell := func(service, column, want string) {
+		t.Helper()
+		tab.Until(service+": "+want, fmt.Sprintf(`%s.some(r => r.querySelector(".name").textContent === %q && r.querySelector(%q).textContent.includes(%q))`,
+			rows, service, "."+column, want))
+	}
+	cell("shop/cart", "health", "endpoint-refuses")
+	cell("edge/ingress", "health", "problem")
+	cell("payments/api", "health", "ok")
+	cell("shop/cart", "endpoints .bad", "1 of 4 fail")
+	cell("payments/ledger", "endpoints .bad", "1 of 3 fail")
+	tab.Until("numbers in order", `(n => n.length > 5 && n.every((x, i) => i === 0 || x <= n[i - 1]))(`+rows+`.map(r => r.querySelector(".rate").textContent).filter(x => x !== "–").map(Number))`)
+	tab.Click("button", "With findings only")
+	tab.Text("of 40 Services")
+	tab.Until("only Services with faults", rows+`.length >= 3 && `+rows+`.every(r => r.querySelector(".health").textContent !== "ok" || r.querySelector(".endpoints .bad"))`)
+
+	// The panel agrees with the flows: half of the connections to one endpoint are reset.
+	tab.Click(".services [role=row] .name", "cart")
+	tab.Until("the failures", `/Failed in the last minute: \d+ reset by the endpoint/.test(document.querySelector(".panel")?.innerText)`)
+	tab.Until("the endpoint", `[...document.querySelectorAll(".panel tr")].some(r => r.textContent.includes("10.244.1.67") && r.querySelector(".chip.bad")?.textContent === "refuses")`)
+	tab.Click("button", "Show its flows")
+	tab.Until("its resets", `[...document.querySelectorAll(".flows .rows .kind")].some(e => e.textContent === "reset")`)
+
+	// What is not counted is not 0.
+	show(tab, "services")
+	tab.Click(".services [role=row] .name", "queue")
+	tab.Until("no bytes", `document.querySelector(".panel")?.innerText.includes("not known Packets of sockets' own connections are not counted.")`)
+}
+
 // A handshake of 90 µs is the same in the list and in the panel: neither 0.00 ms nor the 0.5 ms of a bucket.
 func TestHandshakes(t *testing.T) {
 	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 200, Healthy: true, Handshake: 90 * time.Microsecond}), 1280)

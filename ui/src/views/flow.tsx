@@ -8,7 +8,7 @@ import { useSource } from "../parts/hooks";
 import { Poll } from "../poll";
 import { reasonOf } from "../reasons";
 import { noQuery } from "../query";
-import { bytes, clock, count, flowService, peer, protocol, shown, span } from "../text";
+import { bytes, clock, count, countsBytes, flowService, peer, protocol, shown, span } from "../text";
 
 /** FlowDetail says why a flow went where it went. */
 export function FlowDetail({ event }: { event: FlowEvent }) {
@@ -74,8 +74,8 @@ export function FlowDetail({ event }: { event: FlowEvent }) {
         <dt>Asked for</dt><dd><code>{shown(peer(flow.serviceAddress))}</code> <span class="soft">{shown(key)}</span></dd>
         <dt>Endpoint</dt><dd>{flow.endpoint ? <><code>{shown(peer(flow.endpoint))}</code> <span class="soft">{shown(flow.endpoint.pod)}</span></> : "none"}</dd>
         <dt>Handshake</dt><dd>{span(flow.handshake)}{flow.smoothedRtt && <span class="soft"> smoothed RTT {span(flow.smoothedRtt)}</span>}</dd>
-        <dt>Packets</dt><dd>{count(flow.packetsToEndpoint)} in, {count(flow.packetsToClient)} out</dd>
-        <dt>Bytes</dt><dd>{bytes(flow.bytesToEndpoint)} in, {bytes(flow.bytesToClient)} out</dd>
+        <dt>Packets</dt><dd>{countsBytes(flow) ? `${count(flow.packetsToEndpoint)} in, ${count(flow.packetsToClient)} out` : "not known"}</dd>
+        <dt>Bytes</dt><dd>{countsBytes(flow) ? `${bytes(flow.bytesToEndpoint)} in, ${bytes(flow.bytesToClient)} out` : "not known"}</dd>
       </dl>
     </Panel>
   );

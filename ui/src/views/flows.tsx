@@ -12,7 +12,7 @@ import type { TableColumn } from "../parts/table";
 import { Poll } from "../poll";
 import { isEmpty, noQuery, toFilter } from "../query";
 import type { FlowQuery } from "../query";
-import { bytes, clock, count, kinds, peer, plural, short, shown, span, stateText } from "../text";
+import { bytes, clock, count, countsBytes, kinds, peer, plural, short, shown, span, stateText } from "../text";
 import { notReported, failure, nowSecond } from "../traffic";
 
 /** Row is an event, or a flow of the table with its state. */
@@ -35,6 +35,13 @@ function Kind({ row }: { row: Row }) {
   return <Chip mood={kind?.mood ?? "soft"}>{kind?.name ?? "unknown"}</Chip>;
 }
 
+/** bytesText is what a flow has moved, once that is known. */
+function bytesText({ event, state }: Row) {
+  const f = event.flow;
+  if (!f || (event.kind !== EventKind.CLOSED && state === undefined)) return "–";
+  return countsBytes(f) ? bytes(f.bytesToClient + f.bytesToEndpoint) : <span class="soft">not known</span>;
+}
+
 const columns: TableColumn<Row>[] = [
   { id: "time", title: "Time", cell: (r) => clock(r.event.time) },
   { id: "kind", title: "What", cell: (r) => <Kind row={r} /> },
@@ -42,7 +49,7 @@ const columns: TableColumn<Row>[] = [
   { id: "service", title: "Service", cell: (r) => <Name namespace={r.event.flow?.namespace} text={`${r.event.flow?.service ?? ""}${r.event.flow?.portName ? `:${r.event.flow.portName}` : ""}`} /> },
   { id: "endpoint", title: "Endpoint", cell: (r) => (r.event.flow?.endpoint ? <Name text={r.event.flow.endpoint.pod || peer(r.event.flow.endpoint)} /> : <span class="soft">none</span>) },
   { id: "handshake", title: "Handshake", number: true, cell: (r) => span(r.event.flow?.handshake) },
-  { id: "bytes", title: "Bytes", number: true, cell: (r) => { const f = r.event.flow; return f ? bytes(f.bytesToClient + f.bytesToEndpoint) : "–"; } },
+  { id: "bytes", title: "Bytes", number: true, cell: (r) => bytesText(r) },
   { id: "reason", title: "Why", cell: (r) => <Name text={r.event.reason} soft /> },
 ];
 

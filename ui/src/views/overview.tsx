@@ -138,7 +138,7 @@ function GroupItem({ group: g, several }: { group: Group; several: boolean }) {
 
 function Rates() {
   const { cluster } = useApp();
-  const second = nowSecond();
+  const second = nowSecond() - 1; // events of the last second are on the way
   const data = useMemo(() => {
     const length = 120;
     const { opened, refused, dropped } = cluster.traffic.totals;

@@ -1,7 +1,7 @@
 import { useMemo } from "preact/hooks";
 import { nodeName } from "../cluster";
 import { useApp } from "../context";
-import type { Endpoint, Service, ServicePort } from "../gen/spillway/node/v1alpha1/node_pb";
+import type { Counters, Endpoint, Service, ServicePort } from "../gen/spillway/node/v1alpha1/node_pb";
 import { Chip, Message, Name, Panel } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { useSource, useTick } from "../parts/hooks";
@@ -9,6 +9,7 @@ import { Poll } from "../poll";
 import { noQuery } from "../query";
 import { failingEndpoints, handshakeText } from "../services";
 import { bytes, count, duration, hostPort, milliseconds, plural, portName, serviceKey, shown } from "../text";
+import type { Counts, Failure, ServiceTraffic } from "../traffic";
 import { knownOnly, nowSecond, seconds } from "../traffic";
 
 const lines = [
@@ -25,7 +26,7 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
   useSource(poll);
   useTick(1000);
   const key = `${namespace}/${name}`;
-  const second = nowSecond();
+  const second = nowSecond() - 1; // events of the last second are on the way
   const traffic = cluster.traffic.services.get(key);
   const data = useMemo(() => {
     const times = Array.from({ length: seconds }, (_, i) => second - seconds + i);
@@ -40,7 +41,8 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
     <Panel title={key} onClose={app.close}>
       {poll.error && <Message title="The Service cannot be read" mood="bad"><p>{shown(poll.error)}</p></Message>}
       {results.length > 0 && !first && failed && <Message title="The Service cannot be read" mood="bad"><p>{shown(failed.error)}</p></Message>}
-      {traffic && <Chart label={`Connections of ${shown(key)} in the last minute`} lines={lines} data={data} height={120} />}
+      <Chart label={`Connections of ${shown(key)} in the last minute`} lines={lines} data={data} height={120} />
+      {traffic && <Failed traffic={traffic} second={second} />}
       {first && <Whole service={first.value!.service!} flows={flowsByEndpoint(results.map((r) => r.value?.service))} failing={failing} />}
       {results.map((r) => <Differences key={r.node.id} node={nodeName(r.node)} service={r.value?.service} />)}
       <p>
@@ -56,6 +58,16 @@ export function ServiceDetail({ namespace, name }: { namespace: string; name: st
       </p>
     </Panel>
   );
+}
+
+const failureWords = { silent: "not answered", reset: "reset by the endpoint", refused: "refused", dropped: "dropped" };
+
+/** Failed says how the connections of the last minute failed. */
+function Failed({ traffic, second }: { traffic: ServiceTraffic; second: number }) {
+  const sum = (c: Counts) => c.series(second, seconds).reduce((a, b) => a + b, 0);
+  const failed = Object.entries(traffic.failed).map(([how, c]) => ({ how: how as Failure, n: sum(c) })).filter((f) => f.n > 0);
+  if (failed.length === 0) return <p class="soft">No event of a failure in the last minute.</p>;
+  return <p class="bad">Failed in the last minute: {failed.map((f) => `${count(f.n)} ${failureWords[f.how]}`).join(", ")}.</p>;
 }
 
 function Differences({ node, service }: { node: string; service?: Service }) {
@@ -114,7 +126,8 @@ function Port({ port: p, service, type, ...of }: { port: ServicePort; service: s
           <>
             <dt>Counted</dt>
             <dd>{plural(Number(c.connections), "connection")}, {count(c.active)} active{c.refused > 0n && <span class="warn">, {count(c.refused)} refused</span>}{c.dropped > 0n && <span class="bad">, {plural(Number(c.dropped), "packet")} dropped</span>}</dd>
-            {!c.connectionsOnly && <><dt>Traffic</dt><dd>{bytes(c.bytesToEndpoint)} in, {bytes(c.bytesToClient)} out</dd></>}
+            <dt>Traffic</dt>
+            <dd>{trafficText(c)}</dd>
             {p50 !== undefined && <><dt>Handshake</dt><dd>median {p50}, p99 {handshakeText(all, cluster.traffic, 0.99)}</dd></>}
           </>
         )}
@@ -122,6 +135,13 @@ function Port({ port: p, service, type, ...of }: { port: ServicePort; service: s
       <Endpoints port={p} {...of} />
     </section>
   );
+}
+
+/** trafficText is what counters know of packets: none are counted of connections that sockets translate. */
+function trafficText(c: Counters) {
+  const none = c.packetsToEndpoint + c.packetsToClient + c.bytesToEndpoint + c.bytesToClient === 0n;
+  if (!c.connectionsOnly && !(none && c.connections > 0n)) return `${bytes(c.bytesToEndpoint)} in, ${bytes(c.bytesToClient)} out`;
+  return <>not known <span class="soft">{c.connectionsOnly ? "The agent counts connections only: --service-metrics." : "Packets of sockets' own connections are not counted."}</span></>;
 }
 
 /** Flows are the numbers of flows to an endpoint on all nodes that count them. */

@@ -34,6 +34,9 @@ const (
 	DeadEndpoint    = "10.244.2.66"
 	DroppingService = "shop/web"
 	RefusedService  = "shop/cart"
+	RefusedEndpoint = "10.244.1.67"
+	// UncountedService has connections of sockets alone, whose packets are not counted.
+	UncountedService = "batch/queue"
 )
 
 // Node is the fake. Fields must not change while it serves.
@@ -148,8 +151,11 @@ func (n *Node) add(i int, namespace, name, kind, portName string, number uint32,
 			Address: fmt.Sprintf("10.244.%d.%d", e%3+1, 60+(i*7+e)%180), Port: number, Node: on, Ready: true, Serving: true, InUse: true,
 			Pod: fmt.Sprintf("%s/%s-%d", namespace, name, e),
 		}
-		if namespace+"/"+name == DeadService && e == 1 {
+		switch {
+		case namespace+"/"+name == DeadService && e == 1:
 			ep.Address = DeadEndpoint
+		case namespace+"/"+name == RefusedService && e == 0:
+			ep.Address = RefusedEndpoint
 		}
 		if name == "catalog" && e == 4 {
 			ep.Ready, ep.Terminating, ep.InUse = false, true, false
@@ -204,7 +210,7 @@ func (n *Node) refuses() *node.Finding {
 	namespace, name, _ := strings.Cut(RefusedService, "/")
 	return &node.Finding{Id: "endpoint-refuses", Severity: "critical", Title: "connections to Service " + RefusedService + ":http fail",
 		Detail: "The endpoint answers the first packet of each connection with an RST.", Since: timestamppb.New(n.started),
-		Object: &node.FindingObject{Kind: "Service", Namespace: namespace, Name: name, Port: "http"}}
+		Object: &node.FindingObject{Kind: "Service", Namespace: namespace, Name: name, Port: "http", Endpoint: RefusedEndpoint + ":8080"}}
 }
 
 // ListServices returns pages of Services.
@@ -252,6 +258,10 @@ func (n *Node) service(s *node.Service, whole bool) *node.Service {
 		case DroppingService:
 			q.Counters.Dropped = 3 * seconds
 		}
+	}
+	if s.Namespace+"/"+s.Name == UncountedService {
+		c := q.Counters
+		c.BytesToEndpoint, c.BytesToClient, c.PacketsToEndpoint, c.PacketsToClient = 0, 0, 0, 0
 	}
 	if whole {
 		q.Endpoints, q.Differences, q.Compared = p.Endpoints, p.Differences, p.Compared
@@ -305,6 +315,19 @@ func (n *Node) WatchFlows(ctx context.Context, req *node.WatchFlowsRequest, stre
 	const pause = 50 * time.Millisecond
 	g := n.generator(uint64(time.Now().UnixNano()))
 	began, made := time.Now(), 0
+	if req.Since != nil && !n.quiet.Load() { // what it remembers
+		var r node.WatchFlowsResponse
+		for g.at = req.Since.AsTime(); n.Rate > 0 && g.at.Before(began); g.at = g.at.Add(time.Second / time.Duration(n.Rate)) {
+			if e := g.event(); matches(req.Filter, e) {
+				r.Events = append(r.Events, e)
+			}
+		}
+		g.at = time.Time{}
+		n.sent.Add(uint64(len(r.Events)))
+		if err := stream.Send(&r); err != nil {
+			return err
+		}
+	}
 	for tick := time.NewTicker(pause); ; {
 		var r node.WatchFlowsResponse
 		quiet := n.quiet.Load()
@@ -392,6 +415,7 @@ type generator struct {
 	sums  []int // of weights up to each target
 	made  int
 	open  []*node.Flow
+	at    time.Time // of what happens; zero: now
 }
 
 func (n *Node) generator(seed uint64) *generator {
@@ -412,6 +436,8 @@ func (g *generator) flow() *node.Flow {
 	case g.node.Healthy:
 	case g.made%16 == 0:
 		i = slices.IndexFunc(g.node.targets, func(t target) bool { return t.endpoint.Address == DeadEndpoint })
+	case g.made%16 == 4:
+		i = slices.IndexFunc(g.node.targets, func(t target) bool { return t.endpoint.Address == RefusedEndpoint })
 	case g.made%16 == 8:
 		i = slices.IndexFunc(g.node.targets, func(t target) bool { return t.service.Namespace+"/"+t.service.Name == RefusingService })
 	}
@@ -424,7 +450,7 @@ func (g *generator) flow() *node.Flow {
 	if address == "" {
 		address = "192.168.7.10"
 	}
-	now := time.Now()
+	now := g.now()
 	f := &node.Flow{
 		Node: g.node.Name, Protocol: t.port.Protocol, Namespace: t.service.Namespace, Service: t.service.Name, PortName: t.port.Name,
 		Client:         &node.Peer{Address: c.address, Port: uint32(32768 + g.rand.IntN(28000)), Pod: c.pod, Node: c.node},
@@ -432,7 +458,9 @@ func (g *generator) flow() *node.Flow {
 		Endpoint:       &node.Peer{Address: t.endpoint.Address, Port: t.endpoint.Port, Pod: t.endpoint.Pod, Node: t.endpoint.Node},
 		BySocket:       c.pod != "" && g.rand.IntN(2) == 0, Opened: timestamppb.New(now), LastSeen: timestamppb.New(now), State: "syn_sent",
 	}
-	if !g.dead(f) {
+	if g.reset(f) {
+		f.PacketsToEndpoint, f.PacketsToClient, f.BytesToEndpoint, f.BytesToClient = 1, 1, 60, 40
+	} else if !g.dead(f) {
 		f.Handshake = durationpb.New(time.Duration(150+g.rand.ExpFloat64()*900) * time.Microsecond)
 		if g.node.Handshake > 0 {
 			f.Handshake = durationpb.New(g.node.Handshake)
@@ -446,17 +474,30 @@ func (g *generator) flow() *node.Flow {
 	return f
 }
 
+// now is the time of what happens.
+func (g *generator) now() time.Time {
+	if g.at.IsZero() {
+		return time.Now()
+	}
+	return g.at
+}
+
+// reset reports whether the endpoint of a flow answers its first packet with an RST, as it does to every other one.
+func (g *generator) reset(f *node.Flow) bool {
+	return !g.node.Healthy && f.Endpoint.GetAddress() == RefusedEndpoint && f.Client.Port%2 == 0
+}
+
 func (g *generator) dead(f *node.Flow) bool {
 	return !g.node.Healthy && f.Endpoint.GetAddress() == DeadEndpoint && f.Service == "ledger"
 }
 
 // event is the next one: a flow opens, or one that is open goes on.
 func (g *generator) event() *node.FlowEvent {
-	now := timestamppb.Now()
+	now := timestamppb.New(g.now())
 	if len(g.open) > 400 || len(g.open) > 20 && g.rand.IntN(3) > 0 {
 		i := g.rand.IntN(len(g.open))
 		f := g.open[i]
-		if f.State == "syn_sent" && !g.dead(f) {
+		if f.State == "syn_sent" && !g.dead(f) && !g.reset(f) {
 			f.State = "established"
 			return &node.FlowEvent{Kind: node.EventKind_EVENT_KIND_ANSWERED, Time: now, Flow: f}
 		}
@@ -465,7 +506,7 @@ func (g *generator) event() *node.FlowEvent {
 		switch {
 		case g.dead(f), f.Protocol == node.Protocol_PROTOCOL_UDP:
 			reason = "timeout"
-		case g.rand.IntN(20) == 0:
+		case g.reset(f), g.rand.IntN(20) == 0:
 			reason = "RST"
 		}
 		f.State, f.LastSeen = "closed", now
