@@ -64,7 +64,7 @@ type Address struct {
 	AddrPort netip.AddrPort
 	Service  intent.PortID // that is served there; zero: none
 	Pod      model.Name    // that has the address; zero: unknown
-	Node     string        // of the pod; "": unknown
+	Node     string        // of the pod or of the address; "": unknown
 
 	// EndpointOf are the Service ports that have it as an endpoint, sorted. The asker sets
 	// EndpointOfMax, the most it wants.
@@ -82,7 +82,9 @@ func (r *Reconciler) Names(ctx context.Context, addrs []Address) error {
 		for i := range found {
 			a := &found[i]
 			a.Service = services.PortAt(a.Protocol, a.AddrPort)
-			a.Pod, a.Node = services.PodAt(a.AddrPort.Addr())
+			if a.Pod, a.Node = services.PodAt(a.AddrPort.Addr()); a.Node == "" {
+				a.Node = services.NodeAt(a.AddrPort.Addr())
+			}
 			if a.EndpointOfMax > 0 {
 				a.EndpointOf = services.EndpointOf(a.Protocol, a.AddrPort, a.EndpointOfMax)
 			}

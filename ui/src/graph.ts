@@ -1,4 +1,3 @@
-import { Graph, layout as arrange } from "@dagrejs/dagre";
 import type { Edge, Traffic } from "./traffic";
 
 /** Kind is a column of the map. */
@@ -69,25 +68,39 @@ export function shape(p: Picture): string {
 }
 
 export interface Layout {
+  /** node is how wide a node is. */
+  node: number;
   width: number;
   height: number;
   places: Map<string, { x: number; y: number }>;
 }
 
-/** place computes where the nodes are: clients, Services and endpoints in three columns. */
-export function place(p: Picture): Layout {
-  const g = new Graph();
-  g.setGraph({ rankdir: "LR", nodesep: 10, ranksep: 110, marginx: 4, marginy: 4 });
-  g.setDefaultEdgeLabel(() => ({}));
-  // Names decide the order of equals, so that a picture does not jump.
-  for (const n of [...p.nodes].sort((a, b) => (a.id < b.id ? -1 : 1))) g.setNode(n.id, { ...nodeSize });
-  for (const l of [...p.links].sort((a, b) => (a.id < b.id ? -1 : 1))) g.setEdge(l.from, l.to);
-  arrange(g);
-  const size = g.graph() as { width?: number; height?: number };
+/** row is the height of a node with its distance to the next. */
+const row = nodeSize.height + 10;
+
+/** columns is how wide nodes and the gaps between the three columns are, in a width. */
+function columns(width: number): { node: number; gap: number } {
+  const gap = Math.min(Math.max(width * 0.08, 16), 110);
+  return { node: Math.min(Math.max((width - 2 * gap) / 3, 84), nodeSize.width), gap };
+}
+
+/**
+ * place computes where the nodes are in a width: clients, Services and endpoints in three columns. Those that
+ * fail are first, then those with the highest rate; endpoints follow their Services.
+ */
+export function place(p: Picture, width: number): Layout {
+  const { node, gap } = columns(width);
+  const fails = (n: { bad: number }) => (n.bad > 0.02 ? n.bad : 0);
+  const worst = (a: Node, b: Node) => fails(b) - fails(a) || b.rate - a.rate || (a.id < b.id ? -1 : 1);
+  const of = (kind: Kind) => p.nodes.filter((n) => n.kind === kind).sort(worst);
+  const services = of("service");
+  const order = new Map(services.map((s, i) => [s.id, i]));
+  const serviceOf = new Map(p.links.map((l) => [l.to, order.get(l.from) ?? 0]));
+  const endpoints = of("endpoint").sort((a, b) => serviceOf.get(a.id)! - serviceOf.get(b.id)!);
   const places = new Map<string, { x: number; y: number }>();
-  for (const n of p.nodes) {
-    const at = g.node(n.id) as { x: number; y: number };
-    places.set(n.id, { x: at.x, y: at.y });
-  }
-  return { width: size.width ?? 0, height: size.height ?? 0, places };
+  [of("client"), services, endpoints].forEach((list, column) =>
+    list.forEach((n, i) => places.set(n.id, { x: column * (node + gap) + node / 2 + 1, y: i * row + nodeSize.height / 2 + 1 })),
+  );
+  const rows = Math.max(of("client").length, services.length, endpoints.length);
+  return { node, width: 3 * node + 2 * gap + 2, height: rows * row, places };
 }

@@ -164,7 +164,7 @@ export class Failing {
 /** clientGroup is where a client belongs on the map. */
 export function clientGroup(pod: string, node: string): string {
   if (pod) return `pods of ${pod.slice(0, Math.max(pod.indexOf("/"), 0)) || pod}`;
-  return node ? `node ${node}` : "outside the cluster";
+  return node ? `on ${node}` : "outside the cluster";
 }
 
 /** Traffic sums events up. Its size does not depend on how many there are. */

@@ -177,14 +177,18 @@ test("the map has the strongest ways, and those that fail", () => {
   const names = picture.nodes.filter((n) => n.kind === "service").map((n) => n.name);
   assert.ok(names.includes("shop/busy") && names.includes("shop/closed"), names.join());
   assert.equal(picture.hidden, 27);
-  const layout = place(picture);
+  const layout = place(picture, 900);
   assert.equal(layout.places.size, picture.nodes.length);
   const x = (kind: string) => layout.places.get(picture.nodes.find((n) => n.kind === kind)!.id)!.x;
   assert.ok(x("client") < x("service") && x("service") < x("endpoint"));
+  // What fails is first, and the picture fits a phone.
+  const top = picture.nodes.filter((n) => n.kind === "service").sort((a, b) => layout.places.get(a.id)!.y - layout.places.get(b.id)!.y)[0]!;
+  assert.equal(top.name, "shop/closed");
+  assert.ok(place(picture, 340).width <= 342 && layout.width <= 902);
   // A name cannot make a node or a link of another.
   const forged = new Traffic();
   forged.add(event(EventKind.OPENED, { service: "a > s shop/b" }), 9);
-  place(strongest(forged, 9, 5));
+  place(strongest(forged, 9, 5), 900);
 });
 
 test("Services of nodes are summed, searched and sorted", () => {

@@ -2958,7 +2958,7 @@ type AddressNames struct {
 	// Ports of Services that have it as an endpoint, sorted, at most 8.
 	EndpointOf    []*ServicePortName `protobuf:"bytes,2,rep,name=endpoint_of,json=endpointOf,proto3" json:"endpoint_of,omitempty"`
 	Pod           string             `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`   // namespace/name; "": unknown
-	Node          string             `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"` // of the pod; "": unknown
+	Node          string             `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"` // of the pod or of the address; "": unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

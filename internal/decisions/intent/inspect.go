@@ -208,6 +208,31 @@ func (t *Tracker) PodsOf(namespace, name string) []Pod {
 	return pods
 }
 
+// NodeAt returns the Node that has an address, or whose podCIDR does; "" for none, and for several.
+func (t *Tracker) NodeAt(addr netip.Addr) (node string) {
+	addr = addr.Unmap()
+	if t.own.nodeAddrs[addr] == 0 {
+		names := t.ranges.nodes[t.ranges.longest(addr)]
+		for name := range names {
+			node = name
+		}
+		if len(names) > 1 {
+			return ""
+		}
+		return node
+	}
+	for name, n := range t.facts.Nodes() {
+		if !slices.Contains(n.Addresses, addr) {
+			continue
+		}
+		if node != "" {
+			return ""
+		}
+		node = name
+	}
+	return node
+}
+
 func endpointAt(s *store.Slice, addr netip.Addr) *model.Endpoint {
 	for i := range s.Object.Endpoints {
 		if s.Object.Endpoints[i].Addr == addr {

@@ -172,3 +172,21 @@ func TestPodAt(t *testing.T) {
 		t.Errorf("a pod that a foreign slice names: %v", pods)
 	}
 }
+
+func TestNodeAt(t *testing.T) {
+	nodeOf := func(n string, cidr string, ips ...string) *model.Node {
+		return &model.Node{Name: n, Addresses: addrs(ips...), PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}}
+	}
+	tr := newTracker(nodeOf("a", "10.1.0.0/24", "192.0.2.1", "192.0.2.9"), nodeOf("b", "10.1.1.0/24", "192.0.2.2", "192.0.2.9"),
+		nodeOf("c", "10.1.1.0/24", "10.1.0.3"))
+	for at, want := range map[string]string{
+		"192.0.2.1": "a", "::ffff:192.0.2.2": "b", "10.1.0.7": "a", "192.0.2.3": "",
+		"192.0.2.9": "",  // of two Nodes
+		"10.1.1.7":  "",  // in the podCIDR of two Nodes
+		"10.1.0.3":  "c", // an address of a Node in the podCIDR of another
+	} {
+		if node := tr.NodeAt(addr(at)); node != want {
+			t.Errorf("%s: on %q, want %q", at, node, want)
+		}
+	}
+}

@@ -1,4 +1,4 @@
-import { useMemo, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useApp } from "../context";
 import { nodeSize, place, shape, strongest } from "../graph";
 import type { Layout, Link, Node, Picture } from "../graph";
@@ -22,14 +22,22 @@ export function ServiceMap() {
   const [paused, setPaused] = useState(false);
   const kept = useRef<{ at: number; shape: string; layout: Layout; picture: Picture } | undefined>(undefined);
   const second = nowSecond();
+  const area = useRef<HTMLDivElement>(null);
+  const [width, setWidth] = useState(0);
+  useLayoutEffect(() => {
+    const element = area.current!;
+    const observer = new ResizeObserver(() => setWidth(element.clientWidth - 40));
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
 
   // New nodes come in every five seconds at most, so that the picture stays readable.
-  const key = `${most} ${search} ${cluster.selected}`;
+  const key = `${most} ${search} ${cluster.selected} ${width}`;
   const lastKey = useRef(key);
   const fresh = strongest(cluster.traffic, second, most, search);
   if (!kept.current || lastKey.current !== key || (!paused && second - kept.current.at >= 5)) {
     const s = shape(fresh);
-    const layout = kept.current?.shape === s ? kept.current.layout : place(fresh);
+    const layout = kept.current?.shape === s && lastKey.current === key ? kept.current.layout : place(fresh, width);
     kept.current = { at: second, shape: s, layout, picture: fresh };
     lastKey.current = key;
   }
@@ -44,7 +52,7 @@ export function ServiceMap() {
   }, [second, search, cluster.traffic]);
 
   return (
-    <div class="fill">
+    <div class="fill" ref={area}>
       <div class="bar-of-view">
         <h1>Map</h1>
         <input type="search" placeholder="Search: namespace, Service, pod" aria-label="Search the map" value={search} onInput={(e) => setSearch(e.currentTarget.value)} />
@@ -65,11 +73,11 @@ export function ServiceMap() {
         <>
           <div class="map" tabIndex={0} role="region" aria-label="Map of clients, Services and endpoints">
             <svg viewBox={`0 0 ${layout.width} ${layout.height}`} width={layout.width} height={layout.height} role="group" aria-label={`${plural(picture.nodes.length, "node")}`}>
-              <g aria-hidden="true">{picture.links.map((l) => <Way key={l.id} link={rates.links.get(l.id) ?? { ...l, rate: 0, bad: 0 }} layout={layout} />)}</g>
+              <g aria-hidden="true">{calmFirst(picture.links, rates.links).map((l) => <Way key={l.id} link={rates.links.get(l.id) ?? { ...l, rate: 0, bad: 0 }} layout={layout} />)}</g>
               {picture.nodes.map((n) => <Box key={n.id} node={rates.nodes.get(n.id) ?? { ...n, rate: 0, bad: 0 }} layout={layout} />)}
             </svg>
           </div>
-          <p class="soft legend">Numbers are new connections a second. <span class="bad">Red</span>: refused, dropped or not answered.</p>
+          <p class="soft legend">Numbers are new connections a second. <span class="bad">Red</span>: some fail (refused, dropped, reset or not answered).</p>
         </>
       )}
     </div>
@@ -81,14 +89,20 @@ function Nothing({ search, why }: { search: string; why: Reported["why"] }) {
   return <Message title={why === "not known" ? "The traffic is not known" : why ? "Turning on events of flows …" : "No traffic yet"}><p>{why === "not known" ? notReported : "The map is drawn from new connections."}</p></Message>;
 }
 
+/** calmFirst orders ways so that those that fail are drawn above the others. */
+function calmFirst(links: Link[], rates: Map<string, Link>): Link[] {
+  const bad = (l: Link) => rates.get(l.id)?.bad ?? 0;
+  return [...links].sort((a, b) => bad(a) - bad(b));
+}
+
 function Way({ link, layout }: { link: Link; layout: Layout }) {
   const a = layout.places.get(link.from);
   const b = layout.places.get(link.to);
   if (!a || !b) return null;
-  const [x1, x2] = [a.x + nodeSize.width / 2, b.x - nodeSize.width / 2];
+  const [x1, x2] = [a.x + layout.node / 2, b.x - layout.node / 2];
   const middle = (x1 + x2) / 2;
   const width = Math.min(1 + Math.log2(1 + link.rate + link.bad), 8);
-  const mood = link.bad > 0.02 ? (link.rate > link.bad * 2 ? "warn" : "bad") : "";
+  const mood = link.bad > 0.02 ? "bad" : "";
   return <path class={`way ${mood}`} d={`M${x1},${a.y} C${middle},${a.y} ${middle},${b.y} ${x2},${b.y}`} stroke-width={width} />;
 }
 
@@ -107,7 +121,7 @@ function Box({ node, layout }: { node: Node; layout: Layout }) {
   const failing = node.bad > 0.02;
   const numbers = `${short(node.rate)}/s${handshake === undefined ? "" : `, ${duration(handshake)}`}${failing ? `, ${short(node.bad)}/s fail` : ""}`;
   // A name is cut from its start, where the namespace is.
-  const room = 29;
+  const room = Math.floor((layout.node - 16) / 6.7);
   const cut = name.length > room ? "…" + name.slice(1 - room) : name;
   const button = key === undefined ? {} : { role: "button" as const, tabIndex: 0, onClick: open, onKeyDown: (e: KeyboardEvent) => {
     if (e.key !== "Enter" && e.key !== " ") return;
@@ -115,11 +129,11 @@ function Box({ node, layout }: { node: Node; layout: Layout }) {
     open();
   } };
   return (
-    <g class={`box ${node.kind}${failing ? " failing" : ""}`} transform={`translate(${at.x - nodeSize.width / 2},${at.y - nodeSize.height / 2})`} {...button}>
+    <g class={`box ${node.kind}${failing ? " failing" : ""}`} transform={`translate(${at.x - layout.node / 2},${at.y - nodeSize.height / 2})`} {...button}>
       <title>{`${columnNames[node.kind]} ${name}: ${numbers}`}</title>
-      <rect width={nodeSize.width} height={nodeSize.height} rx="6" />
-      <text x="10" y="17">{cut}</text>
-      <text x="10" y="33" class="rate">{numbers}</text>
+      <rect width={layout.node} height={nodeSize.height} rx="6" />
+      <text x="8" y="17">{cut}</text>
+      <text x="8" y="33" class="rate">{layout.node < 160 && failing ? `${short(node.bad)}/s fail` : layout.node < 160 ? `${short(node.rate)}/s` : numbers}</text>
     </g>
   );
 }

@@ -1618,7 +1618,7 @@ export type AddressNames = Message<"spillway.node.v1alpha1.AddressNames"> & {
   pod: string;
 
   /**
-   * of the pod; "": unknown
+   * of the pod or of the address; "": unknown
    *
    * @generated from field: string node = 4;
    */
