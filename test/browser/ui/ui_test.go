@@ -113,7 +113,7 @@ func open(t *testing.T, address string, width int) *browser.Tab {
 var views = []struct{ id, ready string }{
 	{"overview", "Needs attention"},
 	{"services", "checkout"},
-	{"map", "outside the cluster"},
+	{"map", "Numbers are new connections"},
 	{"flows", "the newest first"},
 	{"drops", "Latest"},
 	{"findings", "Could not be checked"},
@@ -166,7 +166,11 @@ func TestPictures(t *testing.T) {
 		tab.Click(".services [role=row] .name", "ledger")
 		tab.Text("kernel agrees")
 		picture("service", "light")
+		picture("service", "dark")
 		show(tab, "flows")
+		if width < 640 {
+			tab.Click("button.fold", "Filter")
+		}
 		filter(tab, "refused")
 		tab.Click(".flows .rows .row", "refused")
 		tab.Text("it may not connect")
@@ -296,7 +300,8 @@ func TestFaultsAreByService(t *testing.T) {
 		&fakenode.Node{Name: "node-c", Healthy: true}), 1280)
 	const groups = `[...document.querySelectorAll(".attention > li")]`
 	tab.Until("one entry of the Service with both nodes", groups+`.filter(e => e.innerText.includes("Service shop/cart") && e.innerText.includes("on node-a, node-b")).length === 1`)
-	tab.Until("the worst first", groups+`.findIndex(e => e.classList.contains("warn")) > `+groups+`.findLastIndex(e => e.classList.contains("bad"))`)
+	tab.Until("the worst first",
+		groups+`.findIndex(e => e.classList.contains("warn")) > `+groups+`.findLastIndex(e => e.classList.contains("bad"))`)
 	tab.Until("both numbers", `["connections refused/s", "packets dropped/s"].every(w => [...document.querySelectorAll(".numbers dt")].some(e => e.textContent === w))`)
 }
 
@@ -310,6 +315,33 @@ func TestChartsBeginWithoutSpike(t *testing.T) {
 	// The oldest second has begun before the minute.
 	if h := browser.Eval[[]float64](tab, "window.first.slice(1)"); slices.Min(h) <= 3 {
 		t.Errorf("the first line has a gap, or a spike above all else: %v", h)
+	}
+}
+
+// Drops have their clients, are searched, and grouped by cause or Service.
+func TestDropsAreGrouped(t *testing.T) {
+	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 100}, &fakenode.Node{Name: "node-b", Rate: 100}), 1280)
+	show(tab, "drops")
+	const groups = `[...document.querySelectorAll(".drops tbody")]`
+	tab.Until("one line of both nodes with its client", groups+`.filter(g => g.innerText.includes("source_range") && g.rows.length === 2 && g.rows[1].innerText.includes("shop/checkout") && g.rows[1].innerText.includes("198.51.100.7") && g.rows[1].innerText.includes("node-a, node-b")).length === 1`)
+	tab.Click("button", "By Service")
+	tab.Until("the Service with its cause", groups+`.some(g => g.rows[0].innerText === "shop/web" && g.rows[1].innerText.includes("snat_ports"))`)
+	tab.Run(`void (() => { const e = document.querySelector("main input"); e.value = "198.51 checkout"; e.dispatchEvent(new Event("input", {bubbles: true})); })()`)
+	tab.Until("one group", groups+`.length === 1 && `+groups+`[0].innerText.includes("shop/checkout") && [...document.querySelectorAll("main .scroll:last-of-type tbody tr")].every(r => r.innerText.includes("checkout") || r.innerText.includes("source_range"))`)
+}
+
+// On a phone, the filters of flows are folded, and a row fits.
+func TestFiltersFold(t *testing.T) {
+	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 100}), 390)
+	show(tab, "flows")
+	tab.Text("the newest first")
+	const seen = `[...document.querySelectorAll(".filter, .kinds")].filter(e => e.offsetHeight > 0).length`
+	tab.Until("folded filters", seen+` === 0`)
+	tab.Click("button", "Filter")
+	tab.Until("filters", seen+` === 2`)
+	for _, view := range []string{"flows", "services"} {
+		show(tab, view)
+		tab.Until(view+" as wide as the window", `(e => e && e.scrollWidth <= e.clientWidth)(document.querySelector(".table"))`)
 	}
 }
 

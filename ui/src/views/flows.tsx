@@ -58,17 +58,19 @@ export function Flows() {
   const app = useApp();
   const { cluster, query } = app;
   const [open, setOpen] = useState(false);
+  const [folded, setFolded] = useState(true);
   const problem = useMemo(() => toFilter(query).problem, [query]);
   return (
-    <div class="fill">
+    <div class={`fill ${folded ? "folded" : ""}`}>
       <div class="bar-of-view">
         <h1>Flows</h1>
         <div class="switch" role="group" aria-label="Which flows">
           <button type="button" aria-pressed={!open} onClick={() => setOpen(false)}>Events</button>
           <button type="button" aria-pressed={open} onClick={() => setOpen(true)}>Open now</button>
         </div>
+        <button type="button" class="fold" aria-expanded={!folded} aria-pressed={!isEmpty(query)} onClick={() => setFolded(!folded)}>{isEmpty(query) ? "Filter" : "Filtered"}</button>
         {!open && (
-          <div class="switch" role="group" aria-label="Kinds of events">
+          <div class="switch kinds" role="group" aria-label="Kinds of events">
             {kinds.map((k) => (
               <button
                 key={k.kind}
