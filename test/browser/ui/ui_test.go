@@ -252,7 +252,8 @@ func TestFaultsAreShown(t *testing.T) {
 	tab.Click("button", "more")
 	for _, want := range []string{
 		"packets/s are dropped (snat_ports)", "Connections are refused: 2 packets/s (source_range)",
-		"Service payments/ledger", "Service shop/web", "The conntrack table of the node is 97 % full", "Table flows is 90 % full",
+		"Service payments/ledger", "Service shop/web",
+		"The conntrack table of the node is 97 % full", "Table flows is 90 % full",
 		"no endpoint is on this node", "connections to Service shop/cart:http fail",
 	} {
 		tab.Text(want)
