@@ -458,9 +458,12 @@ func (g *generator) flow() *node.Flow {
 		Endpoint:       &node.Peer{Address: t.endpoint.Address, Port: t.endpoint.Port, Pod: t.endpoint.Pod, Node: t.endpoint.Node},
 		BySocket:       c.pod != "" && g.rand.IntN(2) == 0, Opened: timestamppb.New(now), LastSeen: timestamppb.New(now), State: "syn_sent",
 	}
-	if g.reset(f) {
+	switch {
+	case g.reset(f):
 		f.PacketsToEndpoint, f.PacketsToClient, f.BytesToEndpoint, f.BytesToClient = 1, 1, 60, 40
-	} else if !g.dead(f) {
+	case g.dead(f):
+		f.PacketsToEndpoint = 4
+	default:
 		f.Handshake = durationpb.New(time.Duration(150+g.rand.ExpFloat64()*900) * time.Microsecond)
 		if g.node.Handshake > 0 {
 			f.Handshake = durationpb.New(g.node.Handshake)
@@ -468,8 +471,6 @@ func (g *generator) flow() *node.Flow {
 		f.SmoothedRtt = durationpb.New(f.Handshake.AsDuration() * 4 / 5)
 		f.BytesToEndpoint, f.BytesToClient = uint64(200+g.rand.IntN(4000)), uint64(g.rand.IntN(90_000))
 		f.PacketsToEndpoint, f.PacketsToClient = 6, uint64(4+g.rand.IntN(60))
-	} else {
-		f.PacketsToEndpoint = 4
 	}
 	return f
 }
