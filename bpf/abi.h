@@ -572,7 +572,7 @@ enum settings_flags {
 enum feature {
 	FEATURE_STACK_FLOW = 1 << 0,
 	FEATURE_HELPER = 1 << 1,
-	FEATURE_NODE_HELPER = 1 << 2, /* there is a flow of HELPER_NODE: nat/from_stack.h, tftp.h */
+	FEATURE_NODE_HELPER = 1 << 2, /* there is a flow of HELPER_NODE: from_stack.h, tftp.h */
 	FEATURE_SNAT = 1 << 3,	      /* a flow uses an address and a port of the node */
 	FEATURE_NODE_SOCKET = 1 << 4, /* a UDP socket of the node was connected to an endpoint */
 	FEATURE_EGRESS = 1 << 5,      /* a pod's connection to the outside has a flow */

@@ -22,7 +22,7 @@
  *                                                 which is stored when it is forwarded
  *    look up     lookup/port_filter.h             is it ours? Most packets leave here
  *                flow/table.h                     a known flow; flow/tcp.h: the TCP state
- *                serve.h: decide()                no flow: Service -> endpoint, enum decision
+ *                serve/first_packet.h: decide()   no flow: Service -> endpoint, enum decision
  *    act         nat/forward.h                    rewrite (nat/rewrite.h) and send
  *                flow/plan.h, flow/create.h       new flow: source address and port, entries
  *                answer/answer.h                  RST and ICMP errors
@@ -34,12 +34,16 @@
  *    flow/       the flow table; entry.h: the two entries of a flow; endpoint_select.h: its
  *                endpoint; unconfirmed.h: floods; client_share.h: flows of a client;
  *                socket_service.h: sockets whose endpoint is no longer their Service's;
- *                without_flow.h: TCP packets to a Service without a flow; accounting.h: bytes
+ *                accounting.h: bytes
+ *    serve/      packets of no flow
+ *                first_packet.h  the first to a Service
+ *                without_flow.h  TCP packets to a Service that start no flow
+ *                leaving_flow.h  the first of a pod's connection to the outside
+ *                from_stack.h    packets of the node's own stack
+ *                bypass.h        packets to and from endpoints that bypass netfilter
  *    nat/        tftp.h        answers from a port of the server's choice
  *                icmp_error.h  ICMP errors about translated packets
- *                from_stack.h  packets of the node's own stack
- *                bypass.h      packets to and from endpoints that bypass netfilter
- *    egress/     pods' connections to the outside: leave.h (which), leaving_flow.h
+ *    egress/     leave.h: which pods' connections leave to the outside
  *    answer/     syn_challenge.h  answers of the SYN filter that XDP could not send
  *    dsr/        direct server return: an endpoint's node answers clients of another node
  *                send.h        the node that receives a packet; flow.h: its flows and their state
@@ -58,8 +62,8 @@
  */
 #include "lib/egress/leave.h"
 #include "lib/lookup/port_filter.h"
-#include "lib/serve.h"
-#include "lib/nat/from_stack.h"
+#include "lib/serve/first_packet.h"
+#include "lib/serve/from_stack.h"
 #include "lib/nat/icmp_error.h"
 #include "lib/answer/syn_challenge.h"
 

@@ -75,7 +75,7 @@ static __always_inline void flow_delete_entry(const struct tuple *key, __u32 slo
 
 /*
  * Does a socket of this node own the tuple of the endpoint's replies? No helper finds those of
- * ICMP: their next request gets another identifier (nat/from_stack.h).
+ * ICMP: their next request gets another identifier (serve/from_stack.h).
  */
 static __always_inline int socket_owns(struct __sk_buff *skb, const struct tuple *reply)
 {

@@ -145,7 +145,7 @@ func TestRepliesToChangedPortsOutliveUDPFlows(t *testing.T) {
 }
 
 // An instance that drained has no Services. A socket that it translated must not be refused
-// for that when eBPF is back: see decide in bpf/lib/serve.h.
+// for that when eBPF is back: see decide in bpf/lib/serve/first_packet.h.
 func TestDrainingEndsWhenServicesAreWritten(t *testing.T) {
 	cfg := ownPlace(t)
 	stubPrograms(t)

@@ -35,7 +35,7 @@ const (
 	stepOther     = "other rules"
 )
 
-// order is the order of the steps in a report. It is that of the programs (bpf/tc.bpf.c, bpf/lib/serve.h) except
+// order is the order of the steps in a report. It is that of the programs (bpf/tc.bpf.c, bpf/lib/serve/first_packet.h) except
 // for two steps. The report has egress in the place of the frontend; the programs decide about it after the source
 // address. They may find the next hop before the source port, and the report ends with it.
 var order = []string{

@@ -3,13 +3,13 @@
  * The flow of a pod's connection to the outside: it has the node's address and a port that no other
  * connection to the destination has, and no endpoint. From then on it is a flow like others.
  */
-#ifndef SPILLWAY_EGRESS_LEAVING_FLOW_H
-#define SPILLWAY_EGRESS_LEAVING_FLOW_H
+#ifndef SPILLWAY_SERVE_LEAVING_FLOW_H
+#define SPILLWAY_SERVE_LEAVING_FLOW_H
 
+#include "../egress/leave.h"
 #include "../flow/plan.h"
 #include "../lookup/conntrack.h"
 #include "../nat/forward.h"
-#include "leave.h"
 
 /*
  * Must netfilter handle the connection? It knows those that began before egress was switched on.

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* Packets of no flow that leave the node's own stack. */
-#ifndef SPILLWAY_NAT_FROM_STACK_H
-#define SPILLWAY_NAT_FROM_STACK_H
+#ifndef SPILLWAY_SERVE_FROM_STACK_H
+#define SPILLWAY_SERVE_FROM_STACK_H
 
 #include "../egress/leave.h"
 #include "../flow/create.h"
 #include "../flow/plan.h"
 #include "../flow/socket_service.h"
-#include "tftp.h"
+#include "../nat/tftp.h"
 
 /*
  * Changes the source port of a packet of the stack if a flow uses its tuple. MASQUERADE and

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* The first packet of a flow: looks up the Service, chooses an endpoint, creates the flow. */
-#ifndef SPILLWAY_SERVE_H
-#define SPILLWAY_SERVE_H
+#ifndef SPILLWAY_SERVE_FIRST_PACKET_H
+#define SPILLWAY_SERVE_FIRST_PACKET_H
 
-#include "egress/leaving_flow.h"
-#include "flow/create.h"
-#include "flow/plan.h"
-#include "lookup/pod.h"
-#include "flow/socket_service.h"
-#include "nat/bypass.h"
-#include "dsr/dsr.h"
-#include "flow/without_flow.h"
+#include "../dsr/dsr.h"
+#include "../flow/create.h"
+#include "../flow/plan.h"
+#include "../flow/socket_service.h"
+#include "../lookup/pod.h"
+#include "bypass.h"
+#include "leaving_flow.h"
+#include "without_flow.h"
 
 /* What happens to a packet of no flow. */
 enum decision {
 	NOT_OURS,
 	FORGED,	      /* the source does not belong to the device */
 	TO_NETFILTER, /* netfilter knows the connection */
-	LEAVES,	      /* of a pod to the outside: egress/leaving_flow.h */
+	LEAVES,	      /* of a pod to the outside: leaving_flow.h */
 	BYPASS,	      /* to or from an endpoint's own address, or by a do-not-track policy */
 	DROPPED,      /* by the Service's source ranges or traffic policy */
 	NO_ENDPOINT,

@@ -3,12 +3,12 @@
  * Packets to and from addresses of endpoints themselves, and packets that a do-not-track
  * policy allows: they may bypass netfilter.
  */
-#ifndef SPILLWAY_NAT_BYPASS_H
-#define SPILLWAY_NAT_BYPASS_H
+#ifndef SPILLWAY_SERVE_BYPASS_H
+#define SPILLWAY_SERVE_BYPASS_H
 
 #include "../flow/create.h"
 #include "../lookup/untracked.h"
-#include "tftp.h"
+#include "../nat/tftp.h"
 
 /*
  * May a packet between an endpoint's pod and another pod or node bypass netfilter? It is

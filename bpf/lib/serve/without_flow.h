@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR BSD-2-Clause) */
 /* TCP packets to a Service that belong to no flow and start none. */
-#ifndef SPILLWAY_FLOW_WITHOUT_FLOW_H
-#define SPILLWAY_FLOW_WITHOUT_FLOW_H
+#ifndef SPILLWAY_SERVE_WITHOUT_FLOW_H
+#define SPILLWAY_SERVE_WITHOUT_FLOW_H
 
 #include "../nat/forward.h"
 
