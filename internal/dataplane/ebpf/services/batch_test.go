@@ -164,7 +164,7 @@ func TestALargePortIsWrittenInBatches(t *testing.T) {
 	if left := readContents(t, m).size(); left != 0 {
 		t.Errorf("%d entries are left", left)
 	}
-	if w := table.writes; cap(w.backends.keys)+cap(w.noSlots.of)+cap(table.endpoints.dirty) > 0 {
+	if w := table.batches; cap(w.backends.keys)+cap(w.noSlots.of)+cap(table.endpoints.dirty) > 0 {
 		t.Error("the buffers of a large write stay")
 	}
 }

@@ -52,8 +52,8 @@ type portTable struct {
 	changes *ebpf.Map
 	changed bool
 
-	writes *writes // see begin
-	ofNone change  // of entries that belong to no port
+	batches *portBatches // see begin
+	ofNone  change       // of entries that belong to no port
 }
 
 // The keys of the map of ids.
