@@ -28,7 +28,7 @@ volatile const __u8 has_ct_lookup = 0;
 volatile const __u32 hash_seed = 0;
 
 /*
- * Seed of flow_hash. It is the same on all nodes, and so a client may know it: see
+ * Seed of maglev_hash. It is the same on all nodes, and so a client may know it: see
  * --maglev-seed.
  */
 volatile const __u32 maglev_seed = 0;

@@ -151,32 +151,32 @@ static __always_inline int handle_packet(struct __sk_buff *skb, struct scratch *
 	int ret;
 
 	__u32 device = hook == FROM_STACK ? ANY_DEVICE : hook_device(skb, hook);
-	enum flow_miss miss = flow_find(skb, p, s, device, &f);
+	enum flow_lookup result = flow_find(skb, p, s, device, &f);
 
 	if (dsr && hook == FROM_NETWORK)
-		miss = dsr_find(skb, m, s, miss, &f);
-	if (dsr && hook == FROM_NETWORK && miss == MISS_DSR) {
+		result = dsr_find(skb, m, s, result, &f);
+	if (dsr && hook == FROM_NETWORK && result == LOOKUP_DSR) {
 		p->flags |= PACKET_STATELESS;
 		ret = serve(skb, s, hook);
 		if (ret != WITHOUT_FLOW)
 			return ret;
 	}
-	switch (miss) {
-	case MISS_DSR:
-	case FLOW_FOUND:
+	switch (result) {
+	case LOOKUP_DSR:
+	case LOOKUP_FOUND:
 		return f ? handle_flow(skb, m, f, hook) : NEXT;
-	case MISS_SUPERSEDED:
+	case LOOKUP_SUPERSEDED:
 		return drop(DROP_HELPER_CONFLICT);
-	case MISS_SOURCE:
+	case LOOKUP_SOURCE:
 		return drop(DROP_SOURCE);
-	case MISS_STALE:
+	case LOOKUP_STALE:
 		if (!f)
 			break;
 		if (dsr && packet_syn(p) && flow_unanswered(f))
 			p->flags |= PACKET_REPEATED;
 		flow_forget(p, f->slot);
 		break;
-	case MISS_NONE:
+	case LOOKUP_NONE:
 		break;
 	}
 	return handle_first(skb, p, s, hook);

@@ -147,6 +147,7 @@ static __always_inline __u32 addr_hash(const struct addr *a)
 	return h;
 }
 
+/* Hashes by the node's secret seed. maglev_hash has a seed that clients may know. */
 static __always_inline __u32 tuple_hash(const struct tuple *t)
 {
 	__u32 h = hash_seed;
@@ -160,7 +161,7 @@ static __always_inline __u32 tuple_hash(const struct tuple *t)
  * Hashes the client's address, port and protocol, as all nodes do. The destination is left out:
  * a client's flow has the same endpoint at each address of a Service.
  */
-static __always_inline __u32 flow_hash(const struct tuple *t)
+static __always_inline __u32 maglev_hash(const struct tuple *t)
 {
 	__u32 h = maglev_seed;
 

@@ -231,14 +231,14 @@ static __always_inline bool dsr_endpoint_differs(const struct scratch *m, const 
 	       !(addr_equal(&f->daddr, &c->endpoint) && f->dport == c->endpoint_port);
 }
 
-/* Completes the lookup of a packet's flow, whose result so far is miss. */
-static __always_inline enum flow_miss dsr_find(struct __sk_buff *skb, struct scratch *m,
-					       struct settings *s, enum flow_miss miss,
-					       struct flow **f)
+/* Completes the lookup of a packet's flow, whose result is known so far. */
+static __always_inline enum flow_lookup dsr_find(struct __sk_buff *skb, struct scratch *m,
+						 struct settings *s, enum flow_lookup result,
+						 struct flow **f)
 {
-	if (miss == MISS_NONE && dsr_follow(m))
-		miss = flow_find(skb, &m->packet, s, hook_device(skb, FROM_NETWORK), f);
-	return miss == FLOW_FOUND && dsr_endpoint_differs(m, *f) ? MISS_STALE : miss;
+	if (result == LOOKUP_NONE && dsr_follow(m))
+		result = flow_find(skb, &m->packet, s, hook_device(skb, FROM_NETWORK), f);
+	return result == LOOKUP_FOUND && dsr_endpoint_differs(m, *f) ? LOOKUP_STALE : result;
 }
 
 /*
@@ -262,8 +262,6 @@ __noinline int serve_dsr(struct __sk_buff *skb, struct settings *s)
 	if (!is_endpoint(&b.addr, b.port, m->dsr.connection.proto, b.family))
 		return drop_reported(s, b.service, DROP_NO_BACKEND, REPORT_PACKET);
 	f->backend = 0;
-	f->helper = HELPER_NONE;
-	f->end = END_UNKNOWN;
 	/* No REFUSE: the endpoint is on this node. */
 	if (plan_new(skb, m, &b, FROM_NETWORK, DSR_ANSWERS, s) == DROP ||
 	    flow_create(skb, m, false, s) == DROP)

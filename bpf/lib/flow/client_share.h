@@ -5,12 +5,6 @@
 
 #include "../parse/packet.h"
 
-/* Returns the hash of a client's address. */
-static __always_inline __u32 client_hash(const struct addr *client)
-{
-	return addr_hash(client);
-}
-
 /* Returns the hash of a client's /64: one IPv6 host may have all addresses of it. */
 static __always_inline __u32 client_network_hash(const struct addr *client)
 {
@@ -27,7 +21,7 @@ static __always_inline __u32 *client_flows(__u32 hash)
 /* Has the client, or its network, its share of confirmed flows? */
 static __always_inline int client_share_full(const struct addr *client, __u8 family)
 {
-	__u32 *n = client_flows(client_hash(client));
+	__u32 *n = client_flows(addr_hash(client));
 
 	if (n && *n >= client_flows_max)
 		return 1;
@@ -54,7 +48,7 @@ static __always_inline void client_share_add(const struct flow *f, const struct 
 {
 	const struct addr *client = flow_client(f, p);
 
-	client_flows_add(client_hash(client), n);
+	client_flows_add(addr_hash(client), n);
 	if (p->tuple.family == FAMILY_V6)
 		client_flows_add(client_network_hash(client), n);
 }

@@ -36,7 +36,7 @@
  */
 static __always_inline int port_allowed(const struct tuple *key, __u32 index)
 {
-	if (!(mix(client_hash(&key->saddr), index) & 3))
+	if (!(mix(addr_hash(&key->saddr), index) & 3))
 		return 0;
 	return key->family == FAMILY_V4 || mix(client_network_hash(&key->saddr), index) & 7;
 }

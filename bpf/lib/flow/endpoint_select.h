@@ -185,7 +185,7 @@ static __always_inline struct backend_choice backend_select(__u32 service, __u8 
 	if (balance_by_load && s->flags & (SERVICE_LEAST | SERVICE_LATENCY))
 		return backend_by_load(s, service, route, n, hash);
 	if (t && s->flags & SERVICE_MAGLEV && route == ROUTE_CLUSTER) {
-		choice = backend_at(service, route, n, flow_hash(t));
+		choice = backend_at(service, route, n, maglev_hash(t));
 		choice.dsr = s->flags & SERVICE_DSR;
 		return choice;
 	}

@@ -140,6 +140,8 @@ static __always_inline void flow_begin(struct scratch *m, const struct addr *dad
 	f->seen = p->time;
 	f->state = FLOW_NEW;
 	f->opened = p->time;
+	f->helper = HELPER_NONE;
+	f->end = END_UNKNOWN; /* and REQUEST_SENT */
 	__builtin_memset(&f->tcp, 0, sizeof(f->tcp));
 	f->helper_port = dport; /* flow_record_first replaces it for TCP */
 	f->in_ifindex = device;

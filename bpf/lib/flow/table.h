@@ -22,13 +22,13 @@
 #define STREAM_START_SECONDS 2
 
 /* The result of a flow lookup. */
-enum flow_miss {
-	FLOW_FOUND,
-	MISS_NONE,	 /* no entry */
-	MISS_STALE,	 /* the flow is over: replace it */
-	MISS_SUPERSEDED, /* drop the packet */
-	MISS_SOURCE,	 /* the source does not belong to the device */
-	MISS_DSR,	 /* the flow stays, but the packet is of another connection: TCP_DSR */
+enum flow_lookup {
+	LOOKUP_FOUND,
+	LOOKUP_NONE,	   /* no entry */
+	LOOKUP_STALE,	   /* the flow is over: replace it */
+	LOOKUP_SUPERSEDED, /* drop the packet */
+	LOOKUP_SOURCE,	   /* the source does not belong to the device */
+	LOOKUP_DSR, /* the flow stays, but the packet is of another connection: TCP_DSR */
 };
 
 /*
@@ -262,21 +262,21 @@ static __always_inline int flow_advance_busy(struct flow *f, const struct packet
 }
 
 /* Applies a packet to the state of its flow. A flow that is over gives way to a new one. */
-static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow *f,
-					      const struct packet *p, struct settings *s,
-					      __u32 device)
+static __noinline enum flow_lookup flow_advance(struct __sk_buff *skb, struct flow *f,
+						const struct packet *p, struct settings *s,
+						__u32 device)
 {
 	int counts = TCP_COUNTS;
 
 	if (device != ANY_DEVICE && f->in_ifindex != device &&
 	    !flow_move_source(f, &p->tuple, device))
-		return MISS_SOURCE;
+		return LOOKUP_SOURCE;
 	if (flow_dead(f, p->tuple.proto, s, p->time))
-		return MISS_STALE;
+		return LOOKUP_STALE;
 	if (flow_superseded(f, &p->tuple, p->time))
-		return MISS_SUPERSEDED;
+		return LOOKUP_SUPERSEDED;
 	if (flow_yield_to_conntrack(skb, f, p, s))
-		return MISS_NONE;
+		return LOOKUP_NONE;
 	if (p->tuple.proto != IPPROTO_TCP) {
 		/*
 		 * A datagram must not follow an endpoint that was deleted, or a Service that has
@@ -284,7 +284,7 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 		 */
 		if (!(f->flags & FLOW_REPLY) && f->helper < HELPER_DATA &&
 		    !flow_check(skb, f, &p->tuple))
-			return MISS_STALE;
+			return LOOKUP_STALE;
 		flow_udp(f, p);
 	} else if (unlikely(p->flags & PACKET_NO_L4)) {
 		/* A later fragment has no sequence numbers. */
@@ -292,53 +292,53 @@ static __noinline enum flow_miss flow_advance(struct __sk_buff *skb, struct flow
 	} else if (dsr_remote(f)) {
 		counts = dsr_advance(f, p);
 		if (counts == TCP_RENEWS)
-			return MISS_STALE;
+			return LOOKUP_STALE;
 	} else if (!dsr && packet_syn(p) && flow_began_dsr(f)) {
 		/* Of a run with keys. This one saw nothing that tells whether it is over. */
-		return MISS_STALE;
+		return LOOKUP_STALE;
 	} else if (!tcp_apply_in_order(f, p)) {
 		if (flow_reopens(f, p))
-			return MISS_STALE;
+			return LOOKUP_STALE;
 		counts = flow_tcp(skb, f, p, s);
 		if (counts == TCP_RENEWS)
-			return MISS_STALE;
+			return LOOKUP_STALE;
 		if (counts == TCP_DSR)
-			return MISS_DSR;
+			return LOOKUP_DSR;
 	}
 	if (counts == TCP_COUNTS && f->seen != p->time) {
 		if (flow_refresh_reverse(f, &p->tuple, p->time))
-			return MISS_STALE;
+			return LOOKUP_STALE;
 		/*
 		 * Not before: the next packet of this second would not look up the other
 		 * entry.
 		 */
 		f->seen = p->time;
 	}
-	return FLOW_FOUND;
+	return LOOKUP_FOUND;
 }
 
 /*
  * Finds the live entry of a packet's flow and sets *found. device is the device of the pod
  * that has sent the packet, 0 for the network, or ANY_DEVICE.
  */
-static __always_inline enum flow_miss flow_find(struct __sk_buff *skb, const struct packet *p,
-						struct settings *s, __u32 device,
-						struct flow **found)
+static __always_inline enum flow_lookup flow_find(struct __sk_buff *skb, const struct packet *p,
+						  struct settings *s, __u32 device,
+						  struct flow **found)
 {
 	struct flow *f = bpf_map_lookup_elem(&flows, &p->tuple);
-	enum flow_miss miss;
+	enum flow_lookup result;
 	__u8 before;
 
 	*found = f;
 	if (!f)
-		return MISS_NONE;
+		return LOOKUP_NONE;
 	if (likely(flow_advance_busy(f, p, s, device)))
-		return FLOW_FOUND;
+		return LOOKUP_FOUND;
 	before = f->state;
-	miss = flow_advance(skb, f, p, s, device);
-	if (miss == FLOW_FOUND && f->state != before)
+	result = flow_advance(skb, f, p, s, device);
+	if (result == LOOKUP_FOUND && f->state != before)
 		report_change(skb, f, p, before);
-	return miss;
+	return result;
 }
 
 #endif

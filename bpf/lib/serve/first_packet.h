@@ -133,17 +133,17 @@ static __always_inline int serve_new(struct __sk_buff *skb, struct scratch *m,
 				     const struct found *found, enum hook hook, enum dsr_role role,
 				     struct settings *s)
 {
+	enum flow_helper helper = found->fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
 	struct flow *f = &m->pair.flow;
 	enum step step;
 	bool remote;
 
-	f->helper = found->fe->flags & FRONTEND_TFTP ? HELPER_REQUEST : HELPER_NONE;
-	f->end = END_UNKNOWN; /* and REQUEST_SENT */
-	if (f->helper) {
+	if (helper) {
 		feature_mark(FEATURE_HELPER);
 		count(HELPER_ASKED);
 	}
 	step = plan_new(skb, m, found->choice.backend, hook, role, s);
+	f->helper = helper;
 	if (step == REFUSE)
 		return refuse(skb, m);
 	if (step == WITHOUT_FLOW)

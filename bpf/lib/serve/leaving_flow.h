@@ -93,8 +93,6 @@ static __always_inline enum step egress_plan(struct __sk_buff *skb, struct scrat
 	flow_begin(m, &t->daddr, t->dport, skb->ifindex);
 	f->service = SERVICE_EGRESS;
 	f->backend = 0;
-	f->helper = HELPER_NONE;
-	f->end = END_UNKNOWN;
 	f->flags = FLOW_SNAT | FLOW_REVERSE_TO_POD;
 	step = egress_route(skb, m, &t->saddr);
 	if (step != GO_ON)

@@ -1,6 +1,6 @@
 package objects
 
-// ClientHash returns the hash of a client's address, for the map sources. It mirrors client_hash of bpf/lib/flow/client_share.h.
+// ClientHash returns the hash of a client's address, for the map sources. It mirrors addr_hash of bpf/lib/base.h.
 func ClientHash(seed uint32, k *TCTuple) uint32 {
 	h := seed
 	for _, w := range k.Saddr.W {
@@ -9,7 +9,8 @@ func ClientHash(seed uint32, k *TCTuple) uint32 {
 	return h
 }
 
-// ClientNetworkHash returns the hash of the network of an IPv6 client. It mirrors client_network_hash there.
+// ClientNetworkHash returns the hash of the network of an IPv6 client. It mirrors client_network_hash of
+// bpf/lib/flow/client_share.h.
 func ClientNetworkHash(seed uint32, k *TCTuple) uint32 {
 	return mix(mix(^seed, k.Saddr.W[0]), k.Saddr.W[1])
 }
