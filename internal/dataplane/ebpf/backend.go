@@ -149,9 +149,8 @@ func NeedsFallback(proto model.Protocol, helper intent.Helper) error {
 	if helper == intent.FTP {
 		// The stream contains addresses as text, so a translation would change its
 		// length.
-		return errors.New("FTP needs the kernel's conntrack helper, which only nftables and iptables can assign (if it is not FTP, annotate " +
-			"the Service with " +
-			intent.HelperAnnotation + "=none)")
+		return errors.New("FTP needs the kernel's conntrack helper, which only nftables and iptables can assign " +
+			"(if it is not FTP, annotate the Service with " + intent.HelperAnnotation + "=none)")
 	}
 	return nil
 }

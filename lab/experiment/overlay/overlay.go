@@ -33,21 +33,6 @@ const (
 	metal = "metal, or host networking" // the row without a proxy
 )
 
-// proxy is the program that serves the NodePort.
-type proxy struct {
-	name string
-	mode string
-	peer bool
-}
-
-var proxies = []proxy{
-	{"kube-proxy, iptables", "iptables", true},
-	{"kube-proxy, nftables", "nftables", true},
-	{"Spillway, eBPF", "ebpf", false},
-	{"Spillway, nftables", "nftables", false},
-	{"Spillway, iptables", "iptables", false},
-}
-
 // network is how pods of different nodes reach each other.
 type network struct{ name, spec string }
 
@@ -58,14 +43,14 @@ func New() experiment.Experiment {
 	return experiment.Experiment{
 		Name:  "overlay",
 		Title: "A bidding exchange on metal and behind a Service",
-		Question: "An exchange decodes bid requests of 3 KB and answers 404 while no bidder is registered; with three bidders on three " +
-			"nodes it asks " +
-			"each of them and answers within 80 ms. What is left of the machine's speed behind a NodePort of another node?",
-		Published: "24,000 requests/s on bare metal and with host networking; 1/17 of that, with 6 times the tail latency, with k3s, " +
-			"flannel's VXLAN " +
-			"and kube-proxy in iptables mode; 10,000 with Cilium over VXLAN; about 1,600 with bidders. Only the first is set beside a row: the " +
-			"second is a ratio, the third another " +
-			"program's, and of the last it is not told how it was reached.",
+		Question: "An exchange decodes bid requests of 3 KB and answers 404 while no bidder is registered; " +
+			"with three bidders on three nodes it asks each of them and answers within 80 ms. " +
+			"What is left of the machine's speed behind a NodePort of another node?",
+		Published: "24,000 requests/s on bare metal and with host networking; " +
+			"1/17 of that, with 6 times the tail latency, with k3s, flannel's VXLAN and kube-proxy in iptables mode; " +
+			"10,000 with Cilium over VXLAN; about 1,600 with bidders. " +
+			"Only the first is set beside a row: the second is a ratio, the third another program's, " +
+			"and of the last it is not told how it was reached.",
 		Sources: []experiment.Source{
 			{Title: "Is K3S too slow? (The Misery Cloud, 4)", URL: "https://lazaroofarrill.com/blog/the-misery-cloud-4/"},
 		},
@@ -102,11 +87,10 @@ func length(o experiment.Options) (samples int, each time.Duration) {
 
 func scale(o experiment.Options) string {
 	samples, each := length(o)
-	return fmt.Sprintf("Client, four nodes and all pods share the CPUs of one machine, over veth devices instead of cables: what a "+
-		"packet costs shows, "+
-		"what a network card does for it (checksums and segmentation of VXLAN) does not. %d connections in a closed loop. Samples of each "+
-		"row: %d, of %v, "+
-		"in the order of the rows. Metal is host networking too: the exchange on the node's own address.", connections, samples, each)
+	return fmt.Sprintf("Client, four nodes and all pods share the CPUs of one machine, over veth devices instead of cables: "+
+		"what a packet costs shows, what a network card does for it (checksums and segmentation of VXLAN) does not. "+
+		"%d connections in a closed loop. Samples of each row: %d, of %v, in the order of the rows. "+
+		"Metal is host networking too: the exchange on the node's own address.", connections, samples, each)
 }
 
 func rows(o experiment.Options) []experiment.Row {

@@ -13,6 +13,21 @@ import (
 	"spillway.dev/spillway/test/testbed/topology"
 )
 
+// proxy is the program that serves the NodePort.
+type proxy struct {
+	name string
+	mode string
+	peer bool
+}
+
+var proxies = []proxy{
+	{"kube-proxy, iptables", "iptables", true},
+	{"kube-proxy, nftables", "nftables", true},
+	{"Spillway, eBPF", "ebpf", false},
+	{"Spillway, nftables", "nftables", false},
+	{"Spillway, iptables", "iptables", false},
+}
+
 // service is the exchange's.
 func service() *corev1.Service {
 	return &corev1.Service{
