@@ -6,10 +6,10 @@
 //	  objectstest  what tests of several parts need: maps without programs
 //	  services     writes the maps of Services, and checks them
 //	  flows        sweeps, counts and reports flows, and ends sockets
-//	  node         writes settings, source ports, pods and ranges
+//	  node         writes settings, source ports, pods, addresses and ranges
 //	  donottrack   writes the maps of do-not-track policies
-//	  inspect      shows what is in the kernel
-//	  upgrade      takes over from other runs, and leaves to them
+//	  inspect      shows what is in the kernel, and writes nothing
+//	  upgrade      takes over from other runs, and leaves to them: layouts, migration, drain, cleanup
 //	  dsr          probes the ways of DSR replies
 //	  attach       attaches the programs, and finds pods behind interfaces
 //	  wire         headers of packets that the agent builds

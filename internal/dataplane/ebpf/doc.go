@@ -13,18 +13,9 @@
 //	process ── connect(Service) ── cgroup/connect4 ──► endpoint
 //
 // The programs are in the folder bpf at the top of the repository. Its abi.h is the
-// layout that both sides share. Backend wires these packages, which do not know each other
-// (docs/adr/0058-rooms-of-the-ebpf-dataplane.md):
-//
-//	objects     programs, maps, pins, configuration; imported by all
-//	attach      devices, links: the hooks of the programs
-//	inspect     all that shows and writes nothing
-//	upgrade     layouts, migration, drain, cleanup
-//	dsr         which encapsulation reaches which node, by the probes of dsrprobe
-//	services    the one writer of the maps of Services
-//	flows       sweep, counts, events, ends of sockets
-//	node        settings, source ports, pods, addresses and ranges of the node
-//	donottrack  the maps of do-not-track policies
+// layout that both sides share. Backend wires the packages below this folder, which do not know
+// each other (docs/adr/0058-rooms-of-the-ebpf-dataplane.md). The comment of package dataplane lists
+// them.
 //
 // The agent pins all kernel objects under Config.BPFFS, so that they serve while no
 // agent runs:
