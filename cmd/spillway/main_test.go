@@ -29,7 +29,7 @@ func TestExitCodes(t *testing.T) {
 		{"a number for a duration", []string{"agent", "--iptables-sync-period", "30"}, 2,
 			`--iptables-sync-period "30": a duration such as 30s or 2m is expected`},
 		{"a word for a switch", []string{"agent", "--masquerade-all=maybe"}, 2, `--masquerade-all "maybe": true or false is expected`},
-		{"a word for a part", []string{"plan", "--head-room", "much"}, 2, `--head-room "much": a number is expected: see 'spillway plan --help'`},
+		{"a word for a part", []string{"plan", "--headroom", "much"}, 2, `--headroom "much": a number is expected: see 'spillway plan --help'`},
 		{"an unknown mode", []string{"agent", "--proxy-mode", "ipvs"}, 2, `--proxy-mode "ipvs": not a choice: use ebpf, nftables, iptables`},
 		{"a range that is none", []string{"agent", "--cluster-cidr", "10.0.0.0"}, 2, `--cluster-cidr "10.0.0.0": not an address range`},
 		{"a range with host bits", []string{"agent", "--cluster-cidr", "fd00::/8,10.244.1.5/16"}, 2,

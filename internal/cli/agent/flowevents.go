@@ -36,7 +36,7 @@ func (c *Config) eventsFlags() []flag {
 				"on-demand (also flows, while a client of the API watches them) or all (also flows: opened, answered, closed, with packets and " +
 				"bytes)."},
 		{name: "flow-events-sample", to: at(&c.EBPF.FlowEventsSample, 1), modes: onEBPF,
-			usage: "Report one of so many flows; 0 and 1 report every flow. Refusals and drops are not sampled."},
+			usage: "Report 1 of N flows; 0 and 1 report every flow. Refusals and drops are not sampled."},
 		{name: "flow-events-rate", to: at(&c.EBPF.FlowEventsRate, 1000), modes: onEBPF,
 			usage: "Maximum number of flows of a Service port that are reported in a second, and of its refusals and drops. 0: no limit."},
 		{name: "service-metrics", to: at(&c.ServiceMetrics, countConnections), modes: onEBPF,

@@ -27,7 +27,7 @@ type config struct {
 	loads    []string
 	timeouts []string
 	table    int
-	headRoom float64
+	headroom float64
 	wait     time.Duration
 	lost     float64
 	live     bool
@@ -71,7 +71,7 @@ that of --netns. The command watches the table and estimates when it is full.`,
 	f.IntVar(&c.table, "table", 0, "Size of a table in `entries` (nf_conntrack_max), to compute its highest rates and whether the loads fit.")
 	f.StringArrayVar(&c.timeouts, "timeout", nil,
 		"Timeout as `NAME=DURATION`; names: udp, udp_stream, tcp_syn_sent, tcp_established, tcp_time_wait, tcp_close, icmp (default: Linux's).")
-	f.Float64Var(&c.headRoom, "head-room", 0.25, "Free `share` of the table.")
+	f.Float64Var(&c.headroom, "headroom", 0.25, "Free `share` of the table.")
 	f.DurationVar(&c.wait, "wait", 100*time.Millisecond, "Time from a helper's request to the packet that it expects.")
 	f.Float64Var(&c.lost, "lost", 0, "Lost `share` of the expected packets, from 0 to 1.")
 	f.BoolVar(&c.live, "live", false, "Use the table and timeouts of a network namespace.")
@@ -89,7 +89,7 @@ that of --netns. The command watches the table and estimates when it is full.`,
 	cli.Choices(cmd, "load", kinds...)
 	cli.Choices(cmd, "timeout", names...)
 	cli.GroupFlags(f, "Load", "load", "wait", "lost")
-	cli.GroupFlags(f, "Table", "table", "timeout", "head-room", "live", "netns", "sample")
+	cli.GroupFlags(f, "Table", "table", "timeout", "headroom", "live", "netns", "sample")
 	cli.CompleteNamespaces(cmd, "netns")
 	return cmd
 }
@@ -121,8 +121,8 @@ func (c *config) validate(given func(flag string) bool) error {
 		return cli.UsageErrorf("--table %d: must be 1 or more entries", c.table)
 	case c.wait < 0:
 		return cli.UsageErrorf("--wait %v: must not be negative", c.wait)
-	case !(c.headRoom >= 0 && c.headRoom < 1): // NaN fails both comparisons
-		return cli.UsageErrorf("--head-room %v: must be from 0 to less than 1", c.headRoom)
+	case !(c.headroom >= 0 && c.headroom < 1): // NaN fails both comparisons
+		return cli.UsageErrorf("--headroom %v: must be from 0 to less than 1", c.headroom)
 	case !(c.lost >= 0 && c.lost <= 1):
 		return cli.UsageErrorf("--lost %v: must be from 0 to 1", c.lost)
 	case given("netns") && !c.live:
@@ -137,7 +137,7 @@ func (c *config) validate(given func(flag string) bool) error {
 }
 
 func (c *config) plan(ctx context.Context) (*planReport, error) {
-	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, Headroom: c.headRoom, Limit: c.table, Wait: c.wait, Lost: c.lost}
+	cfg := capacity.Config{Timeouts: capacity.DefaultTimeouts, Headroom: c.headroom, Limit: c.table, Wait: c.wait, Lost: c.lost}
 	report := &planReport{}
 	if c.live {
 		limits, err := c.watch(ctx, report)

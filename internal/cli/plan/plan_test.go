@@ -34,8 +34,8 @@ func TestPlanSaysThePublishedCeiling(t *testing.T) {
 func TestPlanRefusesWhatItCannotRead(t *testing.T) {
 	for _, args := range [][]string{{}, {"--load", "tcp"}, {"--load", "pigeon=3"}, {"--load", "tcp=1,soon"}, {"--load", "tcp=-1"},
 		{"--load", "tcp=1", "--timeout", "udp"}, {"--load", "tcp=1", "--timeout", "udp=-1s"}, {"--load", "tcp=1", "--timeout", "pigeon=3s"},
-		{"--load", "tcp=1", "--head-room", "1"},
-		{"--load", "tcp=1", "--head-room", "nan"}, {"--load", "tcp=1", "--head-room", "inf"}, {"--load", "tftp=1", "--lost", "nan"},
+		{"--load", "tcp=1", "--headroom", "1"},
+		{"--load", "tcp=1", "--headroom", "nan"}, {"--load", "tcp=1", "--headroom", "inf"}, {"--load", "tftp=1", "--lost", "nan"},
 		{"--load", "tcp=nan"}, {"--load", "tcp=inf"}, {"--load", "tcp=1", "-o", "xml"}, {"--load", "tcp=1", "--netns", "here"}} {
 		var out, errs bytes.Buffer
 		if code := run(append([]string{"plan"}, args...), &out, &errs); code != cli.ExitUsage || strings.Count(errs.String(), "\n") != 1 {
@@ -50,7 +50,7 @@ func TestPlanNamesTheFlag(t *testing.T) {
 		"--table 0":                        "--table 0: must be 1 or more",
 		"--load tcp=1 --table -1":          "--table -1: must be 1 or more",
 		"--load tcp=1 --wait -1s":          "--wait -1s: must not be negative",
-		"--load tcp=1 --head-room 1":       "--head-room 1: must be from 0 to less than 1",
+		"--load tcp=1 --headroom 1":        "--headroom 1: must be from 0 to less than 1",
 		"--load tftp=1 --lost 2":           "--lost 2: must be from 0 to 1",
 		"--live --sample 0s":               "--sample 0s: must be longer",
 		"--load tcp=0":                     `--load "tcp=0": rate 0: must be more than 0`,
@@ -71,7 +71,7 @@ func TestPlanNamesTheFlag(t *testing.T) {
 // The output contains no undefined number, and none that overflowed.
 func TestPlanRefusesWhatHasNoNumber(t *testing.T) {
 	for _, args := range [][]string{
-		{"--load", "tcp=1000000", "--head-room", "0.999999999999999"},
+		{"--load", "tcp=1000000", "--headroom", "0.999999999999999"},
 		{"--load", "tftp=1e300", "--timeout", "udp=0s"},
 		{"--load", "udp=1", "--timeout", "udp=0s", "--table", "1000"},
 	} {

@@ -93,7 +93,7 @@ type Config struct {
 	Refused func(note string)
 	// FlowEvents selects the events that Events reads; "" means EventsOff.
 	FlowEvents string
-	// FlowEventsSample reports one of so many flows; 0 means each. Refusals and drops are
+	// FlowEventsSample reports 1 of N flows; 0 means each. Refusals and drops are
 	// not sampled.
 	FlowEventsSample uint32
 	// FlowEventsRate is the maximum number of flows that are reported for each Service

@@ -37,7 +37,7 @@ var Modes = []string{Off, Advise, On}
 
 const (
 	defaultInterval = 5 * time.Second
-	// timeShare bounds the time of measurements: one of so many seconds.
+	// timeShare bounds the time of measurements: 1 of N seconds.
 	timeShare = 10
 	// fixedFor is the time until a value that could not be written is tried again.
 	fixedFor = 10 * time.Minute
