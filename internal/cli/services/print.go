@@ -183,7 +183,7 @@ func (r oneResult) Write(w io.Writer) error {
 	differences := 0
 	for _, port := range s.Ports {
 		differences += len(port.Differences)
-		for _, t := range []*pages.Table{facts(port), frontends(port), endpoints(port), counters(port), differing(port)} {
+		for _, t := range []*pages.Table{facts(port), frontends(port), endpoints(port), counters(s, port), differing(port)} {
 			if t == nil {
 				continue
 			}
@@ -370,7 +370,7 @@ func state(e *nodev1alpha1.Endpoint) string {
 }
 
 // counters is nil for a port that is not counted.
-func counters(p *nodev1alpha1.ServicePort) *pages.Table {
+func counters(s *nodev1alpha1.Service, p *nodev1alpha1.ServicePort) *pages.Table {
 	c := p.Counters
 	if c == nil {
 		return nil
@@ -381,6 +381,18 @@ func counters(p *nodev1alpha1.ServicePort) *pages.Table {
 		t.Row(c.Connections, c.Active, c.Refused, c.Dropped, "-", "-")
 	} else {
 		t.Row(c.Connections, c.Active, c.Refused, c.Dropped, c.BytesToEndpoint, c.BytesToClient)
+	}
+	// HEALTH is ok while a traffic policy or a source range refuses clients: only events have the reason.
+	var kinds []string
+	if c.Refused > 0 {
+		kinds = append(kinds, "refused")
+	}
+	if c.Dropped > 0 {
+		kinds = append(kinds, "dropped")
+	}
+	if len(kinds) > 0 {
+		name := escape.Shell(escape.Text(s.Namespace + "/" + s.Name))
+		t.Foot("reasons: spillway flows --service %s --event %s --since 1m", name, strings.Join(kinds, ","))
 	}
 	return t
 }

@@ -77,6 +77,7 @@ func sick() *nodev1alpha1.Service {
 func hostile() *nodev1alpha1.Service {
 	s := web()
 	s.Name, s.Type, s.Ports[0].Dataplane = "w\x1b[2Jeb", "x\ny", "e\rb"
+	s.Ports[0].Counters.Refused = 1 // its note has the name
 	s.Ports[0].Endpoints[0].Pod, s.Ports[0].Frontends[0].Address = "a\u202eb", "1\x1b]0;x\a"
 	s.Ports[0].Differences[0], s.Problems[0].Where = "d\x1b[31m", "w\nw"
 	s.Findings = []*nodev1alpha1.Finding{{Id: "f\x1b[31m", Severity: "critical", Title: "t\u202e\r"}}
@@ -98,6 +99,9 @@ func TestPages(t *testing.T) {
 	clitest.Pages(t, "web", one(web()))
 	clitest.Pages(t, "healthy", one(healthy()))
 	clitest.Pages(t, "sick", one(sick()))
+	refusing := healthy()
+	refusing.Ports[0].Counters.Refused = 123
+	clitest.Pages(t, "refusing", one(refusing))
 	canary := healthy()
 	canary.Ports[0].Endpoints[0].Shares, canary.Ports[0].Endpoints[3].Shares, canary.Ports[0].Endpoints[3].InUse = 19, 1, true
 	clitest.Pages(t, "weighted", one(canary))
