@@ -24,16 +24,17 @@ func (endpointUnanswered) Find(n *Node) (out []Finding) {
 	if n.Traffic == nil {
 		return nil
 	}
+	denies := n.denies()
 	for _, u := range n.Traffic.Unanswered {
 		out = append(out, u.finding(Finding{
 			ID: "endpoint-unanswered", Severity: Critical,
 			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s does not answer", u.Service, u.name()),
-			Evidence: []string{
+			Evidence: append([]string{
 				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol,
 					u.Window.Seconds(), u.from()),
 				fmt.Sprintf("the oldest of them began about %.0f s ago, the newest %.0f s ago; the endpoint has answered no later one",
 					u.Longest.Seconds(), u.Latest.Seconds()),
-			},
+			}, denies...),
 			Packets: "The node sends the first packets of connections to this endpoint, and no packet comes back. Each client that gets this " +
 				"endpoint waits and fails.",
 			Remedy: "Compare the address with that of the pod, and look at the pod and its node: is it stuck, unreachable, or behind a " +
@@ -42,6 +43,19 @@ func (endpointUnanswered) Find(n *Node) (out []Finding) {
 		}))
 	}
 	return out
+}
+
+// denies points to policies that deny packets meanwhile: a pod whose clients they deny is well. Denials
+// are counted by policy, so whether it is this pod is unknown.
+func (n *Node) denies() []string {
+	if len(n.Traffic.Denials) == 0 {
+		return nil
+	}
+	text := "DoNotTrackPolicy " + n.Traffic.Denials[0].Policy
+	if more := len(n.Traffic.Denials) - 1; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return []string{text + " denied packets recently, perhaps these: see policy-denies first"}
 }
 
 // name names the endpoint for people.

@@ -38,3 +38,16 @@ func TestFindingsOfTrafficSayWhatIsKnown(t *testing.T) {
 		t.Errorf("without traffic: %+v", found)
 	}
 }
+
+// TestPolicyMayBeWhyAnEndpointIsSilent: the pod is well where a policy denies its clients.
+func TestPolicyMayBeWhyAnEndpointIsSilent(t *testing.T) {
+	const hint = "DoNotTrackPolicy api denied packets recently"
+	traffic := &Traffic{Unanswered: []FailingEndpoint{{Service: "shop/api:http", Protocol: "TCP", Endpoint: "10.244.0.3:8081", Flows: 3}}}
+	for _, denials := range [][]Denial{nil, {{Policy: "api", Packets: 7}}} {
+		traffic.Denials = denials
+		f := endpointUnanswered{}.Find(&Node{Traffic: traffic})[0]
+		if got := strings.Contains(strings.Join(f.Evidence, "\n"), hint); got != (denials != nil) {
+			t.Errorf("with denials %v: evidence %q", denials, f.Evidence)
+		}
+	}
+}
