@@ -203,6 +203,15 @@ func (e *env) faults() []fault {
 				"doctor": "/web:tcp refuses 1 client by loadBalancerSourceRanges"},
 		},
 		{
+			name: "PolicyLocal", client: "client0", combo: flows.TCP4,
+			plant: func(t *testing.T) (*suite.File, string) {
+				s := e.Load(t, flows.Service{Type: corev1.ServiceTypeNodePort, ExternalLocal: true, Endpoints: flows.On("b0")})
+				return s, s.MustAddress(t, flows.NodePort("a"), flows.TCP4)
+			},
+			says: map[string]string{"services": "reasons: spillway flows", "events": "drop_policy_local", "drops": "drop_policy_local",
+				"trace": "policy Local without an endpoint here"},
+		},
+		{
 			name: "PolicyDeny", client: "a1", combo: flows.TCP4,
 			plant: func(t *testing.T) (*suite.File, string) {
 				e.writeAll(t, "faults-pods.yaml", e.podsYAML(policyPods{"a2": "cache", "a1": "other"}))
