@@ -16,6 +16,10 @@ type FlowReporter interface {
 	// ctx ends. It returns an error if the kernel's events cannot be read.
 	ReportFlows(ctx context.Context, report func([]FlowEvent)) error
 
+	// CatchUp waits until ReportFlows has reported what happened before the call: half a second, as a
+	// rule. It also returns when ctx ends.
+	CatchUp(ctx context.Context)
+
 	// FlowEventCounts returns the numbers of events since the programs were loaded first.
 	FlowEventCounts() FlowEventCounts
 }

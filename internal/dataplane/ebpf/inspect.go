@@ -106,6 +106,9 @@ func (b *Backend) ReportFlows(ctx context.Context, report func([]dataplane.FlowE
 	return b.flows.ReportFlows(ctx, report)
 }
 
+// CatchUp implements dataplane.FlowReporter.
+func (b *Backend) CatchUp(ctx context.Context) { b.flows.CatchUp(ctx) }
+
 // SwitchFlows implements dataplane.FlowSwitch, for Config.FlowEvents EventsOnDemand.
 func (b *Backend) SwitchFlows(of dataplane.FlowSelection) error {
 	return b.flows.Switch(of, b.node.SetEvents)

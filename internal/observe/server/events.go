@@ -17,6 +17,9 @@ import (
 	"spillway.dev/spillway/internal/observe/flowlog"
 )
 
+// catchUpPatience bounds a wait that takes some 0.5 s.
+const catchUpPatience = 5 * time.Second
+
 // FlowEvents are the Events of a dataplane whose events are in a flowlog.Log.
 type FlowEvents struct {
 	Mode     string // the value of --flow-events
@@ -50,6 +53,9 @@ func (f FlowEvents) Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsReque
 	var since time.Time
 	if req.Since != nil {
 		since = req.Since.AsTime()
+	}
+	if req.Remembered {
+		f.catchUp(ctx)
 	}
 	reader, err := f.Log.Watch(filter, since)
 	if err != nil {
@@ -86,6 +92,14 @@ func (f FlowEvents) Watch(ctx context.Context, req *nodev1alpha1.WatchFlowsReque
 			return err
 		}
 	}
+}
+
+// catchUp waits until the kernel's events are in the log. A reader that fails keeps it waiting for
+// catchUpPatience: what is in the log is better than nothing.
+func (f FlowEvents) catchUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, catchUpPatience)
+	defer cancel()
+	f.Reporter.CatchUp(ctx)
 }
 
 // reporting returns what is reported to a watcher, and a channel that is closed when that may change.

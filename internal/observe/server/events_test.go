@@ -18,10 +18,18 @@ import (
 	"spillway.dev/spillway/internal/observe/flowlog"
 )
 
-type fakeReporter struct{ counts dataplane.FlowEventCounts }
+type fakeReporter struct {
+	counts dataplane.FlowEventCounts
+	late   func() // reports what was in the kernel
+}
 
 func (fakeReporter) ReportFlows(context.Context, func([]dataplane.FlowEvent)) error { return nil }
-func (f fakeReporter) FlowEventCounts() dataplane.FlowEventCounts                   { return f.counts }
+func (f fakeReporter) CatchUp(context.Context) {
+	if f.late != nil {
+		f.late()
+	}
+}
+func (f fakeReporter) FlowEventCounts() dataplane.FlowEventCounts { return f.counts }
 
 // TestWatchFlows sends remembered and new events with all their names, and counts them.
 func TestWatchFlows(t *testing.T) {
@@ -45,7 +53,7 @@ func TestWatchFlows(t *testing.T) {
 	counts := dataplane.FlowEventCounts{Received: map[dataplane.FlowEventKind]uint64{dataplane.FlowOpened: 4, dataplane.FlowClosed: 1},
 		Lost: 2, LeftOut: 3}
 	h := start(t, func(c *Config) {
-		c.Events = FlowEvents{Mode: "all", Log: flows, Reporter: fakeReporter{counts}}
+		c.Events = FlowEvents{Mode: "all", Log: flows, Reporter: fakeReporter{counts: counts}}
 	}).wait(t)
 	flows.Add([]dataplane.FlowEvent{event(dataplane.FlowOpened, ""), event(dataplane.FlowClosed, dataplane.EndRST)})
 
@@ -114,8 +122,8 @@ func (s fakeSwitch) SwitchFlows(of dataplane.FlowSelection) error {
 	return nil
 }
 
-// With on-demand, a stream says from when on flows are reported. A reader of remembered events has none
-// reported, and its stream ends.
+// With on-demand, a stream says from when on flows are reported. A reader of remembered events has no
+// flows reported: it gets what has happened, also what is still in the kernel, and its stream ends.
 func TestWatchFlowsOnDemand(t *testing.T) {
 	flows, switched := flowlog.New(flowlog.Config{Node: "n1"}), make(fakeSwitch)
 	demand := flowlog.NewDemand(switched, slog.New(slog.DiscardHandler))
@@ -123,14 +131,16 @@ func TestWatchFlowsOnDemand(t *testing.T) {
 	done := make(chan struct{})
 	go func() { demand.Run(ctx); close(done) }()
 	defer func() { cancel(); <-done }()
+	one := []dataplane.FlowEvent{{Kind: dataplane.FlowRefused, Time: time.Now()}}
+	reporter := fakeReporter{late: func() { flows.Add(one) }}
 	h := start(t, func(c *Config) {
-		c.Events = FlowEvents{Mode: "on-demand", Log: flows, Reporter: fakeReporter{}, Demand: demand}
+		c.Events = FlowEvents{Mode: "on-demand", Log: flows, Reporter: reporter, Demand: demand}
 	}).wait(t)
-	flows.Add([]dataplane.FlowEvent{{Kind: dataplane.FlowOpened, Time: time.Now()}})
+	flows.Add(one)
 
 	remembered, err := h.client.WatchFlows(t.Context(), &nodev1alpha1.WatchFlowsRequest{
 		Remembered: true, Since: timestamppb.New(time.Unix(1000, 0))})
-	if err != nil || !remembered.Receive() || len(remembered.Msg().Events) != 1 || remembered.Receive() || remembered.Err() != nil {
+	if err != nil || !remembered.Receive() || len(remembered.Msg().Events) != 2 || remembered.Receive() || remembered.Err() != nil {
 		t.Errorf("remembered %v, %v", remembered.Msg(), remembered.Err())
 	}
 	status, err := h.client.Status(t.Context(), &nodev1alpha1.StatusRequest{})

@@ -36,6 +36,7 @@ type eventQueue struct {
 
 	mu    sync.Mutex
 	swept []dataplane.FlowEvent // of finished sweeps
+	read  chan struct{}         // closed, and made anew, when the ring was read to its end; nil: none waits
 }
 
 var _ dataplane.FlowReporter = (*Table)(nil)
@@ -63,7 +64,8 @@ func (t *Table) ReportFlows(ctx context.Context, report func([]dataplane.FlowEve
 				batch = t.decodeEvent(batch, record.RawSample, clock)
 			}
 		}
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		atEnd := errors.Is(err, os.ErrDeadlineExceeded)
+		if err != nil && !atEnd {
 			if ctx.Err() != nil {
 				break
 			}
@@ -76,9 +78,46 @@ func (t *Table) ReportFlows(ctx context.Context, report func([]dataplane.FlowEve
 			t.events.count(batch)
 			report(batch)
 		}
+		if atEnd {
+			t.events.wakeWaiting()
+		}
 		batch = batch[:0]
 	}
 	return ctx.Err()
+}
+
+// CatchUp implements dataplane.FlowReporter. The end of the ring that is reached first may be older
+// than the call.
+func (t *Table) CatchUp(ctx context.Context) {
+	if t.cfg.FlowEvents == objects.EventsOff {
+		return
+	}
+	for range 2 {
+		select {
+		case <-t.events.nextEnd():
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// nextEnd returns a channel that is closed when the ring was read to its end, and that was reported.
+func (e *eventQueue) nextEnd() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.read == nil {
+		e.read = make(chan struct{})
+	}
+	return e.read
+}
+
+func (e *eventQueue) wakeWaiting() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.read != nil {
+		close(e.read)
+		e.read = nil
+	}
 }
 
 func (e *eventQueue) count(batch []dataplane.FlowEvent) {
