@@ -43,7 +43,7 @@ func card(res *experiment.Result) *experiment.Card {
 	if c.Number == "" {
 		return nil
 	}
-	c.Verdict = "sync of one change among " + services + ": " + c.Number + " ms"
+	c.Verdict = "sync of a change, " + services + ": " + c.Number + " ms"
 	if best > 0 {
 		c.Verdict += "; kube-proxy " + experiment.FormatNumber(best) + " ms"
 		c.Claim = fmt.Sprintf("syncs a change in %s ms where kube-proxy takes %s ms", c.Number, experiment.FormatNumber(best))
