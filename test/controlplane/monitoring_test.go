@@ -17,6 +17,7 @@ import (
 	"spillway.dev/spillway/internal/dataplane/nftables"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/conntrack/autopilot"
+	"spillway.dev/spillway/internal/observe/server"
 	"spillway.dev/spillway/internal/telemetry"
 )
 
@@ -77,6 +78,7 @@ func declared(t *testing.T) map[string]bool {
 	seen, types := map[string]bool{"up": true}, referenceTypes(t)
 	for _, c := range []prometheus.Collector{
 		registry, conntrack.NewCollector(), new(nftables.Policies), new(autopilot.Pilot), new(flows.Table),
+		server.NewFindings(nil),
 	} {
 		descs := make(chan *prometheus.Desc)
 		go func() { c.Describe(descs); close(descs) }()
