@@ -132,6 +132,11 @@ func (c *Cluster) build(ctx context.Context) error {
 			return err
 		}
 	}
+	for _, host := range lab.Hosts() {
+		if err := host.Do(reservePorts); err != nil {
+			return err
+		}
+	}
 	for _, node := range c.Nodes() {
 		if err := c.prepareNode(node); err != nil {
 			return err
@@ -141,6 +146,14 @@ func (c *Cluster) build(ctx context.Context) error {
 		return err
 	}
 	return c.startServers(ctx)
+}
+
+// reservePorts keeps the ports that tests bind by number from sockets for which the kernel chooses.
+func reservePorts() error {
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_reserved_ports", []byte("41000-41099"), 0); err != nil {
+		return fmt.Errorf("reserve ports: %w", err)
+	}
+	return nil
 }
 
 // removeLeftovers removes what a crashed test has left behind.
