@@ -308,14 +308,20 @@ func TestFaultsAreByService(t *testing.T) {
 
 // A page that opens shows the last minute as it was: without a gap, and without a spike of what came at once.
 func TestChartsBeginWithoutSpike(t *testing.T) {
-	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 400, Healthy: true}), 1280)
+	tab := open(t, serve(t, &fakenode.Node{Name: "node-a", Rate: 800, Healthy: true}), 1280)
 	show(tab, "services")
 	// The points of a line are 0 to 20 high, the highest 2 from the top.
 	const heights = `(document.querySelector(".services .rows .spark polyline")?.getAttribute("points") ?? "").split(" ").filter(Boolean).map(p => 19 - Number(p.split(",")[1]))`
 	tab.Until("the line of a minute", `(h => h.length === 60 && h[30] > 0 && (window.first ??= h))(`+heights+`)`)
-	// The oldest second has begun before the minute.
-	if h := browser.Eval[[]float64](tab, "window.first.slice(1)"); slices.Min(h) <= 3 {
-		t.Errorf("the first line has a gap, or a spike above all else: %v", h)
+	// The oldest second has begun before the minute. Of six flows a second, three seconds without any are a gap.
+	h := browser.Eval[[]float64](tab, "window.first.slice(1)")
+	for i := range h[2:] {
+		if max(h[i], h[i+1], h[i+2]) <= 0 {
+			t.Fatalf("the first line has a gap: %v", h)
+		}
+	}
+	if slices.Sort(h); h[len(h)/2] < 4 {
+		t.Errorf("the first line has a spike above all else: %v", h)
 	}
 }
 
