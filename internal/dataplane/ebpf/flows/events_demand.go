@@ -125,25 +125,9 @@ func (t *Table) keepReported(services []uint32) error {
 	for _, id := range services {
 		kept[id] = true
 	}
-	var former []uint32
-	selection := t.m(objects.TCMapReportedServices)
-	err := objects.Each(selection, func(id uint32, _ uint8) {
-		if !kept[id] {
-			former = append(former, id)
-		}
-	})
-	for _, id := range former {
-		err = errors.Join(err, objects.Remove(selection, id))
-	}
-	return err
+	return objects.RemoveIf(t.m(objects.TCMapReportedServices), func(id uint32, _ uint8) bool { return !kept[id] })
 }
 
 func (t *Table) clearFlowBytes() error {
-	var keys []objects.TCTuple
-	counters := t.m(objects.TCMapFlowBytes)
-	err := objects.Each(counters, func(key objects.TCTuple, _ objects.TCTraffic) { keys = append(keys, key) })
-	for _, key := range keys {
-		err = errors.Join(err, objects.Remove(counters, key))
-	}
-	return err
+	return objects.RemoveIf(t.m(objects.TCMapFlowBytes), func(objects.TCTuple, objects.TCTraffic) bool { return true })
 }

@@ -9,6 +9,7 @@ import (
 
 	"spillway.dev/spillway/internal/dataplane"
 	"spillway.dev/spillway/internal/dataplane/ebpf/objects"
+	"spillway.dev/spillway/internal/decisions/intent"
 	"spillway.dev/spillway/internal/decisions/outlier"
 )
 
@@ -19,77 +20,68 @@ var (
 
 // Outcomes implements dataplane.HandshakeWatcher. Its cost follows the number of watched
 // endpoints that had a connection.
-func (t *Table) Outcomes() ([]outlier.Outcome, error) {
-	m, backends := t.m(objects.TCMapOutcomes), t.m(objects.TCMapBackends)
-	var out []outlier.Outcome
-	var gone []uint32
-	var id uint32
-	var o objects.TCOutcome
+func (t *Table) Outcomes() (out []outlier.Outcome, err error) {
 	clock := newEventClock()
-	entries := m.Iterate()
-	for entries.Next(&id, &o) {
-		var of objects.TCBackend
-		switch err := backends.Lookup(id, &of); {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			gone = append(gone, id)
-			continue
-		case err != nil:
-			return nil, fmt.Errorf("read eBPF map %s: %w", backends, err)
-		}
-		port, known := t.services.Port(of.Service)
-		if !known || objects.TCBackendFlags(of.Flags)&objects.TCBackendFlagsBACKEND_WATCHED == 0 {
-			continue
+	all := func(*objects.TCOutcome) bool { return true }
+	err = t.eachOutcome(all, func(id uint32, o *objects.TCOutcome, of *objects.TCBackend, port intent.PortID) {
+		if objects.TCBackendFlags(of.Flags)&objects.TCBackendFlagsBACKEND_WATCHED == 0 {
+			return
 		}
 		out = append(out, outlier.Outcome{
-			ID: id, Port: port, Endpoint: objects.EndpointOf(of), Failed: o.Unanswered, Refused: o.Refused,
+			ID: id, Port: port, Endpoint: objects.EndpointOf(*of), Failed: o.Unanswered, Refused: o.Refused,
 			Since: clock.wallOf(o.Since), Accepted: clock.wallOf(o.Answered),
 		})
-	}
-	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return nil, fmt.Errorf("read eBPF map %s: %w", m, err)
-	}
-	for _, id := range gone {
-		if err := objects.Remove(m, id); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
+	})
+	return out, err
 }
 
 // FailedSockets implements dataplane.SocketWatcher. Its cost follows the number of endpoints whose
 // handshakes have failed.
 func (t *Table) FailedSockets() (list []dataplane.FailedSockets, err error) {
-	m, backends, clock := t.m(objects.TCMapOutcomes), t.m(objects.TCMapBackends), newEventClock()
-	failed := map[uint32]objects.TCOutcome{}
-	err = objects.Each(m, func(id uint32, o objects.TCOutcome) {
-		if o.Failures[objects.SockHandshakeFailureHANDSHAKE_REFUSED].Segments > 0 ||
-			o.Failures[objects.SockHandshakeFailureHANDSHAKE_UNANSWERED].Segments > 0 {
-			failed[id] = o
+	const refused, unanswered = objects.SockHandshakeFailureHANDSHAKE_REFUSED, objects.SockHandshakeFailureHANDSHAKE_UNANSWERED
+	clock := newEventClock()
+	failed := func(o *objects.TCOutcome) bool {
+		return o.Failures[refused].Segments > 0 || o.Failures[unanswered].Segments > 0
+	}
+	err = t.eachOutcome(failed, func(_ uint32, o *objects.TCOutcome, of *objects.TCBackend, port intent.PortID) {
+		list = append(list, dataplane.FailedSockets{
+			Port: port, Endpoint: objects.EndpointOf(*of), Client: objects.FromAddr(o.Client, of.Family), Accepted: clock.wallOf(o.Answered),
+			Refused: clock.failures(&o.Failures[refused]), Unanswered: clock.failures(&o.Failures[unanswered]),
+		})
+	})
+	return list, err
+}
+
+// eachOutcome calls f with the chosen outcomes of endpoints that a Service has, and removes those of
+// endpoints that are gone.
+func (t *Table) eachOutcome(choose func(*objects.TCOutcome) bool,
+	f func(id uint32, o *objects.TCOutcome, of *objects.TCBackend, port intent.PortID)) error {
+	m, backends := t.m(objects.TCMapOutcomes), t.m(objects.TCMapBackends)
+	chosen := map[uint32]objects.TCOutcome{}
+	err := objects.Each(m, func(id uint32, o objects.TCOutcome) {
+		if choose(&o) {
+			chosen[id] = o
 		}
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	for id, o := range failed {
+	for id, o := range chosen {
 		var of objects.TCBackend
 		switch err := backends.Lookup(id, &of); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 			if err := objects.Remove(m, id); err != nil {
-				return nil, err
+				return err
 			}
 			continue
 		case err != nil:
-			return nil, fmt.Errorf("read eBPF map %s: %w", backends, err)
+			return fmt.Errorf("read eBPF map %s: %w", backends, err)
 		}
 		if port, known := t.services.Port(of.Service); known {
-			list = append(list, dataplane.FailedSockets{
-				Port: port, Endpoint: objects.EndpointOf(of), Client: objects.FromAddr(o.Client, of.Family), Accepted: clock.wallOf(o.Answered),
-				Refused:    clock.failures(&o.Failures[objects.SockHandshakeFailureHANDSHAKE_REFUSED]),
-				Unanswered: clock.failures(&o.Failures[objects.SockHandshakeFailureHANDSHAKE_UNANSWERED]),
-			})
+			f(id, &o, &of, port)
 		}
 	}
-	return list, nil
+	return nil
 }
 
 func (c eventClock) failures(f *objects.TCHandshakeFailures) dataplane.Failures {

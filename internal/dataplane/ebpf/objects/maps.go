@@ -69,6 +69,20 @@ func Remove[K any](m Map, key K) error {
 	return nil
 }
 
+// RemoveIf deletes the entries of a map for which is returns true.
+func RemoveIf[K, V any](m Map, is func(K, V) bool) error {
+	var found []K
+	err := Each(m, func(key K, value V) {
+		if is(key, value) {
+			found = append(found, key)
+		}
+	})
+	for _, key := range found {
+		err = errors.Join(err, Remove(m, key))
+	}
+	return err
+}
+
 // ErrFull replaces the kernel's "argument list too long".
 var ErrFull = errors.New("its eBPF map is full; the other Services are served")
 
