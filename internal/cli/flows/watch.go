@@ -81,15 +81,9 @@ func (w *watcher) remembered(ctx context.Context, nodes *reach.Nodes) error {
 
 // all watches the agents of nodes until ctx ends, also those of nodes that come later.
 func (w *watcher) all(ctx context.Context, cluster *reach.Nodes) error {
-	agents, complete, err := cluster.Agents(ctx)
+	agents, complete, err := cluster.Asked(ctx, does, w.out.note)
 	if err != nil {
-		return fmt.Errorf("%s: %w", does, err)
-	}
-	if len(agents) == 0 {
-		return fmt.Errorf("%s: %s", does, reach.WithoutAgents)
-	}
-	if !complete {
-		w.out.note(reach.WithoutNodes)
+		return err
 	}
 	var running sync.WaitGroup
 	defer running.Wait()

@@ -39,6 +39,26 @@ func (n *Nodes) Agents(ctx context.Context) (agents []Agent, complete bool, err 
 	return agents, true, nil
 }
 
+// Asked returns the agents that a command asks, and fails if there are none. note is called with a line
+// if some are missing.
+func (n *Nodes) Asked(ctx context.Context, does string, note func(string)) (agents []Agent, complete bool, err error) {
+	agents, complete, err = n.Agents(ctx)
+	switch {
+	case err != nil:
+		return nil, false, fmt.Errorf("%s: %w", does, err)
+	case len(agents) == 0:
+		return nil, false, fmt.Errorf("%s: %s", does, WithoutAgents)
+	case !complete:
+		note(WithoutNodes)
+	}
+	return agents, complete, nil
+}
+
+// noteTo returns what writes lines for people.
+func noteTo(stderr io.Writer) func(string) {
+	return func(text string) { fmt.Fprintf(stderr, "spillway: %s\n", text) }
+}
+
 // Answers are what nodes answered.
 type Answers[T any] struct {
 	List     []Result[T] // without an Err, in the order of the nodes
@@ -50,15 +70,9 @@ type Answers[T any] struct {
 // returns the error of the command.
 func Ask[T any](ctx context.Context, n *Nodes, does string, stderr io.Writer,
 	ask func(context.Context, nodeclient.Dialer) (T, error)) (a Answers[T], err error) {
-	agents, complete, err := n.Agents(ctx)
+	agents, complete, err := n.Asked(ctx, does, noteTo(stderr))
 	if err != nil {
-		return a, fmt.Errorf("%s: %w", does, err)
-	}
-	if len(agents) == 0 {
-		return a, fmt.Errorf("%s: %s", does, WithoutAgents)
-	}
-	if !complete {
-		fmt.Fprintf(stderr, "spillway: %s\n", WithoutNodes)
+		return a, err
 	}
 	a.asked, a.Complete = len(agents), complete
 	for _, r := range Each(ctx, n.Cluster, agents, ask) {

@@ -35,14 +35,9 @@ func (f *Flags) Run(ctx context.Context, cmd *cobra.Command, output cli.Output, 
 		return err
 	}
 	does := "run " + cmd.Name()
-	agents, complete, err := nodes.Agents(ctx)
-	switch {
-	case err != nil:
-		return fmt.Errorf("%s: %w", does, err)
-	case len(agents) == 0:
-		return fmt.Errorf("%s: %s", does, WithoutAgents)
-	case !complete:
-		fmt.Fprintf(cmd.ErrOrStderr(), "spillway: %s\n", WithoutNodes)
+	agents, _, err := nodes.Asked(ctx, does, noteTo(cmd.ErrOrStderr()))
+	if err != nil {
+		return err
 	}
 	r := runner{cluster: nodes.Cluster, args: append([]string{"spillway", ForClient, cmd.Name()}, passedOn(cmd.Flags(), skip)...),
 		out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr(), output: output, several: len(agents) > 1}
