@@ -3,6 +3,7 @@
 package page
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"strconv"
@@ -133,4 +134,17 @@ func broken(text string, width int, wrap func(string, int, string) string) strin
 		lines[i] = strings.TrimRight(lines[i], " ")
 	}
 	return strings.Join(lines, "\n")
+}
+
+// Counted returns a number with its noun, in the plural unless it is 1: "2 entries".
+func Counted(n int, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "x"):
+		what += "e"
+	case strings.HasSuffix(what, "entry"):
+		what = strings.TrimSuffix(what, "y") + "ie"
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }

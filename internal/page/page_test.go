@@ -2,6 +2,7 @@ package page
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,5 +96,12 @@ func TestWrapKeepsNamesWhole(t *testing.T) {
 	}
 	if got, want := p.Wrap("two words-with-hyphens and more", ""), "two words-with-hyphens\nand more"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestCounted(t *testing.T) {
+	if got := []string{Counted(1, "entry"), Counted(2, "entry"), Counted(0, "fix"), Counted(2, "line")}; !slices.Equal(got,
+		[]string{"1 entry", "2 entries", "0 fixes", "2 lines"}) {
+		t.Errorf("%q", got)
 	}
 }

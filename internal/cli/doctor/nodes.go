@@ -14,6 +14,7 @@ import (
 	"spillway.dev/spillway/internal/cli"
 	"spillway.dev/spillway/internal/cli/nodeclient"
 	"spillway.dev/spillway/internal/cli/reach"
+	"spillway.dev/spillway/internal/diagnosis/doctor"
 	"spillway.dev/spillway/internal/escape"
 	"spillway.dev/spillway/internal/page"
 )
@@ -88,15 +89,12 @@ type nodeProblem struct {
 	Nodes []string `json:"nodes"`
 }
 
-// severities from the worst on, as agents write them.
-var severities = []string{"critical", "warning", "info"}
-
 // rank sorts severities; those of a newer agent come last.
 func rank(severity string) int {
-	if i := slices.Index(severities, severity); i >= 0 {
+	if i := slices.Index(doctor.Severities, doctor.Severity(severity)); i >= 0 {
 		return i
 	}
-	return len(severities)
+	return len(doctor.Severities)
 }
 
 // merge joins findings of one identity, the worst first.
@@ -144,14 +142,7 @@ func (r *nodesReport) atLeast(severity string) (n int) {
 }
 
 func (r *nodesReport) summary() string {
-	findings := fmt.Sprintf("%d findings", len(r.Findings))
-	if len(r.Findings) == 1 {
-		findings = "1 finding"
-	}
-	if len(r.Nodes) == 1 {
-		return findings + " on 1 node"
-	}
-	return fmt.Sprintf("%s on %d nodes", findings, len(r.Nodes))
+	return page.Counted(len(r.Findings), "finding") + " on " + page.Counted(len(r.Nodes), "node")
 }
 
 // Write prints a line for each finding.

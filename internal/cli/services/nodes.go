@@ -20,23 +20,16 @@ import (
 
 // listAll prints the Services of several nodes.
 func listAll(ctx context.Context, out, stderr io.Writer, nodes *reach.Nodes, namespace string, output cli.Output) error {
-	const does = "list Services"
-	answers, err := reach.Ask(ctx, nodes, does, stderr, func(ctx context.Context, d nodeclient.Dialer) ([]*nodev1alpha1.Service, error) {
+	ask := func(ctx context.Context, d nodeclient.Dialer) ([]*nodev1alpha1.Service, error) {
 		return nodeclient.Services(ctx, nodeclient.New(d), namespace)
-	})
-	if err != nil {
-		return err
 	}
-	if err := output.Print(out, nodesResult{answers}); err != nil {
-		return err
-	}
-	return answers.Silent(does)
+	return printAnswers(ctx, out, stderr, nodes, "list Services", ask, output)
 }
 
 // showAll prints one Service of several nodes. A node that does not know it has no such Service.
 func showAll(ctx context.Context, out, stderr io.Writer, nodes *reach.Nodes, req *nodev1alpha1.GetServiceRequest, output cli.Output) error {
 	does := fmt.Sprintf("show Service %s/%s", req.Namespace, req.Name)
-	answers, err := reach.Ask(ctx, nodes, does, stderr, func(ctx context.Context, d nodeclient.Dialer) ([]*nodev1alpha1.Service, error) {
+	ask := func(ctx context.Context, d nodeclient.Dialer) ([]*nodev1alpha1.Service, error) {
 		resp, err := nodeclient.New(d).GetService(ctx, req)
 		if connect.CodeOf(err) == connect.CodeNotFound {
 			return nil, nil
@@ -45,7 +38,14 @@ func showAll(ctx context.Context, out, stderr io.Writer, nodes *reach.Nodes, req
 			return nil, err
 		}
 		return []*nodev1alpha1.Service{resp.Service}, nil
-	})
+	}
+	return printAnswers(ctx, out, stderr, nodes, does, ask, output)
+}
+
+// printAnswers asks nodes for Services, and prints them.
+func printAnswers(ctx context.Context, out, stderr io.Writer, nodes *reach.Nodes, does string,
+	ask func(context.Context, nodeclient.Dialer) ([]*nodev1alpha1.Service, error), output cli.Output) error {
+	answers, err := reach.Ask(ctx, nodes, does, stderr, ask)
 	if err != nil {
 		return err
 	}
@@ -124,14 +124,14 @@ func (r nodesResult) Write(w io.Writer) error {
 			bad++
 		}
 	}
-	nodes := counted(len(r.List), "node")
+	nodes := pages.Counted(len(r.List), "node")
 	switch {
 	case len(services) == 0:
 		t.Foot("no such Service is served on %s", nodes)
 	case bad > 0:
-		t.Verdict(pages.Warning, counted(len(services), "Service"), "on %s, %d with problems", nodes, bad)
+		t.Verdict(pages.Warning, pages.Counted(len(services), "Service"), "on %s, %d with problems", nodes, bad)
 	default:
-		t.Foot("%s on %s", counted(len(services), "Service"), nodes)
+		t.Foot("%s on %s", pages.Counted(len(services), "Service"), nodes)
 	}
 	return t.Write(w)
 }

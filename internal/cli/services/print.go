@@ -97,10 +97,10 @@ func (r listResult) Write(w io.Writer) error {
 	case len(r.Services) == 0:
 		t.Foot("no Service is served on this node")
 	case troubled > 0:
-		t.Verdict(pages.Warning, counted(len(r.Services), "Service"), "%d with problems or findings, which the details of a Service show",
+		t.Verdict(pages.Warning, pages.Counted(len(r.Services), "Service"), "%d with problems or findings, which the details of a Service show",
 			troubled)
 	default:
-		t.Foot("%s", counted(len(r.Services), "Service"))
+		t.Foot("%s", pages.Counted(len(r.Services), "Service"))
 	}
 	for i, f := range found {
 		if i == mostFindings {
@@ -116,13 +116,6 @@ func (r listResult) Write(w io.Writer) error {
 		t.Foot("%s", note)
 	}
 	return t.Write(w)
-}
-
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // portText is a port as in "http 80/TCP".
@@ -448,10 +441,10 @@ func (r oneResult) verdict(t *pages.Table, differences int) {
 	}
 	switch {
 	case differences > 0:
-		t.Verdict(pages.Bad, counted(differences, "difference"),
+		t.Verdict(pages.Bad, pages.Counted(differences, "difference"),
 			"the kernel does not hold what is wanted; the agent repairs this at its next full sync")
 	case served < len(r.Service.Ports):
-		t.Verdict(pages.Bad, "not served", "%d of %s", len(r.Service.Ports)-served, counted(len(r.Service.Ports), "port"))
+		t.Verdict(pages.Bad, "not served", "%d of %s", len(r.Service.Ports)-served, pages.Counted(len(r.Service.Ports), "port"))
 	case compared < served:
 		t.Verdict(pages.Warning, "written", "the agent has written what is wanted; it was not compared with the kernel")
 	default:

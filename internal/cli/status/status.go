@@ -414,11 +414,8 @@ func (r result) trouble() string {
 }
 
 func counted(n int, what string) string {
-	switch n {
-	case 0:
+	if n == 0 {
 		return ""
-	case 1:
-		return "1 " + what
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return page.Counted(n, what)
 }

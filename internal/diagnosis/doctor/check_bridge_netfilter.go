@@ -1,6 +1,10 @@
 package doctor
 
-import "fmt"
+import (
+	"fmt"
+
+	"spillway.dev/spillway/internal/page"
+)
 
 // bridgeCall are the sysctls of br_netfilter, each namespace's own since Linux
 // 5.3.
@@ -23,7 +27,7 @@ func (bridgeNetfilter) Find(n *Node) []Finding {
 		var bridges []string
 		for _, l := range ns.Links {
 			if l.Kind == "bridge" && l.Ports >= 2 {
-				bridges = append(bridges, fmt.Sprintf("%s (%s)", l.Name, plural(l.Ports, "port")))
+				bridges = append(bridges, fmt.Sprintf("%s (%s)", l.Name, page.Counted(l.Ports, "port")))
 			}
 		}
 		f := Finding{Namespace: ns.Namespace.String(), Numbers: map[string]float64{"bridges": float64(len(bridges))},

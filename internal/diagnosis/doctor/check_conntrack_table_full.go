@@ -7,6 +7,7 @@ import (
 
 	"spillway.dev/spillway/internal/node/capacity"
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/page"
 )
 
 const (
@@ -124,8 +125,8 @@ func wasFull(n *Node, kind conntrack.LogKind, id string, has func(*Namespace) bo
 		}
 		out = append(out, Finding{
 			ID: id, Severity: Info, Title: title, Namespace: namespace,
-			Evidence: append([]string{fmt.Sprintf("%s in the kernel's log (it writes at most 10 in 5 s), the last %v ago", plural(c.Lines, "line"),
-				(n.Up - c.Last).Round(time.Second))}, evidence...),
+			Evidence: append([]string{fmt.Sprintf("%s in the kernel's log (it writes at most 10 in 5 s), the last %v ago",
+				page.Counted(c.Lines, "line"), (n.Up - c.Last).Round(time.Second))}, evidence...),
 			Numbers: map[string]float64{"log_lines": float64(c.Lines), "seconds_ago": (n.Up - c.Last).Seconds()},
 			Packets: packets, Remedy: remedy,
 		})

@@ -3,6 +3,8 @@ package doctor
 import (
 	"fmt"
 	"net/netip"
+
+	"spillway.dev/spillway/internal/page"
 )
 
 // dsrEncapsulations reports endpoints on other nodes whose node learns about the Service in another way
@@ -23,7 +25,7 @@ func (dsrEncapsulations) Find(n *Node) (found []Finding) {
 	if e := &d.Encapsulated; e.Count > 0 {
 		found = append(found, Finding{
 			ID: "dsr-encapsulated", Severity: Info,
-			Title:    fmt.Sprintf("the network drops IP options to %s of %d", plural(e.Count, "endpoint"), d.Probed),
+			Title:    fmt.Sprintf("the network drops IP options to %s of %d", page.Counted(e.Count, "endpoint"), d.Probed),
 			Evidence: append(e.evidence(), fmt.Sprintf("the longest packet that arrives has %d bytes", d.MTU)),
 			Numbers:  map[string]float64{"endpoints": float64(e.Count), "probed_endpoints": float64(d.Probed), "mtu": float64(d.MTU)},
 			Packets: "All packets of DSR connections to these endpoints travel within datagrams of UDP (--dsr-port). " +
@@ -35,7 +37,7 @@ func (dsrEncapsulations) Find(n *Node) (found []Finding) {
 	if e := &d.Unreached; e.Count > 0 {
 		found = append(found, Finding{
 			ID: "dsr-impossible", Severity: Warning,
-			Title:    fmt.Sprintf("%s of %d cannot answer clients directly", plural(e.Count, "endpoint"), d.Probed),
+			Title:    fmt.Sprintf("%s of %d cannot answer clients directly", page.Counted(e.Count, "endpoint"), d.Probed),
 			Evidence: e.evidence(),
 			Numbers:  map[string]float64{"endpoints": float64(e.Count), "probed_endpoints": float64(d.Probed)},
 			Packets: "The endpoint's node answers no probe of this node. So new connections get this node's address: clients are served, and " +
@@ -69,7 +71,7 @@ func (s *SomeAddresses) evidence() (list []string) {
 		list = append(list, a.String())
 	}
 	if more := s.Count - len(s.First); more > 0 {
-		list = append(list, "and "+plural(more, "more endpoint"))
+		list = append(list, "and "+page.Counted(more, "more endpoint"))
 	}
 	return list
 }

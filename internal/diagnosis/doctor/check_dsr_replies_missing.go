@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/page"
 )
 
 // dsrRepliesMissing reports clients that an endpoint on another node does not answer directly.
@@ -74,7 +75,7 @@ func (d *DSRReplies) describe(f *Finding, broken []DSREndpoint) {
 			last = fmt.Sprintf("the last direct reply arrived %.0f s ago", e.Answered.Seconds())
 		}
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s of Service %s: clients repeated %s in a row, the last %.0f s ago; %s", e.name(),
-			e.Service, plural(e.Failures, "SYN"), e.Failed.Seconds(), last))
+			e.Service, page.Counted(e.Failures, "SYN"), e.Failed.Seconds(), last))
 		command := fmt.Sprintf("spillway drops --address %s --port %d --for 10s", e.Endpoint.Addr(), e.Endpoint.Port())
 		if e.Node != "" {
 			command += " # on node " + escape.Text(e.Node)
@@ -82,12 +83,12 @@ func (d *DSRReplies) describe(f *Finding, broken []DSREndpoint) {
 		f.Commands = append(f.Commands, command)
 	}
 	if more := len(broken) + d.MoreBroken - shownEndpoints; more > 0 {
-		f.Evidence = append(f.Evidence, fmt.Sprintf("and %s", plural(more, "more endpoint")))
+		f.Evidence = append(f.Evidence, fmt.Sprintf("and %s", page.Counted(more, "more endpoint")))
 	}
-	f.Evidence = append(f.Evidence, plural(d.Working, "other endpoint")+" answered clients directly within the last 5 minutes")
+	f.Evidence = append(f.Evidence, page.Counted(d.Working, "other endpoint")+" answered clients directly within the last 5 minutes")
 	if d.Window > 0 {
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%d of %s in the last %.0f s had no reply after a second", d.Unanswered,
-			plural(int(d.Announced), "DSR connection"), d.Window.Seconds()))
+			page.Counted(int(d.Announced), "DSR connection"), d.Window.Seconds()))
 	}
 }
 

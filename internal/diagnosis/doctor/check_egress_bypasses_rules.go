@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"spillway.dev/spillway/internal/node/ruleset"
+	"spillway.dev/spillway/internal/page"
 )
 
 // egressBypassesRules reports rules of the node that pods' packets to the outside no longer meet.
@@ -48,7 +49,7 @@ func (egressBypassesRules) Find(n *Node) []Finding {
 	if len(rules) == 0 && complete {
 		return nil
 	}
-	count := plural(len(rules), "rule")
+	count := page.Counted(len(rules), "rule")
 	if !complete {
 		count = "rules"
 	}

@@ -1,6 +1,10 @@
 package doctor
 
-import "fmt"
+import (
+	"fmt"
+
+	"spillway.dev/spillway/internal/page"
+)
 
 // endpointRefuses reports endpoints that answer new connections with an RST.
 type endpointRefuses struct{}
@@ -19,7 +23,7 @@ func (endpointRefuses) Find(n *Node) (out []Finding) {
 			ID: "endpoint-refuses", Severity: Critical,
 			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s refuses them", u.Service, u.name()),
 			Evidence: []string{
-				fmt.Sprintf("%s of %s in the last %.0f s were answered with an RST, from %s", plural(u.Flows, "connection"), u.Protocol,
+				fmt.Sprintf("%s of %s in the last %.0f s were answered with an RST, from %s", page.Counted(u.Flows, "connection"), u.Protocol,
 					u.Window.Seconds(), u.from()),
 				fmt.Sprintf("the newest of them began about %.0f s ago; the endpoint has accepted no later one", u.Latest.Seconds()),
 			},

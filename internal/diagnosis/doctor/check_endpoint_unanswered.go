@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/page"
 )
 
 // endpointUnanswered reports endpoints that answer no new connection. UDP is left out: many
@@ -30,7 +31,7 @@ func (endpointUnanswered) Find(n *Node) (out []Finding) {
 			ID: "endpoint-unanswered", Severity: Critical,
 			Title: fmt.Sprintf("connections to Service %s fail: endpoint %s does not answer", u.Service, u.name()),
 			Evidence: append([]string{
-				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", plural(u.Flows, "connection"), u.Protocol,
+				fmt.Sprintf("%s of %s in the last %.0f s without an answer, from %s", page.Counted(u.Flows, "connection"), u.Protocol,
 					u.Window.Seconds(), u.from()),
 				fmt.Sprintf("the oldest of them began about %.0f s ago, the newest %.0f s ago; the endpoint has answered no later one",
 					u.Longest.Seconds(), u.Latest.Seconds()),
@@ -124,7 +125,7 @@ func mostClients(clients map[string]int) string {
 		texts = append(texts, fmt.Sprintf("%s (%d)", c, clients[c]))
 	}
 	if len(list) > most {
-		return fmt.Sprintf("%s and %s", strings.Join(texts, ", "), plural(len(list)-most, "more client"))
+		return fmt.Sprintf("%s and %s", strings.Join(texts, ", "), page.Counted(len(list)-most, "more client"))
 	}
 	return strings.Join(texts, ", ")
 }

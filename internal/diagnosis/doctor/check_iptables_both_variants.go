@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/page"
 )
 
 // iptablesBothVariants reports rules in both variants of iptables.
@@ -53,7 +54,7 @@ func (iptablesBothVariants) Find(n *Node) []Finding {
 }
 
 func holds(ns *Namespace, command string, rules int) string {
-	return fmt.Sprintf("%s has %s %s", command, plural(rules, "rule"), ownersOf(ns, command))
+	return fmt.Sprintf("%s has %s %s", command, page.Counted(rules, "rule"), ownersOf(ns, command))
 }
 
 func tablesOf(ns *Namespace, command string) []string {

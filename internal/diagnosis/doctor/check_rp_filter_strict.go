@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"spillway.dev/spillway/internal/page"
 )
 
 // rpFilterStrict reports tunnels whose reverse path filter drops clients' packets that other
@@ -34,7 +36,7 @@ func (rpFilterStrict) Find(n *Node) []Finding {
 	f := Finding{
 		ID: "rp-filter-strict", Severity: Warning, Namespace: ns.Namespace.String(),
 		Title: fmt.Sprintf("DSR replies fail: the reverse path filter of %s drops clients' packets to %s", strings.Join(devices, ", "),
-			plural(len(pods), "Pod")),
+			page.Counted(len(pods), "Pod")),
 		Numbers: map[string]float64{"devices": float64(len(devices)), "pods": float64(len(pods))},
 		Evidence: []string{fmt.Sprintf("rp_filter of %s is 1 (strict), and the route to clients outside the cluster leads by another device",
 			strings.Join(devices, ", ")),

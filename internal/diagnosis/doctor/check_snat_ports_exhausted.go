@@ -15,6 +15,7 @@ import (
 	"spillway.dev/spillway/internal/node/capacity"
 	"spillway.dev/spillway/internal/node/conntrack"
 	"spillway.dev/spillway/internal/node/ruleset"
+	"spillway.dev/spillway/internal/page"
 )
 
 // snatPortsExhausted compares the ports in use towards one destination with the ports that
@@ -70,7 +71,7 @@ func (p *SourcePorts) addRemedies(f *Finding, ns *Namespace) {
 	shorter := map[string]time.Duration{}
 	for _, name := range slices.Sorted(maps.Keys(p.Silent)) {
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s of flows that were silent for more than %v; the timeout is %v", name,
-			plural(p.Silent[name], "port"), pauses[name], ns.Limits.Timeouts[name]))
+			page.Counted(p.Silent[name], "port"), pauses[name], ns.Limits.Timeouts[name]))
 		f.Numbers[name+"_silent"] = float64(p.Silent[name])
 		if 4*p.Silent[name] >= p.Used {
 			shorter[name] = pauses[name]

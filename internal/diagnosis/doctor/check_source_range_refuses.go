@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"spillway.dev/spillway/internal/escape"
+	"spillway.dev/spillway/internal/page"
 )
 
 // sourceRangeRefuses reports clients that loadBalancerSourceRanges of a Service exclude. That
@@ -18,7 +19,7 @@ func (sourceRangeRefuses) Find(n *Node) (out []Finding) {
 	for _, r := range n.refusals(ReasonSourceRange) {
 		f := Finding{
 			ID: "source-range-refuses", Severity: Info, Object: serviceObject(r.Service, ""),
-			Title:    fmt.Sprintf("Service %s refuses %s by loadBalancerSourceRanges", r.Service, plural(len(r.Clients), "client")),
+			Title:    fmt.Sprintf("Service %s refuses %s by loadBalancerSourceRanges", r.Service, page.Counted(len(r.Clients), "client")),
 			Evidence: []string{r.packets(), "the last client asked " + r.Address.String()},
 			Numbers:  map[string]float64{"packets": float64(r.Packets), "clients": float64(len(r.Clients))},
 			Packets: "Packets from these clients to the Service are dropped, and the clients wait until they give up. Clients in the ranges " +

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"spillway.dev/spillway/internal/node/conntrack"
+	"spillway.dev/spillway/internal/page"
 )
 
 // staleUDPEntries reports UDP entries to an endpoint that no longer exists. It derives this
@@ -67,7 +68,7 @@ func staleIn(ns *Namespace) (Finding, bool) {
 			why = p.Unreachable
 		}
 		entries += p.Entries
-		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s, %s (%s)", addr, plural(p.Entries, "entry"), why, &p.Example))
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %s, %s (%s)", addr, page.Counted(p.Entries, "entry"), why, &p.Example))
 		f.Commands = append(f.Commands, fmt.Sprintf("%sconntrack -D -p udp --reply-src %s --reply-port-src %d", ns.Namespace.EnterCommand(),
 			addr.Addr(), addr.Port()))
 	}
@@ -83,7 +84,7 @@ func staleIn(ns *Namespace) (Finding, bool) {
 // deleteEntries deletes the UDP entries that are translated to these endpoints.
 func deleteEntries(n conntrack.Namespace, addrs []netip.AddrPort, entries int) fix {
 	return fix{
-		does: fmt.Sprintf("delete %s in %s", plural(entries, "stale UDP entry"), n),
+		does: fmt.Sprintf("delete %s in %s", page.Counted(entries, "stale UDP entry"), n),
 		do: func(ctx context.Context) (string, error) {
 			deleted := 0
 			err := n.Do(func(c *conntrack.Conn) error {

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"spillway.dev/spillway/internal/page"
 )
 
 // timeoutsDiffer compares the timeouts of pods with the node's.
@@ -50,7 +52,7 @@ func (timeoutsDiffer) Find(n *Node) []Finding {
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s: %v here, %v in %s", v.name, own.Limits.Timeouts[v.name], v.timeout, names(where[v])))
 	}
 	f.Title = fmt.Sprintf("entries live longer or shorter than on the node: conntrack timeouts differ in %s",
-		plural(count, "other network namespace"))
+		page.Counted(count, "other network namespace"))
 	f.Numbers["namespaces"] = float64(count)
 	f.Packets = "The tables of pods fill independently of the node's: settings of the node do not apply to them. A packet of a pod may " +
 		"be tracked twice, in the pod's namespace and in the node's."

@@ -144,7 +144,7 @@ func (r *Report) Summary() string {
 			parts = append(parts, fmt.Sprintf("%d %s", n, s))
 		}
 	}
-	line := plural(len(r.Findings), "finding")
+	line := page.Counted(len(r.Findings), "finding")
 	if len(parts) > 0 {
 		line += ": " + strings.Join(parts, ", ")
 	}
@@ -156,14 +156,14 @@ func (r *Report) Summary() string {
 	}
 	switch {
 	case len(r.Fixed) > 0:
-		line += fmt.Sprintf("; %d of %s applied", r.done(), plural(len(r.Fixed), "fix"))
+		line += fmt.Sprintf("; %d of %s applied", r.done(), page.Counted(len(r.Fixed), "fix"))
 	case r.Fixed != nil:
 		line += "; --fix has nothing to do"
 	case fixable > 0:
 		line += fmt.Sprintf("; --fix can fix %d", fixable)
 	}
 	if len(r.Problems) > 0 {
-		line += "; " + plural(len(r.Problems), "thing") + " not examined"
+		line += "; " + page.Counted(len(r.Problems), "thing") + " not examined"
 	}
 	return line
 }
@@ -176,18 +176,6 @@ func (r *Report) done() int {
 		}
 	}
 	return done
-}
-
-func plural(n int, what string) string {
-	switch {
-	case n == 1:
-		return "1 " + what
-	case strings.HasSuffix(what, "x"):
-		what += "e"
-	case strings.HasSuffix(what, "entry"):
-		what = strings.TrimSuffix(what, "y") + "ie"
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // writeSeverity writes the findings of one severity, the first few of each kind.
@@ -294,7 +282,7 @@ func (r *Report) writeHealthy(w *printer) error {
 		verdict = strings.TrimSuffix(verdict, " on this node") + " in the parts that could be read"
 	}
 	w.wrap("", "", fmt.Sprintf("%s (Linux %s). Examined %s, %d of them with conntrack in use. Checks:",
-		verdict, r.Kernel, plural(r.Namespaces, "network namespace"), r.InUse))
+		verdict, r.Kernel, page.Counted(r.Namespaces, "network namespace"), r.InUse))
 	fmt.Fprintln(w)
 	if len(r.ran) == 0 {
 		w.wrap("  ", "  ", "none")

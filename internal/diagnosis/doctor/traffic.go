@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+
+	"spillway.dev/spillway/internal/page"
 )
 
 // Traffic is what an agent knows about recent packets, most of it with the eBPF dataplane.
@@ -182,5 +184,5 @@ func (n *Node) refusals(reason string) (list []Refusal) {
 // packets says how many packets of which clients.
 func (r *Refusal) packets() string {
 	return fmt.Sprintf("at least %s in the last %.0f s, the last of them %.0f s ago, from %s",
-		plural(r.Packets, "packet"), r.Window.Seconds(), r.Ago.Seconds(), mostClients(r.Clients))
+		page.Counted(r.Packets, "packet"), r.Window.Seconds(), r.Ago.Seconds(), mostClients(r.Clients))
 }
